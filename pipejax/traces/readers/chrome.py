@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.checks import MAX_COUNT, wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
-from pipejax.traces.readers.device import Work
+from pipejax.traces.readers.device import EXCHANGE, Work
 from pipejax.traces.readers.labels import PYTORCH, parse_label
 from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
@@ -111,7 +111,8 @@ _PYTORCH_PREFIXES = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
 _OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
 # category of a label on a stream; backwards have none, as another thread launches their kernels
 _ON_STREAM = "gpu_user_annotation"
-_KERNEL, _LAUNCHES = "kernel", frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
+_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_CALLS = frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 
 
 class _EventCollector:
@@ -127,9 +128,10 @@ class _EventCollector:
         # of our exports: process, thread, and start, end and name; tracks that receive
         self.ours: list[tuple[Any, Any, float, float, str]] = []
         self.receive_tracks: set[tuple[Any, Any]] = set()
-        # correlation, start, length and stream of kernels; correlation and start of launches
-        self.kernels = array("q"), array("d"), array("d"), array("q")
-        self.launches = array("q"), array("d")
+        # rows of `Work`, with correlations for launches; correlation and start of host calls
+        self.work, self.launches = array("d"), array("d")
+        self.waits: list[tuple[float, float, Any]] = []  # start, end and thread of host calls
+        self.threads: set[Any] = set()  # those that launch or label
 
     def add(self, event: Event) -> None:
         """Append an event if it is a slice of a pipeline, a kernel or a title."""
@@ -139,8 +141,10 @@ class _EventCollector:
             return
         if event.get("ph") != "X":
             self._add_title(event, name)
-        elif category == _KERNEL or category in _LAUNCHES:
-            self._add_kernel(event, is_launch=category != _KERNEL)
+        elif category in _WORK:
+            self._add_work(event, name)
+        elif category in _CALLS:
+            self._add_call(event, name)
         elif name.startswith(_PYTORCH_PREFIXES):
             if category != _ON_STREAM and (name.startswith((*RECEIVES, STEP)) or parse_label(name)):
                 self._add_slice(event, name, is_ours=False)
@@ -152,6 +156,7 @@ class _EventCollector:
     def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
         start, length = self._time(event, "ts"), self._time(event, "dur")
         number, end = name.removeprefix(STEP), start + length
+        self.threads.add(str(event.get("tid")))
         if not np.isfinite(end):
             self.faults["its time is no finite number"] += 1
         elif length < 0:
@@ -165,33 +170,38 @@ class _EventCollector:
         elif number.isdecimal() and len(number) < 10:
             self.marks.append((int(number), start, end))
 
-    def _add_kernel(self, event: Event, *, is_launch: bool) -> None:
-        """Append a kernel, or the host call that launched it: both have the same correlation."""
-        args = event.get("args")
-        args = args if isinstance(args, dict) else {}
-        correlation = args.get("correlation")
-        if type(correlation) is not int or correlation <= 0:
-            return
-        correlations, starts = self.launches if is_launch else self.kernels[:2]
-        correlations.append(correlation)
-        starts.append(self._time(event, "ts"))
-        if not is_launch:
-            stream = args.get("stream", event.get("tid"))
-            self.kernels[2].append(self._time(event, "dur"))
-            self.kernels[3].append(stream if type(stream) is int else hash(str(stream)) >> 2)
+    def _add_work(self, event: Event, name: str) -> None:
+        """Append a kernel or a copy; the host call that launched it has the same correlation."""
+        args, start = _arguments(event), self._time(event, "ts")
+        length, correlation = self._time(event, "dur"), args.get("correlation")
+        stream = args.get("stream", event.get("tid"))
+        stream = stream if type(stream) is int else hash(str(stream)) >> 12  # exact as a float
+        is_exchange = EXCHANGE.search(name) or (name.startswith("Memcpy") and "DtoD" not in name)
+        if length >= 0 and np.isfinite(start):
+            known = correlation if type(correlation) is int else NONE
+            self.work.extend((known, start, start + length, stream, bool(is_exchange), NONE))
 
-    def launched_kernels(self) -> Work:
-        """Return every kernel whose launch is known; exchanges count as all kernels."""
-        correlation, start, length, stream = map(np.array, self.kernels)
-        call_correlation, call_start = map(np.array, self.launches)
+    def _add_call(self, event: Event, name: str) -> None:
+        """Append a host call that launches work or waits for it."""
+        start, correlation = self._time(event, "ts"), _arguments(event).get("correlation")
+        end = start + self._time(event, "dur")
+        is_wait = "Synchronize" in name or ("Memcpy" in name and "Async" not in name)
+        if is_wait and np.isfinite(end):
+            self.waits.append((start, end, str(event.get("tid"))))
+        if type(correlation) is int and correlation > 0 and np.isfinite(start):
+            self.launches.extend((correlation, start))
+            self.threads.add(str(event.get("tid")))
+
+    def device_work(self) -> Work:
+        """Return all work of the device; without a call, it was launched before the trace."""
+        work = np.array(self.work).reshape(-1, 6).T
+        call_correlation, call_start = np.array(self.launches).reshape(-1, 2).T
         # look up each call by binary search in the sorted correlations; -1 stands for no call
         order = np.append(np.argsort(call_correlation, kind="stable"), -1)
-        call = order[np.searchsorted(call_correlation[order[:-1]], correlation)]
-        is_known = np.append(call_correlation, -1)[call] == correlation
-        launch = np.where(is_known, np.append(call_start, np.nan)[call], np.nan)
-        zeros = np.zeros(len(start))
-        work = np.stack([launch, start, start + length, stream, zeros, zeros + NONE])
-        return work[:, np.isfinite(work).all(axis=0) & (length >= 0)]
+        call = order[np.searchsorted(call_correlation[order[:-1]], work[0])]
+        is_known = np.append(call_correlation, -2)[call] == work[0]
+        work[0] = np.where(is_known, np.append(call_start, 0)[call], -np.inf)
+        return work
 
     def our_rows(self) -> list[Rows]:
         """Divide one of our exports into workers; on a receive track, a SEND becomes its RECV."""
@@ -211,17 +221,21 @@ class _EventCollector:
 
     def _add_title(self, event: Event, name: str) -> None:
         """Remember a track of our exports whose title says that it receives."""
-        args = event.get("args")
-        title = args.get("name") if name == "thread_name" and isinstance(args, dict) else None
+        title = _arguments(event).get("name") if name == "thread_name" else None
         if str(title).startswith("receive from worker"):
             self.receive_tracks.add((event.get("pid"), event.get("tid")))
 
 
     def _time(self, event: Event, key: str) -> float:
         """Return a time of an event [us]; NaN without one."""
-        value = event.get(key)
+        value: Any = event.get(key)
         is_number = type(value) in (int, float) and abs(value) < 1e300
         return value * self.microseconds if is_number else np.nan
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
 
 
 def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
@@ -265,12 +279,16 @@ def _read_file(
     if rank is None:
         left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
         return [], None
+    waits = [wait[:2] for wait in events.waits if wait[2] in events.threads]
+    waits += events.receives
     rows = Rows.from_slices(rank, {*events.slices})._replace(  # duplicates would begin a step
         world=world if type(world) is int and 0 < world < MAX_COUNT else 0,
         receives=np.array(events.receives).reshape(-1, 2).T,
         marks=events.marks,
         is_cut=any(why != BROKEN for why in faults),
-        work=events.launched_kernels(),
+        work=events.device_work(),
+        syncs=np.array(waits).reshape(-1, 2).T,
+        has_all_work=bool(events.work) and bool(events.launches),
     )
     zero = header.get("baseTimeNanoseconds")
     return ([rows] if len(rows.label) else []), zero if type(zero) is int else None

@@ -1,5 +1,6 @@
 """Work of a device: parts of its steps, and clocks of files by collectives."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from pipejax.base.array_types import Float, NumpyArray
 # launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
 # number of its collective, NONE for other work
 Work = Float[NumpyArray, "6 works"]
+# names of work that exchanges data; "copy" leaves its device
+EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|^copy$", re.IGNORECASE)
 Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
 _LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing starts [us]
 _SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; collectives with more are no match

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import wrong
-from pipejax.traces.readers.device import Key
+from pipejax.traces.readers.device import EXCHANGE, Key
 from pipejax.traces.readers.labels import FRAMEWORKS, Cell, parse_label, parse_labels
 from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
@@ -38,7 +38,6 @@ _WORK = {
     "CUPTI_ACTIVITY_KIND_MEMSET": "''",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "''",
 }
-_EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|copy$", re.IGNORECASE)
 _COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv")
 # calls that wait for the device
 _WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
@@ -229,7 +228,7 @@ def _read_work(
         process.devices.add(device)
         launch = -np.inf if launch is None else launch / _MICROSECOND
         key, name = NONE, name or ""
-        if _EXCHANGE.match(name) and (match := _COLLECTIVE.search(name)):
+        if EXCHANGE.search(name) and (match := _COLLECTIVE.search(name)):
             # a group of calls launches its kernel after the ranges of the calls
             position = bisect.bisect(nccl[thread], (launch,))
             communicator, size = nccl[thread][position - 1].call if position else ("", NONE)
@@ -237,7 +236,7 @@ def _read_work(
             key = keys.setdefault(collective, len(keys))
         times = start / _MICROSECOND, end / _MICROSECOND
         stream += device << 32  # each device numbers its streams
-        process.work.append((launch, *times, stream, bool(_EXCHANGE.match(name)), key))
+        process.work.append((launch, *times, stream, bool(EXCHANGE.search(name)), key))
 
 
 def _rank_rows(
