@@ -7,18 +7,19 @@ from nsight_files import Kernel, Process, Range, write_export
 LAUNCH, LATENCY = 0.02, 0.005  # [ms]: of a call, and until its kernel starts
 KERNELS, SIZE = 10, 1.0  # of a forward, and length of each [ms]; a backward has twice as many
 STEPS, GAP, MESSAGE = 3, 5.0, 0.3
+SYNC = "cudaStreamSynchronize"
 RECEIVE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def host_run(table, launch=(), pause=(), slow=(), links=()):
+def host_run(table, launch=(), pause=(), slow=(), links=(), waits=False):
     """Return the processes and step times [ms] of a run.
 
     `launch` are times of a call by worker, `pause` times of the host before each op, `slow` factors
-    on kernels, `links` times of messages by pair of workers.
+    on kernels, `links` times of messages by pair of workers. With `waits`, hosts wait for messages.
     """
     launch, pause, slow, links = map(dict, (launch, pause, slow, links))
     rows = [[op for cell in row for op in cell] for row in table.rows()]
-    processes = [Process([], [], pid=100 + k, device=k) for k in range(len(rows))]
+    processes = [Process([], [], [], pid=100 + k, device=k) for k in range(len(rows))]
     base, spans = 10.0, []
     for step in range(STEPS):
         host, free = [base] * len(rows), [base] * len(rows)
@@ -30,7 +31,7 @@ def host_run(table, launch=(), pause=(), slow=(), links=()):
                     producer = _producer(op, table.num_stages)
                     if producer is not None and producer not in ends:
                         break
-                    process, now = processes[worker], host[worker] + pause.get(worker, 0.0)
+                    process, now = processes[worker], host[worker]
                     arrival = base
                     if producer is not None:
                         sender, end = ends[producer]
@@ -41,6 +42,12 @@ def host_run(table, launch=(), pause=(), slow=(), links=()):
                                 Kernel(now + LAUNCH, begin, max(arrival, begin + 0.01), RECEIVE, 9)
                             )
                             arrival = max(arrival, begin + 0.01)
+                            if waits:
+                                process.calls.append(
+                                    (now + 0.03, max(arrival, now + 0.04), SYNC, 1)
+                                )
+                                now = max(arrival, now + 0.04)
+                    now += pause.get(worker, 0.0)
                     begin, count = now, KERNELS * (1 if op.phase.name == "F" else 2)
                     for _ in range(count):
                         now += launch.get(worker, LAUNCH)
@@ -89,6 +96,8 @@ def write_kineto(folder, processes, with_device=True):
             add("cuda_runtime", "cudaLaunchKernel", *call, kernel.thread, correlation=k)
             name = {"gemm": "sm90_xmma_gemm"}.get(kernel.name, kernel.name)
             add("kernel", name, kernel.start, kernel.end, 7, correlation=k, stream=kernel.stream)
+        for begin, end, name, thread in process.calls if with_device else ():
+            add("cuda_runtime", name, begin, end, thread)
         if not with_device:
             events = [event | _host_times(event, process, events) for event in events]
         header = {"distributedInfo": {"rank": rank, "world_size": len(processes)}}

@@ -37,7 +37,7 @@ class LeftOut:
 
 @short_repr
 class StepBudget(NamedTuple):
-    """Parts of a step of one rank [s], which add up to the step; each excludes those before it."""
+    """Parts of a step of one rank [s]; the first five add up, and each excludes those before it."""
 
     step: int
     replica: int
@@ -47,6 +47,7 @@ class StepBudget(NamedTuple):
     blocking: float  # it is idle while the host waits in a call
     launch_starved: float  # its next work is not launched yet
     dependency_stalled: float  # its next work is launched
+    starved_ops: float = 0.0  # launch-starved between first and last op, if waits are recorded
 
 
 @with_short_repr("steps replicas workers stages")

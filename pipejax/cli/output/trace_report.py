@@ -36,6 +36,10 @@ ACTIONS: Mapping[str, tuple[str, str]] = {
     "stage": ("slow stage", "move layers away from {name}"),
     "link": ("slow link", "inspect or replace the {name}: cable, network card"),
     "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
+    "host": (
+        "launch-starved",
+        "look at the host of worker {name}: its CPU load and pinning, garbage collection, CUDA graphs",
+    ),
     "data": ("uneven data", "distribute microbatches anew, as --save writes in deal.json"),
     "step": (
         "odd step",
@@ -60,7 +64,7 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
     if is_stage:  # whole layers are too large
         what = f"inspect the machine of stage {finding.name}, or lighten its head or recomputation"
     row: dict[str, Any] = {"what": what, "kind": "repair", "launchers": []}
-    row |= {"shelf": "hardware" if finding.kind in ("worker", "replica", "link") else "code"}
+    row |= {"shelf": "hardware" if finding.kind in ("worker", "replica", "link", "host") else "code"}
     row |= {"command": command, "saves": finding.seconds, "bound": None, "memory": 1.0}
     row |= {"step_time": step - finding.seconds * ("step" not in finding.place), "fits": True}
     return [row | {"assumes": f"the {finding.kind} can be as the others are", "launch": {}}]
@@ -310,13 +314,13 @@ def _name(row: Mapping[str, Any]) -> str:
 def _budget(budgets: Sequence[StepBudget]) -> Iterator[object]:
     """Yield the parts of a mean step of all ranks."""
     if budgets:
-        parts = np.sum([budget[3:] for budget in budgets], axis=0)
+        parts = np.sum([budget[3:8] for budget in budgets], axis=0)
         shares = zip(BUDGET_PARTS.values(), (parts / parts.sum()).tolist(), strict=True)
         texts = ", ".join(f"{name} {percent(share)}" for name, share in shares)
         yield plain(f"time of devices: {texts}")
 
 
-BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:]}
+BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:8]}
 LEFT_OUT = (
     Column("part", "what", escape),
     Column("reason", "why", escape),

@@ -27,6 +27,8 @@ MIN_RATIO = 1.1  # to the median of the others
 MIN_Z = 5.0  # standard errors
 RELATIVE_ERROR = 0.01  # smallest standard error of a time
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
+MAX_SHADOW = 1.25  # cost of what a starved host makes slow, relative to the host
+MIN_RATE = 0.01  # share of its time that remains for a worker whose host launches in time
 MAX_LISTED = 10  # suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, relative to the median op
 MIN_MESSAGE_DELAY = 0.05  # of a suspect link, relative to the median op
@@ -49,7 +51,8 @@ class Suspect(NamedTuple):
     """An outlier among the others of its kind.
 
     Attributes:
-      kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step.
+      kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step, or
+        host (of a worker), if it launches late.
       name: its number or name.
       seconds: time that a step would save if it were as fast as the others [s]; of a step, and of
         a microbatch in one step, the time of that step alone; of a clock, its lead.
@@ -99,7 +102,9 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     for suspect in sorted(chain.from_iterable(kinds), key=lambda suspect: -(suspect.ratio or 0)):
         by_kind.setdefault(suspect.kind, []).append(suspect)
     places = [suspect for rows in by_kind.values() for suspect in rows[:MAX_LISTED]]
-    results = [*_with_costs(replayed, times, places), *[*step_suspects(pipelines)][:MAX_LISTED]]
+    places += _starved_hosts(pipelines)
+    costly = _without_shadows([*_with_costs(replayed, times, places)], times)
+    results = [*costly, *[*step_suspects(pipelines)][:MAX_LISTED]]
     first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
 
     def cost_per_step(suspect: Suspect) -> float:
@@ -380,6 +385,31 @@ def _slow_links(
                 yield _suspect("link", place, ratio, z)
 
 
+def _starved_hosts(pipelines: Pipelines) -> Iterator[Suspect]:
+    """Yield workers whose device idles longer than others until the host launches its work."""
+    for (replica, worker), seconds in pipelines.starved_hosts.items():
+        place = {"worker": worker}
+        if len({run.replica for run in pipelines.pipelines}) > 1:
+            place["replica"] = replica
+        name = " of replica ".join(map(str, place.values()))
+        why = f"worker {name} idles {1e3 * seconds:.3g} ms per step until its host launches"
+        yield Suspect("host", name, seconds, None, 0.0, why, place)
+
+
+def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
+    """Drop the workers, stages and links that a starved host makes slow."""
+    hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
+
+    def is_shadow(row: Suspect) -> bool:
+        stage = row.place.get("stage")
+        worker = row.place.get("target", row.place.get("worker", NONE))
+        workers = [worker] if stage is None else times.worker[stage].tolist()
+        is_place = row.kind in ("worker", "stage", "link") and {*workers} <= hosts.keys()
+        return is_place and row.seconds <= MAX_SHADOW * max(hosts[k] for k in workers)
+
+    return [row for row in suspects if not is_shadow(row)]
+
+
 def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
     """Yield steps that take longer than others, and steps that begin later after the previous."""
     trace, runs = pipelines.trace, pipelines.pipelines
@@ -417,6 +447,7 @@ def _with_costs(
 ) -> Iterator[Suspect]:
     """Set the cost of each suspect: the time that steps save without it [s]."""
     odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
+    ops = times.ops
     is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
     for suspect in suspects:
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
@@ -429,10 +460,16 @@ def _with_costs(
                 link_factors[:-1][is_slow] = np.median(normal) / replayed.link_times[is_slow]
         else:
             cells = times.cells(suspect.place)
+            if suspect.kind == "host":  # its device would start that much earlier
+                on_host = cells[ops.run, ops.stage, ops.microbatch]
+                seconds = (ops.seconds + replayed.pipelines.gaps[ops.slices])[on_host]
+                total = seconds.sum() / len({*times.step.tolist()})
+                ratio = total / max(total - suspect.seconds, MIN_RATE * total)
             if "step" not in suspect.place:  # an odd step is slow anywhere
                 cells &= is_usual
             is_stage = suspect.place.keys() <= {"worker", "stage"}
-            ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
+            if suspect.kind != "host":
+                ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
             factors[:-1] = times.slice_factors(cells, ratio)
             extra = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
         saved, step = [], suspect.place.get("step")

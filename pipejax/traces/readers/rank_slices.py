@@ -329,18 +329,28 @@ def _budget_steps(
 ) -> Iterator[StepBudget]:
     """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
     is_op = trace.has_phase(OPS)
+
+    def span(ops: Bool[NumpyArray, " slices"]) -> tuple[float, float]:
+        """Return the first start and the last end of ops by the clock of the device [us]."""
+        begin, end = trace.start[ops].min(initial=np.inf), trace.end[ops].max(initial=-np.inf)
+        return begin / _MICROSECOND + origin, end / _MICROSECOND + origin
+
     for rows, (replica, worker) in zip(ranks, places, strict=True):
-        windows = {number: np.array(times) for number, *times in rows.marks}
+        windows = {number: tuple(times) for number, *times in rows.marks}
         on_replica = is_op & (trace.replica == replica)
         for step in () if windows else np.unique(trace.step[on_replica]).tolist():
-            ops = on_replica & (trace.step == step)
-            times = np.array([trace.start[ops].min(), trace.end[ops].max()])
-            windows[step] = times / _MICROSECOND + origin
-        begin, end = np.array([*windows.values()]).reshape(-1, 2).T
-        if rows.has_all_work:
-            parts = split_windows(rows.work, rows.syncs, begin, end) * _MICROSECOND
-            for step, seconds in zip(windows, parts.T.tolist(), strict=True):
-                yield StepBudget(step, replica, worker, *seconds)
+            windows[step] = span(on_replica & (trace.step == step))
+        if not rows.has_all_work:
+            continue
+        on_worker = on_replica & (trace.worker == worker)
+        op_windows = [span(on_worker & (trace.step == step)) for step in windows]
+        times = np.array([*windows.values(), *op_windows]).reshape(-1, 2).T
+        parts = split_windows(rows.work, rows.syncs, *np.nan_to_num(times)) * _MICROSECOND
+        steps, ops = np.split(parts.T, 2)
+        has_waits = steps[:, [1, 2]].sum(axis=1) > 0  # exposed, blocking
+        starved = np.where(has_waits, ops[:, 3], 0.0)
+        for step, row in zip(windows, np.column_stack([steps, starved]).tolist(), strict=True):
+            yield StepBudget(step, replica, worker, *row)
 
 
 def _time_by_kernels(

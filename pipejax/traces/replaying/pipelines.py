@@ -6,7 +6,7 @@ Pipelines that break a rule are dropped and named; no missing slice is invented.
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NewType
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, with_short_repr
+from pipejax.base.medians import medians_of_others
 from pipejax.schedules.cells.ops import Cell, Op, Phase, ScheduleError
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import NONE, OP_INPUTS, OPS, LeftOut, Trace, transfers
@@ -28,6 +29,7 @@ MAX_OVERLAP = 0.1  # of two ops of a worker by rounding of clocks, relative to t
 MAX_LEAD = 0.1  # start of an op before its input by rounding of clocks, relative to the median op
 MAX_GAP = 5.0  # of an op, relative to the median gap
 MIN_GAP = 1e-3  # of the mean op, relative to the median op; smaller gaps do not count
+MIN_STARVED = 0.02  # of a pipeline, of a host that launches late
 MIN_GAPLESS = 0.9  # share of a worker's slices without a gap before them, if slices hold waits
 MAX_LISTED = 3  # entries of left_out in an error
 
@@ -110,7 +112,30 @@ class Pipelines:
             usual = float(np.minimum(delay[is_launch], longest).mean())
             if usual > MIN_GAP * float(np.median(trace.end[slices] - trace.start[slices])):
                 gaps[ops] = np.minimum(delay, np.where(is_launch, longest, usual))
+        for (replica, worker), starved in self.starved_hosts.items():
+            on_rank = (trace.replica[ops] == replica) & (trace.worker[ops] == worker)
+            count = max(np.sum(on_rank), 1) / max(len({p.step for p in self.pipelines}), 1)
+            gaps[ops[on_rank]] = np.maximum(
+                gaps[ops[on_rank]], np.minimum(delay[on_rank], starved / count)
+            )
         return gaps
+
+    @functools.cached_property
+    def starved_hosts(self) -> Mapping[tuple[int, int], float]:
+        """Return by replica and worker how much longer than others a device waits for launches [s].
+
+        Only ranks with more than `MIN_STARVED` of a step are listed.
+        """
+        steps = {pipeline.step for pipeline in self.pipelines}
+        by_rank: dict[tuple[int, int], list[float]] = {}
+        for budget in self.trace.budgets:
+            if budget.step in steps:
+                by_rank.setdefault((budget.replica, budget.worker), []).append(budget.starved_ops)
+        means = np.array([np.median(values) for values in by_rank.values()])
+        excess = means - medians_of_others(means) if len(means) > 1 else np.zeros(len(means))
+        least = MIN_STARVED * float(np.median(self.spans))
+        hosts = zip(by_rank, excess.tolist(), strict=True)
+        return {rank: seconds for rank, seconds in hosts if seconds > least}
 
     def starts(self, pipeline: Pipeline) -> Float[NumpyArray, "workers slots"]:
         """Return the recorded start of every cell after the first start [s]; NaN of idle cells."""
