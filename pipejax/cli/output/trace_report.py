@@ -38,7 +38,7 @@ ACTIONS: Mapping[str, tuple[str, str]] = {
     "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
     "host": (
         "launch-starved",
-        "look at the host of worker {name}: its CPU load and pinning, garbage collection, CUDA graphs",
+        "look at the host of {name}: its CPU load and pinning, garbage collection, CUDA graphs",
     ),
     "data": ("uneven data", "distribute microbatches anew, as --save writes in deal.json"),
     "step": (
@@ -50,7 +50,8 @@ WORDS = {"start": "warm-up", "end": "cool-down", "messages": "exposed messages"}
 
 
 def _action(suspect: "Suspect") -> str:
-    return ACTIONS[suspect.kind][1].format(name=f"{suspect.kind} {suspect.name}")
+    noun = "worker" if suspect.kind == "host" else suspect.kind
+    return ACTIONS[suspect.kind][1].format(name=f"{noun} {suspect.name}")
 
 
 def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
@@ -64,7 +65,9 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
     if is_stage:  # whole layers are too large
         what = f"inspect the machine of stage {finding.name}, or lighten its head or recomputation"
     row: dict[str, Any] = {"what": what, "kind": "repair", "launchers": []}
-    row |= {"shelf": "hardware" if finding.kind in ("worker", "replica", "link", "host") else "code"}
+    row |= {
+        "shelf": "hardware" if finding.kind in ("worker", "replica", "link", "host") else "code"
+    }
     row |= {"command": command, "saves": finding.seconds, "bound": None, "memory": 1.0}
     row |= {"step_time": step - finding.seconds * ("step" not in finding.place), "fits": True}
     return [row | {"assumes": f"the {finding.kind} can be as the others are", "launch": {}}]
@@ -95,6 +98,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
+    yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if analysis.against is not None:
         yield _against(analysis.against)
@@ -124,6 +128,24 @@ def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
     elif "step" not in suspect.place:
         cost += f" of {seconds(step)} per step ({percent(suspect.seconds / step)})"
     return f"{ACTIONS[suspect.kind][0]}: {subject}{suspect.why}; it costs {cost}"
+
+
+def _equal_causes(analysis: "Analysis") -> Iterator[object]:
+    """Yield causes that these files do not tell apart, and what would tell them apart."""
+    finding, trace = analysis.finding, analysis.pipelines.trace
+    if finding is None or finding.kind not in ("worker", "stage", "link"):
+        return
+    is_replica = "replica" in finding.place or len(trace.replicas) > 1
+    if finding.kind != "link" and not is_replica and trace.stages == trace.workers:
+        yield plain(
+            f"one replica does not tell stage {finding.name} from the machine of its worker: give "
+            "more, with --replicas if labels lack them, or exchange two machines and record again"
+        )
+    if not trace.budgets and not (finding.kind == "stage" and is_replica):
+        yield plain(
+            f"a slow host would look like this {finding.kind}: files with calls of CUDA tell them "
+            "apart"
+        )
 
 
 def _other_suspects(analysis: "Analysis") -> Iterator[object]:

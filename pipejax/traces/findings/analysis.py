@@ -29,6 +29,7 @@ from pipejax.traces.findings.new_deal import (
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
 from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, suspects
 from pipejax.traces.record import LeftOut, Trace
+from pipejax.traces.replaying.messages import scale_links
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
 from pipejax.traces.replaying.replay import Replay, replay
 
@@ -366,7 +367,7 @@ def analyse(
         pipelines = all_pipelines if all_steps else usual_steps(trace, all_pipelines)
         report(1, num_parts, PROGRESS_TEXTS[1])
         replayed = replay(pipelines, link=link)
-        complete = dataclasses.replace(replayed, pipelines=all_pipelines)
+        complete = dataclasses.replace(replayed, pipelines=scale_links(all_pipelines))
         other = None
         if against is not None:
             against, _ = aligned(against)

@@ -208,7 +208,13 @@ class JobSteps:
         self.duration = durations[self.slice]
         self.duration[:, rest_nodes] = self.rests.seconds[:, graph.rest[rest_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
-        self.duration[:, messages] = replayed.link_times[graph.link[messages]]
+        # factors on message times (steps, replicas, links)
+        scales = np.broadcast_to(
+            pipelines.link_scales, (len(pipelines.pipelines), len(replayed.link_times))
+        )
+        self.link_scales = scales[np.array([*positions.values()])]
+        scale = self.link_scales[:, graph.replica[messages], graph.link[messages]]
+        self.duration[:, messages] = replayed.link_times[graph.link[messages]] * scale
         # nodes without a slice take any slice of the step, so that extrema ignore them
         some_slice = self.slice.max(axis=1, keepdims=True)
         slices = np.where(self.slice == NONE, some_slice, self.slice)

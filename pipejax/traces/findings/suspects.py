@@ -59,7 +59,8 @@ class Suspect(NamedTuple):
       ratio: its time over the median of the others; None of a clock and of a late start.
       z: difference in standard errors.
       why: reason, in words.
-      place: its numbers: step, replica, worker, stage or microbatch; of a link, both workers.
+      place: its numbers: step, replica, worker, stage or microbatch; of a link, both workers, and
+        2 ways if both are slow.
     """
 
     kind: str
@@ -97,12 +98,13 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     times = _MicrobatchTimes.measure(pipelines)
     wrong_workers = {offset.worker for offset in offsets if offset.is_corrected}
     usual = times.without([*odd_steps(pipelines)])
-    kinds = (*usual.slow_places(), _slow_links(pipelines, wrong_workers, times.median_op))
+    links = _slow_links(pipelines, wrong_workers, times.median_op)
+    kinds = (*usual.slow_places(), _merge_ways(links))
     by_kind: dict[str, list[Suspect]] = {}
     for suspect in sorted(chain.from_iterable(kinds), key=lambda suspect: -(suspect.ratio or 0)):
         by_kind.setdefault(suspect.kind, []).append(suspect)
     places = [suspect for rows in by_kind.values() for suspect in rows[:MAX_LISTED]]
-    places += _starved_hosts(pipelines)
+    places += _starved_hosts(pipelines, times)
     costly = _without_shadows([*_with_costs(replayed, times, places)], times)
     results = [*costly, *[*step_suspects(pipelines)][:MAX_LISTED]]
     first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
@@ -116,12 +118,14 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         return weight * suspect.seconds / num_steps
 
     results.sort(key=cost_per_step, reverse=True)
+    results = [*_without_explained(results, usual)]
     return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
 def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
     """Name a suspect whose cost is not known yet."""
-    words = [f"of replica {place['replica']}"] if "replica" in place and kind != "replica" else []
+    words = ["and back"] if place.get("ways") == 2 else []
+    words += [f"of replica {place['replica']}"] if "replica" in place and kind != "replica" else []
     words += [f"in step {place['step']}"] if "step" in place else []
     number = "worker {source} to {target}".format(**place) if kind == "link" else place[kind]
     return Suspect(kind, " ".join([str(number), *words]), 0.0, ratio, z, WHY[kind], place)
@@ -190,6 +194,12 @@ class _MicrobatchTimes(NamedTuple):
         step, replica = self.step[runs], self.replica[runs]
         separated = self._replace(common=common, stage_logs=stage_logs, noise=noise)
         return separated._replace(step=step, replica=replica, logs=logs)
+
+    def explained(self, suspect: Suspect) -> "_MicrobatchTimes":
+        """Return the times as if the suspect were as fast as the others."""
+        logs = self.logs - np.log(suspect.ratio or 1.0) * self.cells(suspect.place)
+        common, stage_logs, noise = _separate(logs)
+        return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
     def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
         """Return the stages and microbatches of a place in some runs."""
@@ -383,17 +393,54 @@ def _slow_links(
             if (ratio - 1) * usual > MIN_MESSAGE_DELAY * median_op and place not in places:
                 places.append(place)
                 yield _suspect("link", place, ratio, z)
+    if np.ndim(pipelines.link_scales):
+        replicas = {run.replica: k for k, run in enumerate(pipelines.pipelines)}
+        by_place: dict[tuple[int, ...], float] = {}
+        for replica, k in replicas.items():
+            for workers, ratio in zip(
+                ends, np.asarray(pipelines.link_scales)[k].tolist(), strict=True
+            ):
+                key = (*workers, replica)
+                by_place[key] = max(by_place.get(key, 0.0), ratio)
+        for (source, target, replica), ratio in by_place.items():
+            if ratio > MIN_RATIO:
+                place = {"source": source, "target": target, "replica": replica}
+                yield _suspect("link", place, ratio, MIN_Z)
 
 
-def _starved_hosts(pipelines: Pipelines) -> Iterator[Suspect]:
+def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:
+    """Join the two ways of a link between two workers, if both are slow."""
+    merged: dict[tuple[int, ...], Suspect] = {}
+    for row in links:
+        low, high = sorted((row.place["source"], row.place["target"]))
+        other = merged.get(key := (low, high, row.place.get("replica", NONE)))
+        if other is not None and other.place != row.place:
+            place = {**other.place, "source": low, "target": high, "ways": 2}
+            row = _suspect(
+                "link", place, max(row.ratio or 0, other.ratio or 0), min(row.z, other.z)
+            )
+        merged[key] = row
+    yield from merged.values()
+
+
+def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Suspect]:
     """Yield workers whose device idles longer than others until the host launches its work."""
+    # without that wait, their ops would start so much earlier
+    ops, steps = times.ops, len({*times.step.tolist()})
+    op_seconds = ops.seconds + pipelines.gaps[ops.slices]
     for (replica, worker), seconds in pipelines.starved_hosts.items():
         place = {"worker": worker}
         if len({run.replica for run in pipelines.pipelines}) > 1:
             place["replica"] = replica
         name = " of replica ".join(map(str, place.values()))
-        why = f"worker {name} idles {1e3 * seconds:.3g} ms per step until its host launches"
-        yield Suspect("host", name, seconds, None, 0.0, why, place)
+        on_host = times.cells(place)[ops.run, ops.stage, ops.microbatch]
+        total = op_seconds[on_host].sum() / steps
+        ratio = total / max(total - seconds, MIN_RATE * total)
+        why = (
+            f"the device of worker {name} idles {1e3 * seconds:.3g} ms per step longer than others "
+            "until its host launches work"
+        )
+        yield Suspect("host", name, seconds, ratio, 0.0, why, place)
 
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
@@ -408,6 +455,21 @@ def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> li
         return is_place and row.seconds <= MAX_SHADOW * max(hosts[k] for k in workers)
 
     return [row for row in suspects if not is_shadow(row)]
+
+
+def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> Iterator[Suspect]:
+    """Drop places that are no outliers once the first one is as fast as the others."""
+    kinds = ("worker", "stage", "replica", "microbatch")
+    first = next((row for row in suspects if row.kind in kinds and "step" not in row.place), None)
+    if first is None:
+        yield from suspects
+        return
+    cells, others = times.cells(first.place), times.explained(first).slow_places()
+    names = {(row.kind, row.name) for row in chain.from_iterable(others)}
+    for row in suspects:  # a worker and its only stage are one place
+        is_twin = row.kind in kinds and np.array_equal(times.cells(row.place), cells)
+        if row.kind not in kinds or is_twin or (row.kind, row.name) in names:
+            yield row
 
 
 def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
@@ -447,24 +509,14 @@ def _with_costs(
 ) -> Iterator[Suspect]:
     """Set the cost of each suspect: the time that steps save without it [s]."""
     odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
-    ops = times.ops
     is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
     for suspect in suspects:
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
         ratio, extra = suspect.ratio or 1.0, 0.0
         if suspect.kind == "link":
-            is_slow = np.array([workers == (*suspect.place.values(),) for workers in ends])
-            is_slow &= replayed.link_times > 0
-            normal = replayed.link_times[replayed.link_estimate.is_observed & ~is_slow]
-            if len(normal):
-                link_factors[:-1][is_slow] = np.median(normal) / replayed.link_times[is_slow]
+            link_factors[:-1] = _link_factors(replayed, suspect.place)
         else:
             cells = times.cells(suspect.place)
-            if suspect.kind == "host":  # its device would start that much earlier
-                on_host = cells[ops.run, ops.stage, ops.microbatch]
-                seconds = (ops.seconds + replayed.pipelines.gaps[ops.slices])[on_host]
-                total = seconds.sum() / len({*times.step.tolist()})
-                ratio = total / max(total - suspect.seconds, MIN_RATE * total)
             if "step" not in suspect.place:  # an odd step is slow anywhere
                 cells &= is_usual
             is_stage = suspect.place.keys() <= {"worker", "stage"}
@@ -476,12 +528,30 @@ def _with_costs(
         for job in jobs:
             is_step = [k == step if step is not None else k not in odd for k in job.steps]
             recorded = job.duration[is_step]  # (steps, nodes)
-            faster = recorded * factors[job.slice[is_step]] * link_factors[job.graph.link]
+            replicas = suspect.place.get("replica", np.array(job.replicas))
+            is_on_link = np.append(replicas == np.array(job.replicas), False)[job.graph.replica]
+            link_factor = np.where(is_on_link, link_factors[job.graph.link], 1.0)
+            faster = recorded * factors[job.slice[is_step]] * link_factor
             before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
             saved.extend((before - after).tolist())
         # of a step without all replicas: the extra time of its ops
         cost, why = float(np.mean(saved)) if saved else extra, suspect.why.format(ratio)
         yield suspect._replace(seconds=cost, ratio=ratio, why=why)
+
+
+def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:
+    """Return the factors that make the messages of a link as fast as the others."""
+    ends, times = link_workers(replayed.pipelines.table), replayed.link_times
+    source, target = place["source"], place["target"]
+    ways = [(source, target), (target, source)][: place.get("ways", 1)]
+    is_slow = np.array([workers in ways for workers in ends]) & (times > 0)
+    if "replica" in place:
+        runs = [run.replica for run in replayed.pipelines.pipelines]
+        scale = np.asarray(replayed.pipelines.link_scales)[runs.index(place["replica"])]
+        return np.where(is_slow, 1 / scale, 1.0)
+    normal = times[replayed.link_estimate.is_observed & ~is_slow]
+    usual = np.median(normal) if len(normal) else np.inf
+    return np.where(is_slow & np.isfinite(usual), usual / np.where(is_slow, times, 1.0), 1.0)
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:

@@ -225,7 +225,6 @@ class _EventCollector:
         if str(title).startswith("receive from worker"):
             self.receive_tracks.add((event.get("pid"), event.get("tid")))
 
-
     def _time(self, event: Event, key: str) -> float:
         """Return a time of an event [us]; NaN without one."""
         value: Any = event.get(key)

@@ -14,11 +14,12 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times
+from pipejax.base.medians import medians_of_others
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.traces.record import NONE
-from pipejax.traces.replaying.pipelines import Pipelines
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
 from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 
 
@@ -32,11 +33,12 @@ class TableRuns:
     slices: Int[NumpyArray, "runs ops"]  # slices of these ops in the trace
     start: Float[NumpyArray, "runs ops"]  # recorded start, without the usual gap before it [s]
     end: Float[NumpyArray, "runs ops"]  # recorded end [s]
+    scale: Float[NumpyArray, "runs links"]  # factors on message times
 
     def sample(self, max_nodes: int) -> "TableRuns":
         """Select runs, spread evenly, with at most so many nodes in total; at least one run."""
         stride = -(-self.members.size * len(self.graph.preds) // max_nodes)
-        names = ("members", "slices", "start", "end")
+        names = ("members", "slices", "start", "end", "scale")
         return dataclasses.replace(self, **{name: getattr(self, name)[::stride] for name in names})
 
     def replay(
@@ -46,7 +48,8 @@ class TableRuns:
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
         duration[..., self.ops] = self.end - self.start
-        duration[..., messages] = link_times[:, None, graph.link[messages]]
+        scaled_times = link_times[:, None] * self.scale
+        duration[..., messages] = scaled_times[..., graph.link[messages]]
         finish = graph.finish(duration.reshape(-1, len(graph.preds))).reshape(duration.shape)
         finish = finish[..., self.ops]
         start = finish - duration[..., self.ops]
@@ -63,7 +66,9 @@ def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
         ops = np.flatnonzero(graph.op != NONE)
         slices = np.stack([pipelines.pipelines[k].slices for k in members])[:, graph.op[ops]]
         start = pipelines.trace.start[slices] - pipelines.gaps[slices]
-        yield TableRuns(graph, members, ops, slices, start, pipelines.trace.end[slices])
+        end, shape = pipelines.trace.end[slices], (len(table_number), 2 * (table.num_stages - 1))
+        scale = np.broadcast_to(pipelines.link_scales, shape)[members]
+        yield TableRuns(graph, members, ops, slices, start, end, scale)
 
 
 LinkTimes = Float[NumpyArray, " links"]
@@ -78,6 +83,8 @@ Average = Callable[[Seconds], float]
 WAITED, FIRST, IDLE, ARRIVED = 3, 2, 1, 0
 USUAL_DELAY_QUANTILE = 0.99  # over ops without a message: larger delays are idle time
 RELATIVE_ROUNDING = 1e-9  # of clocks, relative to a pipeline
+# of messages of one replica over the others: relative to the median op, and to their deviation
+MIN_EXCESS, MIN_Z = 0.05, 5.0
 MAX_ROUNDS = 20  # of alternation; most cases converge in three
 
 
@@ -87,7 +94,7 @@ class TakenMessages(NamedTuple):
     link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
     # start of the op minus the earliest possible send [s]: an upper bound on the message time;
     # below 0 under an impossible link model
-    seconds: Float[NumpyArray, "messages runs"]
+    seconds: Float[NumpyArray, "messages runs"]  # without the scale of its link
     strength: Int[NumpyArray, "messages runs"]  # WAITED, FIRST, IDLE or ARRIVED
 
 
@@ -103,6 +110,7 @@ class Messages:
       other_preds: (messages, max_preds) other predecessors of that op, padded by the source.
       latest: upper bound on the end of each message: the first start of a consumer.
       levels: nodes of messages, grouped by the number of messages in a row that they wait for.
+      scale: (links, runs) factors on message times.
       rounding: (runs) rounding of clocks.
       max_usual_delay: (runs) usual delay of an op after its inputs; more is idle time.
     """
@@ -122,6 +130,7 @@ class Messages:
         consumer_preds = preds[self.consumer]
         is_self = consumer_preds == self.message[:, None]
         self.other_preds = np.where(is_self, SOURCE, consumer_preds)
+        self.scale = runs.scale.T
         self.latest = np.full(shape, np.inf)
         np.minimum.at(self.latest, self.message, self.start[self.consumer])
         # a message that waits for two messages in a row has depth 3; a level is known at once
@@ -141,7 +150,9 @@ class Messages:
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
             ready = end[graph.preds[level]].max(axis=1)
-            end[level] = np.minimum(ready + times[graph.link[level], None], self.latest[level])
+            link = graph.link[level]
+            seconds = times[link, None] * self.scale[link]
+            end[level] = np.minimum(ready + seconds, self.latest[level])
         return end
 
     def evidence(self, end: Ends) -> TakenMessages:
@@ -157,7 +168,7 @@ class Messages:
             [FIRST, WAITED, IDLE],
             ARRIVED,
         )
-        seconds = start - ready
+        seconds = (start - ready) / self.scale[self.graph.link[self.message]]
         seconds[np.abs(seconds) < self.rounding] = 0.0
         return TakenMessages(self.graph.link[self.message], seconds, strength)
 
@@ -166,6 +177,33 @@ def simple_evidence(pipelines: Pipelines) -> list[TakenMessages]:
     """Return the evidence on message times if no message waits for another, by table."""
     runs = map(Messages, table_runs(pipelines, Links()))
     return [messages.evidence(messages.end) for messages in runs]
+
+
+def scale_links(pipelines: Pipelines) -> Pipelines:
+    """Return the pipelines with the factors of links that are slow in some replicas only."""
+    # The median message of a replica that an op waited for is compared with that of the others.
+    replica = np.array([pipeline.replica for pipeline in pipelines.pipelines])
+    replicas, num_links = np.unique(replica), 2 * (pipelines.table.num_stages - 1)
+    if len(replicas) < 2 or len(pipelines.tables) > 1 or np.ndim(pipelines.link_scales):
+        return pipelines
+    (evidence,), scales = simple_evidence(pipelines), np.ones((len(replicas), num_links))
+    ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
+    least = MIN_EXCESS * median(ops.seconds)
+    for link in range(num_links):
+        rows, medians, errors = evidence.link == link, [], []
+        for number in replicas:
+            seconds, strength = (x[rows][:, replica == number] for x in evidence[1:])
+            waited = seconds[strength >= FIRST]
+            medians.append(median(waited) if len(waited) else np.nan)
+            spread = median(np.abs(waited - medians[-1])) if len(waited) else np.nan
+            errors.append(spread / np.sqrt(max(len(waited), 1)))
+        known = np.flatnonzero(np.isfinite(medians))
+        if len(known) > 1:
+            times = np.maximum(np.array(medians)[known], MIN_EXCESS * least)
+            excess = times - medians_of_others(times)
+            is_slow = excess > np.maximum(least, MIN_Z * np.array(errors)[known])
+            scales[known, link] = np.where(is_slow, times / (times - excess), 1.0)
+    return dataclasses.replace(pipelines, link_scales=scales[np.searchsorted(replicas, replica)])
 
 
 def link_ends(link: int, boundaries: int) -> tuple[int, int]:

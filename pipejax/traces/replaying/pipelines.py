@@ -61,6 +61,8 @@ class Pipelines:
       tables: orders in which ops ran, the most frequent first.
       pipelines: valid pipelines, by step and replica.
       left_out: invalid pipelines, and content that the reader dropped.
+      link_scales: (pipelines, links) factors on message times, of links that are slow in a replica;
+        `scale_links` sets them.
 
     Raises:
       ValueError: if there is no valid pipeline.
@@ -70,6 +72,7 @@ class Pipelines:
     tables: tuple[ScheduleTable, ...]
     pipelines: tuple[Pipeline, ...]
     left_out: tuple[LeftOut, ...]
+    link_scales: Float[NumpyArray, "pipelines links"] | float = 1.0
 
     @property
     def table(self) -> ScheduleTable:

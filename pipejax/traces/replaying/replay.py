@@ -23,6 +23,7 @@ from pipejax.traces.replaying.messages import (
     link_times,
     link_workers,
     median,
+    scale_links,
     table_runs,
 )
 from pipejax.traces.replaying.pipelines import Pipelines
@@ -150,6 +151,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
       ('delay', 0.25, 0.0)
     """
     check_types(pipelines=(pipelines, Pipelines))
+    pipelines = scale_links(pipelines)
     candidates = [Links()] if pipelines.table.num_workers == 1 else single_models()
     results: list[Replay] = []
     implausible: list[Replay] = []  # ops would have taken messages before they could be sent
