@@ -448,6 +448,29 @@ def test_the_manual_has_a_row_for_every_reader():
         assert f"| {reader.form} | {reader.writers} | {reader.content} |" in rows
 
 
+@pytest.mark.parametrize("order", ["by turns", "by blocks"])
+@pytest.mark.parametrize("labels", [megatron, one_stage, pytorch])
+def test_replicas_are_dealt_as_ops_follow_their_inputs(labels, order, tmp_path):
+    run = evaluated("1f1b", 3, 4)
+    processes = run_processes(run, labels, marks=lambda step: f"iteration {step}")
+    for rank in range(6):
+        worker = rank // 2 if order == "by turns" else rank % 3
+        write_export(tmp_path / f"rank{rank}.sqlite", [processes[worker]])
+    options = {} if labels is pytorch else {"replicas": 2}
+    trace = read(tmp_path, stages_per_worker=1, **options)
+    assert (trace.replicas, trace.workers) == ([0, 1], 3)
+    for replica in (0, 1):
+        pipeline = trace.only(trace.replica == replica)
+        assert sorted(recorded(pipeline, 1)) == sorted(planted(run))
+    if labels is megatron:
+        with pytest.raises(
+            ValueError, match="as one pipeline, the 6 ranks need other clocks; give --replicas 2 or"
+        ):
+            read(tmp_path, stages_per_worker=1)
+        with pytest.raises(ValueError, match="replicas must divide the 6 ranks of the run, got 4"):
+            read(tmp_path, stages_per_worker=1, replicas=4)
+
+
 def test_one_rank_of_each_tensor_parallel_group_is_a_pipeline(tmp_path):
     run = evaluated("1f1b", 2, 4)
     for rank, process in zip((0, 8), run_processes(run, megatron), strict=True):

@@ -262,7 +262,9 @@ def test_calls_without_a_message_are_left_out(tmp_path):
 
 def test_split_backwards_have_several_names(tmp_path):
     path = tmp_path / "run"
-    path.write_text("pp;op;start_s;end_s\n0;fwd;0;1\n0;bwd;1;2\n0;wgrad;2;3\n1;fwd;1;2\n1;bwd;2;4\n")
+    path.write_text(
+        "pp;op;start_s;end_s\n0;fwd;0;1\n0;bwd;1;2\n0;wgrad;2;3\n1;fwd;1;2\n1;bwd;2;4\n"
+    )
     trace = read(path)
     assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0 0I0 0W0", "1F0 1B0")
 
@@ -276,11 +278,11 @@ def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
     trace = read(path)
     assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0", "1F0")
     assert [(entry.what.split(" of ")[0], entry.why, entry.count) for entry in trace.left_out] == [
-        ("rows", "they have other than the 5 cells of the header", 2),
-        ("rows", "its start is no finite number", 2),
-        ("rows", "it ends before it starts", 1),
-        ("rows", "its worker is no whole number of at least 0", 2),
-        ("rows", "it is an op and has no microbatch", 1),
+        ("rows", "they have other than the 5 cells of the header: 7, 12", 2),
+        ("rows", "its start is no finite number: 3, 10", 2),
+        ("rows", "it ends before it starts: 4", 1),
+        ("rows", "its worker is no whole number of at least 0: 6, 8", 2),
+        ("rows", "it is an op and has no microbatch: 5", 1),
         ("slices", "they stand twice, alike to the last digit", 1),
     ]
 
@@ -320,7 +322,7 @@ def test_a_missing_rank_is_named(runs, tmp_path):
     (folder / "pp_rank_3.json").unlink()
     (folder / "pp_rank_5.json").write_text('{"3": {"fwd_start": [1, 2')
     (folder / "notes.txt").write_text("nothing here")
-    with pytest.raises(ValueError, match="of 8 there is no sound file of 2: rank 3, 5; --world 8"):
+    with pytest.raises(ValueError, match=r"of 8 there is no sound file of 2: rank 3, 5$"):
         read(folder)
     trace = read(folder, world=8)
     assert len(trace) == 2 * 6 * 32
@@ -453,7 +455,7 @@ def test_of_a_cut_rank_the_steps_before_it_are_as_they_were(how, tmp_path):
 def test_a_lost_last_worker_does_not_make_a_shorter_pipeline(tmp_path):
     get_ranks(tmp_path)
     (tmp_path / "rank3").write_text("{}")
-    with pytest.raises(ValueError, match="of 4 there is no sound file of 1: rank 3; --world 4"):
+    with pytest.raises(ValueError, match=r"of 4 there is no sound file of 1: rank 3$"):
         read(tmp_path)
     trace = read(tmp_path, world=4)
     assert trace.workers == aligned(trace)[0].workers == 4
@@ -478,10 +480,44 @@ def test_replicas_and_missing_ranks(tmp_path):
     ranks = {0: 0, 1: 0, 2: 1, 3: 1, 5: 2, 6: 3, 7: 3}  # rank 4 has no file
     for rank, stage in ranks.items():
         labelled(tmp_path / f"r{rank}.json", [(f"PP:{stage}F0", stage, 1)], rank=rank, world=8)
+    with pytest.raises(ValueError, match="rank 4; if these run several replicas, --world 8 leaves"):
+        read(tmp_path)
     trace = read(tmp_path, world=8)
     result = list(zip(trace.replica.tolist(), trace.worker.tolist(), strict=True))
     assert sorted(result) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
+
+
+def test_two_files_of_a_rank_are_parts_copies_or_two_jobs(tmp_path):
+    for part in range(2):
+        slices = [(f"PP:0F{m}", 100 * part + 10 * m, 9) for m in range(2)]
+        labelled(tmp_path / f"part{part}.json", slices)
+    assert read(tmp_path).steps == [0, 1]
+    shutil.copy(tmp_path / "part1.json", tmp_path / "part2.json")
+    trace = read(tmp_path)
+    assert (trace.steps, len(trace)) == ([0, 1], 4)
+    assert [entry.why for entry in trace.left_out] == ["a copy of part1.json"]
+    labelled(tmp_path / "part3.json", [("PP:0F0", 104, 20), ("PP:0F1", 130, 20)])
+    with pytest.raises(
+        ValueError, match=r"part3.json hold rank 0 at the same time; give the files"
+    ):
+        read(tmp_path)
+
+
+def test_two_lists_of_a_rank_are_parts_copies_or_two_jobs(runs, tmp_path):
+    folder = shutil.copytree(runs / "primus", tmp_path / "run")
+    data = json.loads((folder / "pp_rank_0.json").read_text())
+    whole = read(folder)
+    for step in data:
+        (folder / f"step{step}_rank_0.json").write_text(json.dumps({step: data[step]}))
+    assert same(read(folder), whole)
+    (folder / "pp_rank_0.json").unlink()
+    assert same(read(folder), whole)
+    first = next(iter(data))
+    other = data[first] | {"fwd_start": [at - 1 for at in data[first]["fwd_start"]]}
+    (folder / "other_rank_0.json").write_text(json.dumps({first: other}))
+    with pytest.raises(ValueError, match=f"another file hold step {first} of rank 0; give the"):
+        read(folder)
 
 
 def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
@@ -503,7 +539,13 @@ def test_a_cut_rank_stays_with_the_replicas_of_its_worker(tmp_path):
 
 
 def launching(number, at, start, durations, stream=7):
-    called = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 99, "ts": 1000 * at}
+    called = {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "tid": 99,
+        "ts": 1000 * at,
+    }
     kernel = {
         "ph": "X",
         "cat": "kernel",

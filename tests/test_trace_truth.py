@@ -160,7 +160,9 @@ def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):
     names = {"W": "weight update", "I": "B"}
     rows = [
         [
-            getattr(piece, key) if key != "phase" else names.get(piece.phase, piece.phase)
+            getattr(piece, key.removesuffix("_s"))
+            if key != "phase"
+            else names.get(piece.phase, piece.phase)
             for key in HEAD
         ]
         for piece in slices

@@ -57,6 +57,7 @@ def trace(
     microbatches: CountIfGiven = None,
     steps: CountIfGiven = None,
     world: CountIfGiven = None,
+    replicas: CountIfGiven = None,
     only_steps: Text = None,
     all_steps: bool = False,
     against: list[str] | None = None,
@@ -80,6 +81,7 @@ def trace(
       microbatches: of a pipeline in a step, where files do not say it.
       steps: where they do not say it.
       world: ranks of the run; those of which there is no file are left out.
+      replicas: copies of the pipeline among the ranks, where labels do not say it.
       only_steps: as 2:20, 5: or 3,4,7.
       all_steps: without it, odd steps such as a warm-up are named and left out of the means.
       against: files of another run of the same stages; may be given several times.
@@ -103,7 +105,7 @@ def trace(
     named = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
     with progress("reading", None) as bar:
         sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
-        sizes |= {"steps": steps, "world": world}
+        sizes |= {"steps": steps, "world": world, "replicas": replicas}
         measured = pj.traces.read(files, columns=named, **sizes, on_progress=bar.tell)
         other = None
         if against:

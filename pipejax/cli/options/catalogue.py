@@ -251,7 +251,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         "gap": Option(SHARE, "stop when the bound proves that no more can be saved"),
         "iterations": Option(WHOLE, "largest number of batches of orders to try"),
         "samples": _often(COUNT, "number of sampled runs of each schedule"),
-        "replicas": Option(COUNT, "replicas of the pipeline; the slowest ends the step"),
+        "replicas": Option(COUNT, "replicas of the pipeline, of which the slowest ends the step"),
         "seed": Option(WHOLE, "seed of the random numbers"),
         "columns": Option(RULES, "names of columns, as replica=dp,start=begin"),
         "world": Option(COUNT, "ranks of the run that was traced"),

@@ -17,6 +17,7 @@ from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
     Columns,
     empty_trace,
+    list_rows,
     number_groups,
     phase_name,
     phase_positions,
@@ -148,8 +149,8 @@ def _batches(
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
-    for roles, cells in read_file(path, request, left_out):
-        batch = {"phase": _names(cells[roles["phase"][0]])}
+    for roles, cells, rows in read_file(path, request, left_out):
+        batch = {"phase": _names(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":
                 batch[role], is_time = _numbers(cells[name])
@@ -191,8 +192,8 @@ def _set_unit(
 
 def _read_parquet(
     path: Path, request: Request, left_out: list[LeftOut]
-) -> Iterator[tuple[Roles, Columns]]:
-    """Yield the roles of the columns and their cells by name, one row group after the other."""
+) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
+    """Yield roles of columns, cells by name and numbers of rows, one row group after the other."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -205,8 +206,9 @@ def _read_parquet(
         left_out.append(LeftOut(str(path), f"it is no sound Parquet: {_first_line(error)}"))
         return
     roles = find_roles(path, header, request)
-    names = [name for name, _ in roles.values()]
+    names, count = [name for name, _ in roles.values()], 0
     for group in range(groups):
+        first, count = count, count + file.metadata.row_group(group).num_rows
         try:
             table = file.read_row_group(group, columns=names)
             cells = {name: table[name].to_numpy() for name in names}
@@ -214,41 +216,43 @@ def _read_parquet(
             why = f"its row group {group} is damaged: {_first_line(error)}"
             left_out.append(LeftOut(str(path), why))
             continue
-        yield roles, cells
+        yield roles, cells, np.arange(first, count) + 1
     request.on_bytes(path.stat().st_size)
 
 
 def _read_csv(
     path: Path, request: Request, left_out: list[LeftOut]
-) -> Iterator[tuple[Roles, Columns]]:
-    """Yield the roles of the columns and their cells by name, in batches of `_BATCH_ROWS` rows."""
+) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
+    """Yield roles of columns, cells by name and line numbers, in batches of `_BATCH_ROWS` rows."""
     text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
     delimiter = find_delimiter(header_line) or ","
     header = [cell.strip() for cell in next(csv.reader([header_line], delimiter=delimiter))]
-    roles, num_invalid = find_roles(path, header, request), 0
+    roles, invalid = find_roles(path, header, request), []
     position = {name: header.index(name) for name, _ in roles.values()}
     rows: list[list[str]] = []
+    lines: list[int] = []
     reader = csv.reader(_undamaged_lines(text, path, left_out), delimiter=delimiter)
     while True:
         try:
             row = next(reader, None)
         except csv.Error:
-            num_invalid += 1
+            invalid.append(reader.line_num + 1)  # the header comes before
             continue
         if rows and (row is None or len(rows) == _BATCH_ROWS):
             cells = {n: np.array([row[k] for row in rows], object) for n, k in position.items()}
-            yield roles, cells
-            rows = []
+            yield roles, cells, np.array(lines)
+            rows, lines = [], []
         if row is None:
             break
         if len(row) == len(header):
             rows.append(row)
+            lines.append(reader.line_num + 1)
         elif row:
-            num_invalid += 1
-    if num_invalid:
-        why = f"they have other than the {len(header)} cells of the header"
-        left_out.append(LeftOut(f"rows of {path}", why, num_invalid))
+            invalid.append(reader.line_num + 1)
+    if invalid:
+        why = f"they have other than the {len(header)} cells of the header{list_rows(invalid)}"
+        left_out.append(LeftOut(f"rows of {path}", why, len(invalid)))
 
 
 def _undamaged_lines(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.checks import ArgumentError
 from pipejax.traces.readers.parts import (
     Columns,
     check_phases,
@@ -47,10 +48,15 @@ def finish_trace(
         for name in _OP_ROLES
         if name in columns
     ]
-    passes, faults = passing_rows(checks, "rows")
+    passes, faults = passing_rows(checks, "rows", columns.pop("row", None))
     columns, kind = {name: values[passes] for name, values in columns.items()}, kind[passes]
     check_phases(columns, phases)
-    notes = complete(columns, kind, sizes, by_step=by_step)
+    try:
+        notes = complete(columns, kind, sizes, by_step=by_step)
+    except ArgumentError as error:
+        rows = (part for part in (*left_out, *faults) if part.what.startswith("rows"))
+        damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
+        raise ArgumentError(error.argument, None, "; ".join([str(error), *damage])) from None
     columns.pop("chunk", None)
     stays, surplus = passing_rows(
         [((kind >= 0) & (columns["microbatch"] < 0), "it is one op too many")], "ops"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import wrong
+from pipejax.base.checks import MAX_LISTED, wrong
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
 
@@ -33,16 +33,26 @@ def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[Num
     return rank
 
 
+def list_rows(rows: Sequence[int]) -> str:
+    """Return the first numbers of rows, as the end of a reason."""
+    more = ", ..." if len(rows) > MAX_LISTED else ""
+    return f": {', '.join(map(str, rows[:MAX_LISTED]))}{more}" if len(rows) else ""
+
+
 def passing_rows(
-    checks: Sequence[tuple[Bool[NumpyArray, " rows"], str]], what: str
+    checks: Sequence[tuple[Bool[NumpyArray, " rows"], str]],
+    what: str,
+    numbers: Int[NumpyArray, " rows"] | None = None,
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
     """Return which rows pass all checks, and for each check how many rows fail it first."""
-    # A check is a mask of the wrong rows and the reason; `what` names the rows in the entries.
+    # A check is a mask of the wrong rows and the reason; `what` names the rows in the entries, and
+    # `numbers` are those in the file.
     passes = np.ones(len(checks[0][0]), bool)
     left_out = []
     for is_wrong, why in checks:
         if count := int(np.sum(is_wrong & passes)):
-            left_out.append(LeftOut(what, why, count))
+            rows = [] if numbers is None else numbers[is_wrong & passes].astype(int).tolist()
+            left_out.append(LeftOut(what, f"{why}{list_rows(rows)}", count))
         passes &= ~is_wrong
     return passes, left_out
 

@@ -56,14 +56,17 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
         rank, data = file_rank(path), _read_object(path, on_bytes, left_out)
         if data is None:
             continue
-        if rank is None or rank in by_rank:
-            why = "its name says no rank" if rank is None else f"another file is of rank {rank}"
-            left_out.append(LeftOut(str(path), why))
+        if rank is None:
+            left_out.append(LeftOut(str(path), "its name says no rank"))
             continue
-        by_rank[rank] = data
+        others = by_rank.setdefault(rank, {})
+        if differing := [step for step in data if others.get(step, data[step]) != data[step]]:
+            why = f"{path.name} and another file hold step {differing[0]} of rank {rank}"
+            raise wrong("files", f"must be of one run: {why}; give the files of one job")
+        by_rank[rank] = others | data
     file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
     workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
-    inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
+    inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out, has_replicas=False)
     parts = [
         part
         for rank, data in by_rank.items()
@@ -85,7 +88,12 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
 
 
 def check_ranks(
-    ranks: Collection[int], stated: int, accepted: int, left_out: list[LeftOut]
+    ranks: Collection[int],
+    stated: int,
+    accepted: int,
+    left_out: list[LeftOut],
+    *,
+    has_replicas: bool,
 ) -> list[str]:
     """Check that every rank has a readable file; return a note if no file states the world size."""
     # `stated` is the world size in the files, `accepted` that of the user; 0 if unknown. With
@@ -97,7 +105,8 @@ def check_ranks(
     listed = ", ".join([*numbers, "..."] if count > len(numbers) else numbers)
     if numbers and ranks and not accepted:
         why = f"of {world} there is no sound file of {count}: rank {listed}"
-        raise wrong("files", f"must be of all ranks: {why}; --world {world} accepts what is there")
+        hint = f"; if these run several replicas, --world {world} leaves out those of the missing"
+        raise wrong("files", f"must be of all ranks: {why}{hint if has_replicas else ''}")
     if numbers:
         left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
     return [] if accepted or stated else [f"ranks: {world}, as the files; --world says more"]

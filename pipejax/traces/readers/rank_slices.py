@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import wrong
+from pipejax.base.checks import ArgumentError, wrong
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import finish_trace
@@ -25,7 +25,7 @@ from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
+from pipejax.traces.record import NONE, OP_INPUTS, OPS, LeftOut, StepBudget, Trace, transfers
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 _NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
@@ -161,6 +161,7 @@ def _align_steps(
 
 
 _MICROSECOND = 1e-6  # [s]
+MAX_LEAD = 0.1  # of an op before its inputs, relative to the median op
 _NANOSECONDS = 1000  # in a microsecond
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
 _OP_FIELDS = ("phase", "stage", "microbatch")
@@ -197,7 +198,15 @@ def join_ranks(
     world_size = max(rows.world for rows in by_rank)
     accepted = sizes.world // stride
     numbers = [rows.rank for rows in by_rank]
-    notes += check_ranks(numbers, world_size, 0 if is_ours else accepted, left_out)
+    counts = Counter(label for rows in by_rank for label in np.unique(rows.label).tolist())
+    has_replicas = any(
+        counts[label] > 1 and cell[0].phase == "F" and cell[0].stage >= 0
+        for label, cell in enumerate(cells)
+        if cell
+    )
+    notes += check_ranks(
+        numbers, world_size, 0 if is_ours else accepted, left_out, has_replicas=has_replicas
+    )
     world = accepted or max(world_size, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
@@ -209,34 +218,107 @@ def join_ranks(
     merged = _time_by_kernels(by_rank, cells, left_out)
     phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
     parts = [_op_columns(rows, cells, phases) for rows in merged]
-    places, workers = _find_places(parts, merged, world)
-    for columns, (replica, worker) in zip(parts, places, strict=True):
-        columns["replica"] = np.full(len(columns["start"]), replica)
-        columns["worker"] = np.full(len(columns["start"]), worker)
-        if is_numbered:
-            _number_weights(columns, phases, worker, workers)
-    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    origin = columns["start"].min(initial=np.inf)
-    for name in ("start", "end"):
+    if not has_steps:
+        for columns in parts:
+            del columns["step"]
+    origin = min(columns["start"].min(initial=np.inf) for columns in parts)
+    for columns, name in itertools.product(parts, ("start", "end")):
         columns[name] = (columns[name] - origin) * _MICROSECOND
+    faults: list[ArgumentError] = []
+
+    def build(replicas: int) -> list[Trace]:
+        """Make a trace for each deal of the ranks to replicas that fits, and collect faults."""
+        results = []
+        for places, workers in _list_deals(parts, merged, world, replicas):
+            try:
+                columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
+                sizes_of_run = sizes._replace(workers=workers)
+                trace = finish_trace(columns, phases, sizes_of_run, left_out, [*inferred, *notes])
+            except ArgumentError as error:
+                faults.append(error)
+            else:
+                budgets = _budget_steps(trace, merged, places, origin)
+                results.append(dataclasses.replace(trace, budgets=(*budgets,)))
+        return results
+
+    results = build(sizes.replicas)
+    if not any(map(_is_causal, results)) and not sizes.replicas and not _has_stages(parts):
+        divisors = [number for number in range(2, world // 2 + 1) if world % number == 0]
+        possible = [number for number in divisors if any(map(_is_causal, build(number)))]
+        if possible:
+            options = " or ".join(f"--replicas {number}" for number in (*possible, 1))
+            why = f"as one pipeline, the {world} ranks need other clocks; give {options}"
+            raise wrong("files", f"must state their replicas: {why}")
+    if not results:
+        raise faults[0]
+    return _causal_trace(results)
+
+
+def _has_stages(parts: Sequence[Columns]) -> bool:
+    return any((part["stage"] >= 0).any() for part in parts)
+
+
+def _is_causal(trace: Trace) -> bool:
+    """Return whether ops start after their inputs, by the clocks as recorded."""
+    producers, consumers = transfers(trace, OP_INPUTS)
+    lead = (trace.end[producers] - trace.start[consumers]).max(initial=0.0)
+    seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
+    return bool(lead <= MAX_LEAD * np.median(seconds)) if len(seconds) else True
+
+
+def _place_columns(
+    parts: Sequence[Columns],
+    phases: Sequence[str],
+    places: Sequence[tuple[int, int]],
+    workers: int,
+    *,
+    is_numbered: bool,
+) -> Columns:
+    """Join the columns of ranks, with replica and worker, and without what no label states."""
+    placed = []
+    for part, (replica, worker) in zip(parts, places, strict=True):
+        size = len(part["start"])
+        place = {"replica": np.full(size, replica), "worker": np.full(size, worker)}
+        placed.append({name: values.copy() for name, values in part.items()} | place)
+        if is_numbered:
+            _number_weights(placed[-1], phases, worker, workers)
+    columns = {key: np.concatenate([part[key] for part in placed]) for key in placed[0]}
     is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
     columns["stage"] = np.where(
         is_op & (columns["stage"] == ONLY_STAGE), columns["worker"], columns["stage"]
     )
-    is_inside = columns["step"] != OUTSIDE
-    if not has_steps:
-        is_inside, _ = np.ones(len(is_op), bool), columns.pop("step")
-    columns = {key: values[is_inside] for key, values in columns.items()}
-    is_op = is_op[is_inside]
+    if "step" in columns:
+        is_inside = columns["step"] != OUTSIDE
+        columns = {key: values[is_inside] for key, values in columns.items()}
+        is_op = is_op[is_inside]
     for name in ("stage", "microbatch", "chunk"):
         if (columns[name][is_op] == NONE).any():
             del columns[name]
     if "stage" in columns:
         columns.pop("chunk", None)
-    notes = [*inferred, *notes]
-    trace = finish_trace(columns, phases, sizes._replace(workers=workers), left_out, notes)
-    budgets = _budget_steps(trace, merged, places, origin)
-    return dataclasses.replace(trace, budgets=(*budgets,))
+    return columns
+
+
+def _causal_trace(traces: Sequence[Trace]) -> Trace:
+    """Return the only trace whose ops start after their inputs; of one trace, this."""
+    if len(traces) == 1:
+        return traces[0]
+    causal = [trace for trace in traces if _is_causal(trace)]
+    # replicas in lockstep follow any deal: of these, the one whose workers are in order of stages
+    ordered = [trace for trace in causal if _has_ordered_workers(trace)]
+    causal = ordered if len(causal) > 1 else causal
+    if len(causal) != 1:
+        why = f"{len(causal)} deals of ranks to replicas can be; give the files of one replica"
+        raise wrong("files", f"must be of one replica, or state it: {why}")
+    return causal[0]
+
+
+def _has_ordered_workers(trace: Trace) -> bool:
+    """Return whether the first stages of the workers of each replica ascend."""
+    first = np.full((len(trace.replicas), trace.workers), np.iinfo(np.int64).max)
+    is_op = trace.stage >= 0
+    np.minimum.at(first, (trace.replica[is_op], trace.worker[is_op]), trace.stage[is_op])
+    return bool((np.diff(first) > 0).all())
 
 
 def _merge_files(
@@ -257,6 +339,7 @@ def _merge_files(
     if len(moved) > 1 and not zeros and None in matches:
         notes.append("clocks: those of all files are one, for no file states when its clock began")
     ranks: dict[int, Rows] = {}
+    sources: dict[int, list[tuple[str, Rows]]] = {}
     for (path, file_rows), match in zip(moved, matches, strict=True):
         if match is None and keys:
             notes.append(f"clock of {path.name}: as recorded; no collective matches it")
@@ -267,7 +350,17 @@ def _merge_files(
             notes.append(f"clock of {path.name}: {lag}, corrected: {why}")
         for rows in file_rows:
             rows = _shift(rows, -lead)
-            ranks[rows.rank] = _join(ranks[rows.rank], rows) if rows.rank in ranks else rows
+            for name, other in sources.get(rows.rank, []):
+                if np.array_equal(rows.start, other.start):
+                    left_out.append(LeftOut(str(path), f"a copy of {name}"))
+                    break
+                if max(rows.start[0], other.start[0]) < min(rows.end.max(), other.end.max()):
+                    why = f"{name} and {path.name} hold rank {rows.rank} at the same time"
+                    raise wrong("files", f"must be of one run: {why}; give the files of one job")
+            else:
+                joined = ranks.get(rows.rank)
+                ranks[rows.rank] = rows if joined is None else _join(joined, rows)
+                sources.setdefault(rows.rank, []).append((path.name, rows))
     return ranks, notes
 
 
@@ -503,36 +596,38 @@ def _subtract_waits(
     return np.where((wait_end > start) & (wait_end <= end), wait_end, start), end
 
 
-def _find_places(
-    parts: Sequence[Columns], rows: Sequence[Rows], world: int
-) -> tuple[list[tuple[int, int]], int]:
-    """Return replica and worker of each rank, inferred from its ops, and the number of workers."""
+def _list_deals(
+    parts: Sequence[Columns], rows: Sequence[Rows], world: int, replicas: int
+) -> list[tuple[list[tuple[int, int]], int]]:
+    """List possible replicas and workers of all ranks, by their ops, each with its workers."""
     # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
     stated = [rank_rows.place for rank_rows in rows if rank_rows.place]
     if len(stated) == len(rows):
         positions = sorted({position for position, _, _ in stated})
         places = [(positions.index(position), worker) for position, worker, _ in stated]
-        return places, stated[0][2]
+        return [(places, stated[0][2])]
     ranks = [rank_rows.rank for rank_rows in rows]
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts
     ]
     count = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
-    replicas = max(count.values(), default=1)
-    if replicas == 1 or world % replicas or any(rank_rows.is_ours for rank_rows in rows):
-        return [(0, rank) for rank in ranks], world
+    replicas = replicas or max(count.values(), default=1)
+    if world % replicas and replicas > 1:
+        raise wrong("replicas", f"must divide the {world} ranks of the run, got {replicas}")
+    if replicas == 1 or any(rank_rows.is_ours for rank_rows in rows):
+        return [([(0, rank) for rank in ranks], world)]
     workers = world // replicas
     by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
     by_blocks = [divmod(rank, workers) for rank in ranks]
-    possible = []
+    deals = []
     for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
         runs = Counter[object]()
         for (replica, _), rank_ops in zip(places, ops, strict=True):
-            runs.update((replica, op) for op in rank_ops)
-        if max(runs.values()) == 1:
-            possible.append(places)
-    if len(possible) != 1:
-        why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
-        raise wrong("files", f"must tell replicas apart, by a folder for each: {why}")
-    return possible[0], workers
+            runs.update((replica, op) for op in rank_ops if op[2] >= 0)
+        if max(runs.values(), default=1) == 1:
+            deals.append((places, workers))
+    if not deals:
+        why = f"{replicas} replicas run the same ops, in no order of ranks"
+        raise wrong("files", f"must be of one replica, or state it: {why}; give those of one")
+    return deals

@@ -25,6 +25,7 @@ def read(
     microbatches: int | None = None,
     steps: int | None = None,
     world: int | None = None,
+    replicas: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Trace:
     r"""Read a measured run from its files; the content of a file determines its format.
@@ -42,6 +43,7 @@ def read(
       microbatches: microbatches of a pipeline in a step, likewise.
       steps: steps in all files, likewise.
       world: ranks of the run; missing ranks are left out.
+      replicas: copies of the pipeline among the ranks, if labels do not tell them apart.
       on_progress: called with the bytes read so far, all bytes, and a text.
 
     Returns:
@@ -66,8 +68,8 @@ def read(
       (LeftOut(what='rows', why='its end is no finite number'),)
     """
     names = dict(columns or {})
-    counts = (stages_per_worker, microbatches, steps, world)
-    labels = ("stages_per_worker", "microbatches", "steps", "world")
+    counts = (stages_per_worker, microbatches, steps, world, replicas)
+    labels = ("stages_per_worker", "microbatches", "steps", "world", "replicas")
     for count, label in zip(counts, labels, strict=True):
         if count is not None:
             whole_number(count, label)

@@ -38,6 +38,7 @@ class RunSizes(NamedTuple):
     microbatches: int = 0  # of a pipeline in a step
     steps: int = 0  # in all files
     world: int = 0  # ranks of the run, of those that there are files of
+    replicas: int = 0  # copies of the pipeline
 
 
 class _Reading(NamedTuple):
