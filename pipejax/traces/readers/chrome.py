@@ -178,8 +178,8 @@ class _EventCollector:
         stream = stream if type(stream) is int else hash(str(stream)) >> 12  # exact as a float
         is_exchange = EXCHANGE.search(name) or (name.startswith("Memcpy") and "DtoD" not in name)
         if length >= 0 and np.isfinite(start):
-            known = correlation if type(correlation) is int else NONE
-            self.work.extend((known, start, start + length, stream, bool(is_exchange), NONE))
+            number = correlation if type(correlation) is int else NONE
+            self.work.extend((number, start, start + length, stream, bool(is_exchange), NONE))
 
     def _add_call(self, event: Event, name: str) -> None:
         """Append a host call that launches work or waits for it."""

@@ -17,15 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import ArgumentError, wrong
+from pipejax.base.checks import wrong
 from pipejax.schedules.registry import REGISTRY
+from pipejax.traces.readers.deals import Places, deal_ranks
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.record import NONE, OP_INPUTS, OPS, LeftOut, StepBudget, Trace, transfers
+from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 _NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
@@ -161,10 +162,8 @@ def _align_steps(
 
 
 _MICROSECOND = 1e-6  # [s]
-MAX_LEAD = 0.1  # of an op before its inputs, relative to the median op
 _NANOSECONDS = 1000  # in a microsecond
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
-_OP_FIELDS = ("phase", "stage", "microbatch")
 _RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
 
 
@@ -198,15 +197,9 @@ def join_ranks(
     world_size = max(rows.world for rows in by_rank)
     accepted = sizes.world // stride
     numbers = [rows.rank for rows in by_rank]
-    counts = Counter(label for rows in by_rank for label in np.unique(rows.label).tolist())
-    has_replicas = any(
-        counts[label] > 1 and cell[0].phase == "F" and cell[0].stage >= 0
-        for label, cell in enumerate(cells)
-        if cell
-    )
-    notes += check_ranks(
-        numbers, world_size, 0 if is_ours else accepted, left_out, has_replicas=has_replicas
-    )
+    has_replicas = _have_replicas(by_rank, cells)
+    accepted_world = 0 if is_ours else accepted
+    notes += check_ranks(numbers, world_size, accepted_world, left_out, has_replicas=has_replicas)
     world = accepted or max(world_size, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
@@ -224,52 +217,35 @@ def join_ranks(
     origin = min(columns["start"].min(initial=np.inf) for columns in parts)
     for columns, name in itertools.product(parts, ("start", "end")):
         columns[name] = (columns[name] - origin) * _MICROSECOND
-    faults: list[ArgumentError] = []
+    inferred = [*inferred, *notes]
 
-    def build(replicas: int) -> list[Trace]:
-        """Make a trace for each deal of the ranks to replicas that fits, and collect faults."""
-        results = []
-        for places, workers in _list_deals(parts, merged, world, replicas):
-            try:
-                columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
-                sizes_of_run = sizes._replace(workers=workers)
-                trace = finish_trace(columns, phases, sizes_of_run, left_out, [*inferred, *notes])
-            except ArgumentError as error:
-                faults.append(error)
-            else:
-                budgets = _budget_steps(trace, merged, places, origin)
-                results.append(dataclasses.replace(trace, budgets=(*budgets,)))
-        return results
+    def build(places: Places, workers: int) -> Trace:
+        """Make the trace of a deal of the ranks to replicas and workers."""
+        columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
+        sizes_of_run = sizes._replace(workers=workers)
+        trace = finish_trace(columns, phases, sizes_of_run, left_out, inferred)
+        budgets = _budget_steps(trace, merged, places, origin)
+        return dataclasses.replace(trace, budgets=(*budgets,))
 
-    results = build(sizes.replicas)
-    if not any(map(_is_causal, results)) and not sizes.replicas and not _has_stages(parts):
-        divisors = [number for number in range(2, world // 2 + 1) if world % number == 0]
-        possible = [number for number in divisors if any(map(_is_causal, build(number)))]
-        if possible:
-            options = " or ".join(f"--replicas {number}" for number in (*possible, 1))
-            why = f"as one pipeline, the {world} ranks need other clocks; give {options}"
-            raise wrong("files", f"must state their replicas: {why}")
-    if not results:
-        raise faults[0]
-    return _causal_trace(results)
+    stated = [rows.place for rows in merged if rows.place]
+    if is_ours or len(stated) == len(merged):
+        positions = sorted({position for position, _, _ in stated})
+        places = [(positions.index(position), worker) for position, worker, _ in stated]
+        return build(places or [(0, rank) for rank in numbers], stated[0][2] if stated else world)
+    return deal_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
 
 
-def _has_stages(parts: Sequence[Columns]) -> bool:
-    return any((part["stage"] >= 0).any() for part in parts)
-
-
-def _is_causal(trace: Trace) -> bool:
-    """Return whether ops start after their inputs, by the clocks as recorded."""
-    producers, consumers = transfers(trace, OP_INPUTS)
-    lead = (trace.end[producers] - trace.start[consumers]).max(initial=0.0)
-    seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
-    return bool(lead <= MAX_LEAD * np.median(seconds)) if len(seconds) else True
+def _have_replicas(by_rank: Sequence[Rows], cells: Sequence[Cell]) -> bool:
+    """Return whether two ranks run one forward of a stage."""
+    counts = Counter(label for rows in by_rank for label in np.unique(rows.label).tolist())
+    shared = [cells[label] for label, count in counts.items() if count > 1]
+    return any(cell and cell[0].phase == "F" and cell[0].stage >= 0 for cell in shared)
 
 
 def _place_columns(
     parts: Sequence[Columns],
     phases: Sequence[str],
-    places: Sequence[tuple[int, int]],
+    places: Places,
     workers: int,
     *,
     is_numbered: bool,
@@ -297,28 +273,6 @@ def _place_columns(
     if "stage" in columns:
         columns.pop("chunk", None)
     return columns
-
-
-def _causal_trace(traces: Sequence[Trace]) -> Trace:
-    """Return the only trace whose ops start after their inputs; of one trace, this."""
-    if len(traces) == 1:
-        return traces[0]
-    causal = [trace for trace in traces if _is_causal(trace)]
-    # replicas in lockstep follow any deal: of these, the one whose workers are in order of stages
-    ordered = [trace for trace in causal if _has_ordered_workers(trace)]
-    causal = ordered if len(causal) > 1 else causal
-    if len(causal) != 1:
-        why = f"{len(causal)} deals of ranks to replicas can be; give the files of one replica"
-        raise wrong("files", f"must be of one replica, or state it: {why}")
-    return causal[0]
-
-
-def _has_ordered_workers(trace: Trace) -> bool:
-    """Return whether the first stages of the workers of each replica ascend."""
-    first = np.full((len(trace.replicas), trace.workers), np.iinfo(np.int64).max)
-    is_op = trace.stage >= 0
-    np.minimum.at(first, (trace.replica[is_op], trace.worker[is_op]), trace.stage[is_op])
-    return bool((np.diff(first) > 0).all())
 
 
 def _merge_files(
@@ -418,7 +372,7 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 
 
 def _budget_steps(
-    trace: Trace, ranks: Sequence[Rows], places: Sequence[tuple[int, int]], origin: float
+    trace: Trace, ranks: Sequence[Rows], places: Places, origin: float
 ) -> Iterator[StepBudget]:
     """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
     is_op = trace.has_phase(OPS)
@@ -594,40 +548,3 @@ def _subtract_waits(
         arrivals = last_arrival[position[has_receive]]
         wait_end[has_receive] = np.maximum(wait_end[has_receive], arrivals)
     return np.where((wait_end > start) & (wait_end <= end), wait_end, start), end
-
-
-def _list_deals(
-    parts: Sequence[Columns], rows: Sequence[Rows], world: int, replicas: int
-) -> list[tuple[list[tuple[int, int]], int]]:
-    """List possible replicas and workers of all ranks, by their ops, each with its workers."""
-    # A pipeline runs every op once, so the ranks that share an op are as many as the replicas.
-    stated = [rank_rows.place for rank_rows in rows if rank_rows.place]
-    if len(stated) == len(rows):
-        positions = sorted({position for position, _, _ in stated})
-        places = [(positions.index(position), worker) for position, worker, _ in stated]
-        return [(places, stated[0][2])]
-    ranks = [rank_rows.rank for rank_rows in rows]
-    ops = [
-        {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
-        for part in parts
-    ]
-    count = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
-    replicas = replicas or max(count.values(), default=1)
-    if world % replicas and replicas > 1:
-        raise wrong("replicas", f"must divide the {world} ranks of the run, got {replicas}")
-    if replicas == 1 or any(rank_rows.is_ours for rank_rows in rows):
-        return [([(0, rank) for rank in ranks], world)]
-    workers = world // replicas
-    by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
-    by_blocks = [divmod(rank, workers) for rank in ranks]
-    deals = []
-    for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
-        runs = Counter[object]()
-        for (replica, _), rank_ops in zip(places, ops, strict=True):
-            runs.update((replica, op) for op in rank_ops if op[2] >= 0)
-        if max(runs.values(), default=1) == 1:
-            deals.append((places, workers))
-    if not deals:
-        why = f"{replicas} replicas run the same ops, in no order of ranks"
-        raise wrong("files", f"must be of one replica, or state it: {why}; give those of one")
-    return deals

@@ -113,11 +113,11 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
     `seconds` are times of ops and `start` their starts, both in this unit.
     """
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
-    least, most = _OP_SECONDS
+    least, longest = _OP_SECONDS
     units = [
         unit
         for unit, factor in SECONDS.items()
-        if least <= median * factor <= most and first * factor < _LATEST
+        if least <= median * factor <= longest and first * factor < _LATEST
     ]
     epochs = [unit for unit in units if _EPOCH[0] <= first * SECONDS[unit] <= _EPOCH[1]]
     units = epochs if len(epochs) == 1 else units
