@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 import numpy as np
 
@@ -245,7 +245,7 @@ def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
     return None
 
 
-def _op_name(trace: Trace, row: int) -> str:
+def _op_name(trace: Trace, row: int | np.integer[Any]) -> str:
     return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
