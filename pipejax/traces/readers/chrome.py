@@ -1,10 +1,11 @@
 """Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports."""
 
+import itertools
 import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,16 @@ import numpy as np
 from pipejax.base.checks import MAX_COUNT, wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
 from pipejax.traces.readers.device import EXCHANGE, Work
-from pipejax.traces.readers.labels import PYTORCH, parse_label
+from pipejax.traces.readers.labels import (
+    FRAMEWORKS,
+    STEP,
+    is_label,
+    number_marks,
+    parse_label,
+    parse_labels,
+)
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
+from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, innermost, join_ranks
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
     SECONDS,
@@ -24,12 +32,12 @@ from pipejax.traces.readers.sources import (
     Request,
     infer_unit,
     is_json,
+    name_order,
     read_texts,
 )
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
-STEP = "ProfilerStep#"
 BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
 # A trace may have 10^7 other events: only used events, and the text of one file, stay in memory.
 _GAP = re.compile(r"[\s,:]*")
@@ -107,10 +115,10 @@ def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[
             yield value
 
 
-_PYTORCH_PREFIXES = (PYTORCH, *RECEIVES, STEP, "Forward ", "Backward ")
 _OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
-# category of a label on a stream; backwards have none, as another thread launches their kernels
-_ON_STREAM = "gpu_user_annotation"
+# categories without labels of ops; backwards have none on a stream, as another thread launches them
+_UNLABELLED = frozenset(("gpu_user_annotation", "cpu_op", "python_function", "fwdbwd", "ac2g"))
+_RANK = re.compile(r"\brank[ _=:-]*(\d{1,6})\b", re.IGNORECASE)
 _WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 
@@ -122,9 +130,11 @@ class _EventCollector:
         self.names, self.count, self.microseconds = names, 0, microseconds  # in a unit of times
         self.faults = Counter[str]()  # of slices
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
-        self.slices: list[Slice] = []
+        self.slices: dict[Any, list[Slice]] = {}  # by process
         self.receives: list[tuple[float, float]] = []
-        self.marks: list[tuple[int, float, float]] = []
+        self.marks: list[tuple[str, float, float]] = []
+        self.process_ranks: dict[Any, int] = {}
+        self.open_events: dict[tuple[Any, Any], list[Event]] = {}  # by process and thread
         # of our exports: process, thread, and start, end and name; tracks that receive
         self.ours: list[tuple[Any, Any, float, float, str]] = []
         self.receive_tracks: set[tuple[Any, Any]] = set()
@@ -137,25 +147,39 @@ class _EventCollector:
         """Append an event if it is a slice of a pipeline, a kernel or a title."""
         self.count += 1
         name, category = event.get("name"), event.get("cat")
-        if type(name) is not str:
+        if event.get("ph") == "E":
+            self._close(event)
+        if type(name) is not str or event.get("ph") == "E":
             return
-        if event.get("ph") != "X":
+        if event.get("ph") == "B":
+            self.open_events.setdefault((event.get("pid"), event.get("tid")), []).append(event)
+        elif event.get("ph") != "X":
             self._add_title(event, name)
         elif category in _WORK:
             self._add_work(event, name)
         elif category in _CALLS:
             self._add_call(event, name)
-        elif name.startswith(_PYTORCH_PREFIXES):
-            if category != _ON_STREAM and (name.startswith((*RECEIVES, STEP)) or parse_label(name)):
-                self._add_slice(event, name, is_ours=False)
         elif category in _OUR_CATEGORIES and parse_label(name):
             self._add_slice(event, name, is_ours=True)
         elif category == COMPUTING:
             self.unknown_ops[name] += 1
+        elif category not in _UNLABELLED and (
+            name.startswith(RECEIVES) or STEP.fullmatch(name) or is_label(name)
+        ):
+            self._add_slice(event, name, is_ours=False)
+
+    def _close(self, event: Event) -> None:
+        """Append the slice that ends with an event."""
+        stack = self.open_events.get((event.get("pid"), event.get("tid")))
+        if stack:
+            begin = stack.pop()
+            start, end = begin.get("ts"), event.get("ts")
+            if isinstance(start, int | float) and isinstance(end, int | float):
+                self.add(begin | {"ph": "X", "dur": end - start})
 
     def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
         start, length = self._time(event, "ts"), self._time(event, "dur")
-        number, end = name.removeprefix(STEP), start + length
+        end, step = start + length, _arguments(event).get("step_num")
         self.threads.add(str(event.get("tid")))
         if not np.isfinite(end):
             self.faults["its time is no finite number"] += 1
@@ -165,10 +189,12 @@ class _EventCollector:
             self.ours.append((event.get("pid"), event.get("tid"), start, end, name))
         elif name.startswith(RECEIVES):
             self.receives.append((start, end))
-        elif not name.startswith(STEP):
-            self.slices.append((start, end, self.names.setdefault(name, len(self.names))))
-        elif number.isdecimal() and len(number) < 10:
-            self.marks.append((int(number), start, end))
+        elif STEP.fullmatch(name):
+            mark = f"step {step}" if str(step).isdecimal() else name  # XProf counts beside the name
+            self.marks.append((mark, start, end))
+        else:
+            label = self.names.setdefault(name, len(self.names))
+            self.slices.setdefault(event.get("pid"), []).append((start, end, label))
 
     def _add_work(self, event: Event, name: str) -> None:
         """Append a kernel or a copy; the host call that launched it has the same correlation."""
@@ -220,7 +246,11 @@ class _EventCollector:
         ]
 
     def _add_title(self, event: Event, name: str) -> None:
-        """Remember a track of our exports whose title says that it receives."""
+        """Remember the rank of a process, and tracks of our exports whose title says receive."""
+        if name in ("process_name", "process_labels"):
+            values = " ".join(map(str, _arguments(event).values()))
+            if match := _RANK.search(values):
+                self.process_ranks[event.get("pid")] = int(match[1])
         title = _arguments(event).get("name") if name == "thread_name" else None
         if str(title).startswith("receive from worker"):
             self.receive_tracks.add((event.get("pid"), event.get("tid")))
@@ -241,8 +271,30 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     """Read the traces of all ranks."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
+    paths = sorted(paths, key=name_order)
     files = [RankFile(path, *_read_file(path, names, request, left_out)) for path in paths]
-    trace = join_ranks(files, [parse_label(name) for name in names], request.sizes, left_out)
+    by_label = parse_labels(names)
+    cells = [by_label.get(name, ()) for name in names]
+    every = [rows for file in files for rows in file.ranks]
+    numbers, notes = itertools.count(), []
+    if every and all(rows.rank == NONE for rows in every):
+        notes.append("no file says ranks: they follow file names, then processes")
+        files = [
+            file._replace(ranks=[rows._replace(rank=next(numbers)) for rows in file.ranks])
+            for file in files
+        ]
+    is_pytorch = any(parse_label(name) for name in by_label)
+    for k, (path, ranks, zero) in enumerate(files):
+        if count := sum(rows.rank == NONE for rows in ranks):
+            why = "neither it nor its name says of which rank it is"
+            left_out.append(LeftOut(str(path), why, count))
+        ranks = [
+            rows for rows in ranks if rows.rank != NONE and any(map(cells.__getitem__, rows.label))
+        ]
+        if not is_pytorch:
+            ranks = [innermost(rows, cells, left_out) for rows in ranks]
+        files[k] = RankFile(path, ranks, zero)
+    trace = join_ranks(files, cells, request.sizes, left_out, (), notes)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:
@@ -263,8 +315,8 @@ def _read_file(
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
     if not (events.slices or events.ours or events.faults):
-        why = f"none of its {events.count:,} events has a label of PyTorch's pipelining, as PP:0F1"
-        left_out.append(LeftOut(str(path), why))
+        why = f"none of its {events.count:,} events has a label of {', '.join(FRAMEWORKS)}"
+        left_out.append(LeftOut(str(path), f"{why}, as PP:0F1 or forward_step"))
         return [], None
     if events.ours:
         if unknown := events.unknown_ops:
@@ -273,30 +325,42 @@ def _read_file(
         return events.our_rows(), None
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
+    is_cut = any(why != BROKEN for why in faults)
+    zero = header.get("baseTimeNanoseconds")
+    return _rank_rows(events, info, file_rank(path), is_cut), zero if type(zero) is int else None
+
+
+def _rank_rows(
+    events: _EventCollector, info: Mapping[str, Any], name_rank: int | None, is_cut: bool
+) -> list[Rows]:
+    """Return the slices of each process that labels ops; NONE for an unknown rank."""
     rank, world = info.get("rank"), info.get("world_size")
-    rank = rank if type(rank) is int and rank >= 0 else file_rank(path)
-    if rank is None:
-        left_out.append(LeftOut(str(path), "neither it nor its name says of which rank it is"))
-        return [], None
+    rank = rank if type(rank) is int and rank >= 0 else name_rank
     waits = [wait[:2] for wait in events.waits if wait[2] in events.threads]
     waits += events.receives
-    rows = Rows.from_slices(rank, {*events.slices})._replace(  # duplicates would begin a step
-        world=world if type(world) is int and 0 < world < MAX_COUNT else 0,
-        receives=np.array(events.receives).reshape(-1, 2).T,
-        marks=events.marks,
-        is_cut=any(why != BROKEN for why in faults),
-        work=events.device_work(),
-        syncs=np.array(waits).reshape(-1, 2).T,
-        has_all_work=bool(events.work) and bool(events.launches),
-    )
-    zero = header.get("baseTimeNanoseconds")
-    return ([rows] if len(rows.label) else []), zero if type(zero) is int else None
+    is_one = len(events.slices) == 1
+    results = []
+    for process, slices in events.slices.items():
+        # duplicates would begin a step
+        number = events.process_ranks.get(process, NONE)
+        rows = Rows.from_slices(rank if is_one and rank is not None else number, {*slices})
+        rows = rows._replace(marks=number_marks(events.marks), is_cut=is_cut)
+        rows = rows._replace(world=world if type(world) is int and 0 < world < MAX_COUNT else 0)
+        if is_one:  # work of a device names no process
+            rows = rows._replace(
+                receives=np.array(events.receives).reshape(-1, 2).T,
+                work=events.device_work(),
+                syncs=np.array(waits).reshape(-1, 2).T,
+                has_all_work=bool(events.work) and bool(events.launches),
+            )
+        results.append(rows)
+    return results
 
 
 READER = Reader(
     "Chrome trace",
-    "torch.profiler around PyTorch's pipelining; `pipejax run --trace`, `pipejax export`",
-    "labels as `PP:0F1`, one file for each rank; or a run of this package",
+    "torch.profiler, XProf, Perfetto; `pipejax run --trace`, `pipejax export`",
+    "labels as below, a file or a process for each rank; or a run of this package",
     lambda head: (
         is_json(head)
         and ('"traceEvents"' in head or head.lstrip()[0] == "[" or len(head) >= HEAD_BYTES // 4)

@@ -27,7 +27,8 @@ _CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0
 _CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"
 
 _RANK = r"(?:rank[ =]\d+[;:]? *(?:pp=\d+/\d+[;:]? *)?)?"  # before a label of any framework
-_NUMBER = r"(?:[ _.:#-]*(?:mb|microbatch|micro_batch)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?"
+_STAGE = r"[ _.:#,-]*(?:stage|s)[ _=]*(?P<stage>\d{1,9})"
+_NUMBER = r"(?:[ _.:#,-]*(?:mb|microbatch|micro_batch|m)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?"
 
 
 def _second(pattern: str) -> str:
@@ -50,8 +51,10 @@ GRAMMARS = (
         + _second(rf"(?P<phase>backward) {_CHUNK}"),
     ),
     ("PithTrain", r"(?P<phase>weight) chunk"),
-    ("Megatron-LM", rf"(?:\w+\.)*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
+    ("Megatron-LM", rf"(?:\w+\.)*_*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
+    ("other programs", rf"(?P<phase>[A-Za-z]+){_STAGE}{_NUMBER}"),
+    ("other programs", rf"{_STAGE}[ _.:#,-]*(?P<phase>[A-Za-z]+?){_NUMBER}"),
 )
 FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
 
@@ -80,6 +83,28 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
         numbers |= {k: int(n) for k in LabelOp._fields[1:] if (n := groups.get(k + suffix))}
         ops.append(LabelOp(phase_name(text), **numbers))
     return tuple(ops) if is_pytorch or ops[0].phase in OPS else ()
+
+
+@functools.lru_cache(maxsize=2**16)
+def is_label(text: str) -> bool:
+    """Return whether a text is a label of some framework."""
+    return any(parse_label(text, framework) for framework in FRAMEWORKS)
+
+
+# marks of steps; without a number, the k-th mark of a rank
+STEP = re.compile(
+    r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"
+    r"|train(?:ing)?[ _](?:step|iteration|batch)|train|iteration",
+    re.IGNORECASE,
+)
+
+
+def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, float, float]]:
+    """Return number, start and end of marks of steps; if none has a number, they are counted."""
+    matches = [(STEP.fullmatch(label), *times) for label, *times in marks]
+    steps = [(match["number"], *times) for match, *times in matches if match]
+    numbered = [(int(number), *times) for number, *times in steps if number]
+    return numbered or [(k, *times) for k, (_, *times) in enumerate(steps)]
 
 
 def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import struct
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +19,17 @@ import numpy as np
 
 from pipejax.base.checks import wrong
 from pipejax.traces.readers.device import EXCHANGE, Key
-from pipejax.traces.readers.labels import FRAMEWORKS, Cell, parse_label, parse_labels
+from pipejax.traces.readers.labels import (
+    FRAMEWORKS,
+    STEP,
+    Cell,
+    is_label,
+    number_marks,
+    parse_labels,
+)
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, join_ranks
-from pipejax.traces.readers.sources import Reader, Request
+from pipejax.traces.readers.rank_slices import RankFile, Rows, innermost, join_ranks
+from pipejax.traces.readers.sources import Reader, Request, name_order
 from pipejax.traces.record import NONE, LeftOut, Trace
 
 if TYPE_CHECKING:
@@ -41,12 +48,6 @@ _WORK = {
 _COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv")
 # calls that wait for the device
 _WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
-# marks of steps; without a number, the k-th mark of a rank
-_STEP = re.compile(
-    r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"
-    r"|train(?:ing)?[ _](?:step|iteration)|iteration",
-    re.IGNORECASE,
-)
 _RANK = re.compile(r"rank[ =](\d{1,9})\b")
 _COMMUNICATOR, _SIZE = "NCCL communicator ID", "Message size [bytes]"
 _SCHEMA_OFFSET, _PAYLOAD_OFFSET = 8, 32  # [bytes]; a header comes before the payload
@@ -82,7 +83,7 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
     left_out: list[LeftOut] = []
     keys: dict[Key, int] = {}
     exports: list[tuple[Path, list[_Process], int | None]] = []
-    for path in sorted(paths, key=_name_order):
+    for path in sorted(paths, key=name_order):
         uri = f"{path.resolve().as_uri()}?mode=ro"
         try:
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
@@ -106,11 +107,6 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
             left_out.append(LeftOut(f"process of {path}", why, count))
         files.append(RankFile(path, ranks, zero))
     return join_ranks(files, [*cells.values()], request.sizes, left_out, [*keys], notes)
-
-
-def _name_order(path: Path) -> list[tuple[str, int]]:
-    """Return the sort key of a file name that puts 2 before 10."""
-    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 
 
 def _read_file(
@@ -140,7 +136,7 @@ def _read_file(
     processes = [
         process
         for _, process in sorted(by_number.items())
-        if any(parse_label(entry.label, name) for entry in process.ranges for name in FRAMEWORKS)
+        if any(is_label(entry.label) for entry in process.ranges)
     ]
     for process in processes:
         labels = filter(None, (_RANK.match(entry.label) for entry in process.ranges))
@@ -173,9 +169,8 @@ def _read_ranges(database: "Connection") -> Iterator[_Range]:
         # PyTorch's emit_nvtx adds numbers of the call, as in "PP:0F1, op_id = 7"
         label = (text or strings.get(text_id, "")).partition(", ")[0]
         if label not in is_used:
-            is_mark = bool(_STEP.fullmatch(label) or _RANK.match(label))
-            is_op = any(parse_label(label, name) for name in FRAMEWORKS)
-            is_used[label] = is_mark or is_op or label.startswith("nccl")
+            is_mark = bool(STEP.fullmatch(label) or _RANK.match(label))
+            is_used[label] = is_mark or is_label(label) or label.startswith("nccl")
         if is_used[label]:
             stop = np.nan if end is None else end / _MICROSECOND
             call = _read_payload(payload, strings, offsets)
@@ -244,38 +239,28 @@ def _rank_rows(
 ) -> Iterator[Rows]:
     """Yield the slices of a process as those of its rank, if it has any."""
     numbers = {label: number for number, label in enumerate(cells)}
-    by_phase: dict[str, list[Slice]] = defaultdict(list)
-    faults = Counter[str]()
-    for entry in sorted(process.ranges, key=lambda entry: (entry.start, -entry.end)):
-        if entry.label not in cells:
-            continue
-        slices = by_phase[cells[entry.label][0].phase]
-        if np.isnan(entry.end):
-            faults["they have no end"] += 1
-            continue
-        # of nested ranges of one phase, such as a function in a function, the inner one is the op
-        if slices and entry.end <= slices[-1][1]:
-            slices.pop()
-            faults["others of their phase lie inside"] += 1
-        slices.append((entry.start, entry.end, numbers[entry.label]))
-    what = f"ranges of rank {process.rank}"
-    left_out += [LeftOut(what, why, count) for why, count in sorted(faults.items(), reverse=True)]
-    marks = [
-        (int(match["number"] or NONE), entry.start, entry.end)
-        for entry in process.ranges
-        if (match := _STEP.fullmatch(entry.label)) and not np.isnan(entry.end)
+    entries = [entry for entry in process.ranges if entry.label in cells]
+    slices = [
+        (entry.start, entry.end, numbers[entry.label])
+        for entry in entries
+        if not np.isnan(entry.end)
     ]
-    numbered = [mark for mark in marks if mark[0] != NONE]
+    if count := len(entries) - len(slices):
+        left_out.append(LeftOut(f"ranges of rank {process.rank}", "they have no end", count))
+    marks = [
+        (entry.label, entry.start, entry.end) for entry in process.ranges if not np.isnan(entry.end)
+    ]
     # PithTrain states the place of a rank, as in "rank=3; pp=1/2 dp=0/1; mbs=1"
     setup = next((entry.label for entry in process.ranges if "; pp=" in entry.label), "")
     axes = {name: (int(k), int(n)) for name, k, n in re.findall(r"(\w+)=(\d+)/(\d+)", setup)}
     worker, workers = axes.pop("pp", (NONE, 0))
-    if any(by_phase.values()) and process.rank is not None:
-        yield Rows.from_slices(process.rank, itertools.chain(*by_phase.values()))._replace(
+    if slices and process.rank is not None:
+        rows = Rows.from_slices(process.rank, slices)
+        yield innermost(rows, [*cells.values()], left_out)._replace(
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
             has_all_work=True,
-            marks=numbered or [(k, *mark[1:]) for k, mark in enumerate(marks)],
+            marks=number_marks(marks),
             place=((*(k for k, _ in axes.values()),), worker, workers) if workers else None,
         )
 

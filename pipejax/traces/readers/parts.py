@@ -100,8 +100,10 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
 
 # names in files, in lower case with - between words; all others stay as they are
 _NAMES = {
-    "F": "f forward fwd forward-compute forward-step fwd-compute",
-    "B": "b backward bwd backward-compute backward-step bwd-compute full-backward",
+    "F": "f forward fwd forward-compute forward-step fwd-compute forward-pass forwardpass "
+    "exec-forward-pass pipe-fwd",
+    "B": "b backward bwd backward-compute backward-step bwd-compute full-backward backward-pass "
+    "backwardpass exec-backward-pass pipe-bwd",
     "I": "i backward-input input-grad input-gradient dgrad backward-dgrad bwd-input "
     "backward-input-compute backward-dgrad-compute b-input",
     "W": "w weight backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "

@@ -113,9 +113,11 @@ def check_ranks(
 
 
 def file_rank(path: Path) -> int | None:
-    """Return the rank in the name of a file, as in rank-3.json; None without one."""
-    numbers = _RANK.findall(path.name.casefold())
-    return int(numbers[-1]) if numbers else None
+    """Return the rank in the name of a file or its folder, as in rank-3.json; None without one."""
+    for name in (path.name, path.absolute().parent.name):
+        if numbers := _RANK.findall(name.casefold()):
+            return int(numbers[-1])
+    return None
 
 
 def _read_object(path: Path, on_bytes: OnBytes, left_out: list[LeftOut]) -> dict[str, Any] | None:

@@ -71,6 +71,22 @@ class RankFile(NamedTuple):
     zero: int | None  # of its clock [ns]; None if the file does not state it
 
 
+def innermost(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
+    """Drop ranges around others of their phase, such as a function in a function."""
+    phases = {name: k for k, name in enumerate(dict.fromkeys(c[0].phase for c in cells if c))}
+    codes = np.array([phases[cell[0].phase] if cell else NONE for cell in cells], np.int64)
+    phase = codes[rows.label]
+    order = np.lexsort([-rows.end, rows.start, phase])
+    is_outer = np.zeros(len(order), bool)
+    is_outer[order[:-1]] = (np.diff(phase[order]) == 0) & (np.diff(rows.end[order]) <= 0)
+    is_outer &= phase != NONE
+    if count := int(is_outer.sum()):
+        why = "others of their phase lie inside"
+        left_out.append(LeftOut(f"ranges of rank {rows.rank}", why, count))
+    fields = {name: getattr(rows, name)[~is_outer] for name in ("label", "start", "end")}
+    return rows._replace(**fields)
+
+
 def number_steps(
     ranks: Sequence[Rows], cells: Sequence[Cell]
 ) -> tuple[list[Int[NumpyArray, " slices"]], str]:

@@ -111,7 +111,9 @@ def _list_files(files: Sequence[str | Path]) -> list[Path]:
     paths: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():
-            paths += sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
+            parts = [(p, p.relative_to(path).parts) for p in path.rglob("*")]
+            visible = [p for p, names in parts if not any(name[0] == "." for name in names)]
+            paths += sorted(filter(Path.is_file, visible))
         else:
             paths.append(path)
     return list(dict.fromkeys(paths))
