@@ -636,7 +636,7 @@ def test_exports_of_runs_with_collectives_and_updates_are_read(tmp_path):
 def test_messages_alone_are_no_pipeline(tmp_path):
     """As PyTorch 2.11 traces its schedules of one stage a rank: their ops have no labels."""
     path = labelled(tmp_path / "a", [("gloo:recv", 0, 1), ("aten::mm", 1, 1)])
-    with pytest.raises(ValueError, match="none of its 2 events has a label of PyTorch's"):
+    with pytest.raises(ValueError, match="none of its 2 events has a label of PyTorch, "):
         read(path)
 
 

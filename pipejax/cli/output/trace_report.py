@@ -82,6 +82,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield from _replay_help(analysis)
         yield from _budget(analysis.pipelines.trace.budgets)
         yield _heading(analysis, result)
+        yield from _doubts(analysis)
         return
     if finding is None:
         yield plain(f"{seconds(step)} per step; {first_fault(advice)}")
@@ -113,6 +114,14 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
     yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
     yield _heading(analysis, result)
+    yield from _doubts(analysis)
+
+
+def _doubts(analysis: "Analysis") -> Iterator[object]:
+    """Yield the unit of times, if no file states it, and signs of two jobs."""
+    for text in analysis.pipelines.trace.inferred:
+        if text.startswith(("unit of times", "replicas do not")):
+            yield plain(text)
 
 
 def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:

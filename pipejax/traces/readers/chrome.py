@@ -32,6 +32,7 @@ from pipejax.traces.readers.sources import (
     Request,
     infer_unit,
     is_json,
+    is_json_lines,
     name_order,
     read_texts,
 )
@@ -275,9 +276,9 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     files = [RankFile(path, *_read_file(path, names, request, left_out)) for path in paths]
     by_label = parse_labels(names)
     cells = [by_label.get(name, ()) for name in names]
-    every = [rows for file in files for rows in file.ranks]
+    all_rows = [rows for file in files for rows in file.ranks]
     numbers, notes = itertools.count(), []
-    if every and all(rows.rank == NONE for rows in every):
+    if all_rows and all(rows.rank == NONE for rows in all_rows):
         notes.append("no file says ranks: they follow file names, then processes")
         files = [
             file._replace(ranks=[rows._replace(rank=next(numbers)) for rows in file.ranks])
@@ -363,6 +364,7 @@ READER = Reader(
     "labels as below, a file or a process for each rank; or a run of this package",
     lambda head: (
         is_json(head)
+        and not is_json_lines(head)
         and ('"traceEvents"' in head or head.lstrip()[0] == "[" or len(head) >= HEAD_BYTES // 4)
     ),
     read_chrome,

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import datetime
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,20 +33,24 @@ from pipejax.traces.readers.sources import (
     find_delimiter,
     infer_unit,
     is_json,
+    is_json_lines,
     read_lines,
 )
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
 # role of a column, and its names in files; `chunk` counts the stages of a worker
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "step": ("step", "iteration", "iter"),
+    "step": ("step", "iteration", "iter", "step_id", "iteration_id", "train_step"),
     "replica": ("replica", "dp_rank", "dp", "data_parallel_rank"),
-    "worker": ("worker", "pp_rank", "pp", "pipeline_rank", "pipeline_parallel_rank"),
+    "worker": ("worker", "pp_rank", "pp", "pipeline_rank", "pipeline_parallel_rank", "rank"),
     "stage": ("gmc", "stage", "stage_id", "global_chunk"),
     "chunk": ("chunk", "mc", "model_chunk", "vpp_rank", "vp_stage", "virtual_stage"),
-    "phase": ("phase", "optype", "op_type", "op", "name", "event"),
-    "microbatch": ("microbatch", "mb_id", "mb", "micro_batch", "microbatch_id", "micro_batch_id"),
-    "start": ("start", "start_ts", "begin", "start_time", "ts"),
+    "phase": ("phase", "optype", "op_type", "op", "name", "event", "event_type", "kind"),
+    "microbatch": (
+        *("microbatch", "mb_id", "mb", "micro_batch", "microbatch_id", "micro_batch_id"),
+        *("microbatch_index", "mb_index"),
+    ),
+    "start": ("start", "start_ts", "begin", "start_time", "ts", "begin_time", "begin_ts"),
     "end": ("end", "end_ts", "finish", "end_time", "stop"),
     "duration": ("duration", "dur", "elapsed"),
 }
@@ -226,6 +231,10 @@ def _read_csv(
     """Yield roles of columns, cells by name and line numbers, in batches of `_BATCH_ROWS` rows."""
     text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
+    if is_json(header_line):
+        text = itertools.chain([header_line], text)
+        yield from _read_json_lines(path, text, request, left_out)
+        return
     delimiter = find_delimiter(header_line) or ","
     header = [cell.strip() for cell in next(csv.reader([header_line], delimiter=delimiter))]
     roles, invalid = find_roles(path, header, request), []
@@ -253,6 +262,32 @@ def _read_csv(
     if invalid:
         why = f"they have other than the {len(header)} cells of the header{list_rows(invalid)}"
         left_out.append(LeftOut(f"rows of {path}", why, len(invalid)))
+
+
+def _read_json_lines(
+    path: Path, text: Iterator[str], request: Request, left_out: list[LeftOut]
+) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
+    """Yield roles of keys, values by key and line numbers of lines with a JSON object each."""
+    objects: list[dict[str, Any]] = []
+    lines, invalid = [], []
+    for number, line in enumerate(_undamaged_lines(text, path, left_out), 1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            objects.append(value)
+            lines.append(number)
+        elif line.strip():
+            invalid.append(number)
+    if invalid:
+        why = f"they are no JSON objects{list_rows(invalid)}"
+        left_out.append(LeftOut(f"rows of {path}", why, len(invalid)))
+    header = [*dict.fromkeys(key for entry in objects for key in entry)]
+    roles = find_roles(path, header, request)
+    names = {name for name, _ in roles.values()}
+    cells = {n: np.array([entry.get(n) for entry in objects], object) for n in names}
+    yield roles, cells, np.array(lines)
 
 
 def _undamaged_lines(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:
@@ -287,6 +322,8 @@ def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
         roles[role] = name, unit
     if "end" in roles:
         roles.pop("duration", None)
+    if "replica" in roles and roles.get("worker", ("",))[0].casefold() == "rank":
+        roles.pop("worker")  # it counts the ranks of all replicas
     missing = [role for role in ("phase", "start") if role not in roles]
     if not {"end", "duration"} & roles.keys():
         missing.append("end or duration")
@@ -380,11 +417,12 @@ def _check_numbers(rows: Columns) -> None:
 
 
 READER = Reader(
-    "Parquet, CSV",
+    "Parquet, CSV, JSON lines",
     "production jobs, your own recorder",
     "a slice of time in each row",
     lambda head: (
         head.startswith("PAR1")
+        or is_json_lines(head)
         or (not is_json(head) and find_delimiter(head.split("\n", 1)[0]) is not None)
     ),
     read_columns,

@@ -101,10 +101,10 @@ STEP = re.compile(
 
 def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, float, float]]:
     """Return number, start and end of marks of steps; if none has a number, they are counted."""
-    matches = [(STEP.fullmatch(label), *times) for label, *times in marks]
-    steps = [(match["number"], *times) for match, *times in matches if match]
-    numbered = [(int(number), *times) for number, *times in steps if number]
-    return numbered or [(k, *times) for k, (_, *times) in enumerate(steps)]
+    matches = ((STEP.fullmatch(label), start, end) for label, start, end in marks)
+    steps = [(match["number"], start, end) for match, start, end in matches if match]
+    numbered = [(int(number), start, end) for number, start, end in steps if number]
+    return numbered or [(k, start, end) for k, (_, start, end) in enumerate(steps)]
 
 
 def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:

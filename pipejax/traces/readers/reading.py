@@ -1,7 +1,10 @@
 """Reading of a measured run from files of any supported format, as one trace."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
@@ -9,10 +12,11 @@ from pipejax.traces.readers import chrome, columns as in_columns, nsight, rank_l
 from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import Request, is_log, read_head, why_unreadable
-from pipejax.traces.record import LeftOut, Trace
+from pipejax.traces.record import OPS, LeftOut, Trace
 
 # a file belongs to the first reader that can read it
 READERS = (nsight.READER, rank_lists.READER, chrome.READER, in_columns.READER)
+_MAX_EARLY = 0.1  # of a step, by which a replica may begin it before others end the one before
 Files = str | Path | Sequence[str | Path]
 _MAX_LISTED = 3  # files or reasons that a message lists
 
@@ -103,7 +107,28 @@ def read(
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):
         raise wrong("files", _why_empty(trace.left_out))
+    if _are_apart(trace):
+        why = "replicas do not wait for each other: clocks differ, or these are two jobs"
+        trace = dataclasses.replace(trace, inferred=(*trace.inferred, why))
     return trace
+
+
+def _are_apart(trace: Trace) -> bool:
+    """Return whether replicas begin steps long before others have ended the previous one."""
+    if trace.has_step_clocks or len(trace.replicas) < 2 or len(trace.steps) < 2:
+        return False
+    is_op = trace.has_phase(OPS)
+    step, replica = (
+        np.unique(x[is_op], return_inverse=True)[1] for x in (trace.step, trace.replica)
+    )
+    begin = np.full((step.max() + 1, replica.max() + 1), np.inf)
+    end = -begin
+    np.minimum.at(begin, (step, replica), trace.start[is_op])
+    np.maximum.at(end, (step, replica), trace.end[is_op])
+    early = end[:-1].max(axis=1) - begin[1:].min(axis=1)
+    if (begin[1:] < begin[:-1]).any() or (begin[1:] < end[:-1]).all():  # each step has its zero
+        return False
+    return bool(np.median(early) > _MAX_EARLY * np.median(end - begin))
 
 
 def _list_files(files: Sequence[str | Path]) -> list[Path]:

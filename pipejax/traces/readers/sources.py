@@ -188,6 +188,11 @@ def is_json(head: str) -> bool:
     return head.lstrip().startswith(("[", "{"))
 
 
+def is_json_lines(head: str) -> bool:
+    """Return whether each line of a file is a JSON object."""
+    return bool(re.match(r"\s*\{[^\n]*\}[ \t\r]*\n\s*\{", head))
+
+
 def find_delimiter(header: str) -> str | None:
     """Return the delimiter of a CSV header; None if the header has fewer than three cells."""
     delimiter = max(_DELIMITERS, key=header.count)
