@@ -197,12 +197,12 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
             medians.append(median(waited) if len(waited) else np.nan)
             spread = median(np.abs(waited - medians[-1])) if len(waited) else np.nan
             errors.append(spread / np.sqrt(max(len(waited), 1)))
-        known = np.flatnonzero(np.isfinite(medians))
-        if len(known) > 1:
-            times = np.maximum(np.array(medians)[known], MIN_EXCESS * least)
+        observed = np.flatnonzero(np.isfinite(medians))
+        if len(observed) > 1:
+            times = np.maximum(np.array(medians)[observed], MIN_EXCESS * least)
             excess = times - medians_of_others(times)
-            is_slow = excess > np.maximum(least, MIN_Z * np.array(errors)[known])
-            scales[known, link] = np.where(is_slow, times / (times - excess), 1.0)
+            is_slow = excess > np.maximum(least, MIN_Z * np.array(errors)[observed])
+            scales[observed, link] = np.where(is_slow, times / (times - excess), 1.0)
     return dataclasses.replace(pipelines, link_scales=scales[np.searchsorted(replicas, replica)])
 
 
