@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 
@@ -231,21 +231,21 @@ def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
         return f"{len(slices)} ops, most have {usual_length}"
     start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
     if (end < start).any():
-        return f"{_op_name(trace, slices[(end < start).argmax()])} ends before it starts"
+        return f"{_op_name(trace, int(slices[(end < start).argmax()]))} ends before it starts"
     is_pair = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
     shorter = np.minimum(end[1:] - start[1:], end[:-1] - start[:-1])
     overlaps = end[:-1] - start[1:] > MAX_OVERLAP * shorter
     overlaps &= (worker[1:] == worker[:-1]) & ~is_pair
     if overlaps.any():
         row = int(overlaps.argmax())
-        earlier, later = _op_name(trace, slices[row]), _op_name(trace, slices[row + 1])
+        earlier, later = (_op_name(trace, k) for k in slices[row : row + 2].tolist())
         is_repeated = earlier == later or len(trace.steps) == 1
         hint = ": are steps or replicas not told apart?" if is_repeated else ""
         return f"{later} starts while {earlier} runs on the same worker{hint}"
     return None
 
 
-def _op_name(trace: Trace, row: int | np.integer[Any]) -> str:
+def _op_name(trace: Trace, row: int) -> str:
     return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
@@ -348,7 +348,7 @@ def _input_leads(trace: Trace) -> Float[NumpyArray, " slices"]:
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
     """Describe the op that starts earliest before its input; None if clock rounding explains it."""
     # `lead` is the time by which every slice of the trace starts before its input ends [s].
-    worst = slices[lead[slices].argmax()]
+    worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
     tolerance = float(MAX_LEAD * np.median(trace.end[slices] - trace.start[slices]))
     if max_lead <= tolerance:
