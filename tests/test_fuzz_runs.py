@@ -50,6 +50,7 @@ def test_any_table_runs_as_the_event_loop(data):
     result = pj.evaluate(table, costs, link=links)
     same(result.makespan, expected.makespan)
     same(result.busy, expected.busy())
+    assert result.peak_in_flight.tolist() == expected.peak_in_flight()
     cells = [event for event in expected.end if isinstance(event[0], int)]
     workers, slots = zip(*cells, strict=True)
     same(result.start[workers, slots], [expected.start[cell] for cell in cells])

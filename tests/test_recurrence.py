@@ -12,8 +12,6 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
-from pipejax.schedules.cells.ops import USUAL_PHASES
-from pipejax.schedules.table.held_activations import in_flight
 
 LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
 LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
@@ -83,14 +81,6 @@ def test_equals_event_loop_and_networkx(link, queues, data):
             assert result.finish[cell] == pytest.approx(expected.end[cell])
 
 
-@given(case=strategies.cases(), factor=st.integers(0, 8), link=st.sampled_from(LINKS))
-def test_homogeneous(case, factor, link):  # exact for powers of two
-    program, priced = lowered(case.table, case.costs, *link)
-    scaled = NodeCosts(*(cost * 2.0**factor for cost in priced))
-    plain, many = (float(_path(program.preds, c).finish.max()) for c in (priced, scaled))
-    assert many == plain * 2.0**factor
-
-
 @given(case=strategies.cases(pairs=True), link=st.sampled_from(LINKS))
 def test_euler(case, link):  # ties included
     program, priced = lowered(case.table, case.costs, *link)
@@ -99,31 +89,6 @@ def test_euler(case, link):  # ties included
     assert total == pytest.approx(float(path.finish.max()), rel=1e-12)
     # the path is a path: one edge into every node of it but the source
     assert np.asarray(path.edges)[1:].sum(axis=1).tolist() == np.asarray(path.nodes)[1:].tolist()
-
-
-@given(case=strategies.cases(), link=st.sampled_from(LINKS))
-def test_padding_changes_nothing(case, link):
-    program = pj.lower(case.table, link=pj.Links(*link))
-    n, k = program.preds.shape
-    fewer, more = (
-        strategies.padded(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2)
-    )
-    # NumPy's: a slice of JAX's is a compilation for every number of nodes
-    paths = [jax.tree.map(np.asarray, _path(p.preds, price(p, case.costs))) for p in (fewer, more)]
-    assert float(paths[0].finish.max()) == float(paths[1].finish.max())
-    assert np.array_equal(paths[0].nodes[:n], paths[1].nodes[:n])
-    assert np.array_equal(paths[0].edges[:n, :k], paths[1].edges[:n, :k])
-    for path in paths:
-        assert not np.asarray(path.nodes)[n:].any()
-        assert not np.asarray(path.edges)[:, k:].any()
-    idle = [["", *row, "", ""] for row in case.rows]
-    wider = pj.ScheduleTable.from_rows(
-        idle, placement=case.table.placement, pipe_of_microbatch=case.table.pipe_of_microbatch
-    )
-    result, wide = (pj.evaluate(t, case.costs, link=pj.Links(*link)) for t in (case.table, wider))
-    assert wide.makespan == result.makespan
-    assert wide.bubble_ratio == result.bubble_ratio
-    assert wide.workers == result.workers
 
 
 @given(case=strategies.cases(), seed=RANDOM, link=st.sampled_from(LINKS[:3]))
@@ -162,25 +127,6 @@ def test_vmap_jit_and_float32(case, seed, link):
         assert float(_path(program.preds, single).finish.max()) == pytest.approx(
             float(alone), rel=1e-5, abs=1e-5
         )
-
-
-@given(case=strategies.cases(), link=st.sampled_from(LINKS))
-def test_busy_and_idle_fill_the_makespan(case, link):
-    result = pj.evaluate(case.table, case.costs, link=pj.Links(*link))
-    for worker in range(result.workers):
-        executed = np.isin(case.table.phase[worker], USUAL_PHASES.executed)
-        cells = (result.program.node_of_cell[worker] > 0) & executed
-        start, finish = result.start[worker][cells], result.finish[worker][cells]
-        gaps = np.append(start, result.makespan) - np.insert(finish, 0, 0.0)
-        assert (gaps >= -1e-9).all()
-        assert gaps.sum() + result.busy[worker] == pytest.approx(result.makespan)
-    held = in_flight(case.table)
-    assert (held >= 0).all()
-    released_last = sum(
-        np.isin(c.phase[:, -1], [pj.Phase.B, pj.Phase.W]).astype(int)
-        for c in (case.table.cells, case.table.partners)
-    )
-    np.testing.assert_array_equal(held[np.arange(result.workers), -1], released_last)
 
 
 @settings(max_examples=40)

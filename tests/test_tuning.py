@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from daily import daily
-from legal_sizes import at_least
 
 import pipejax as pj
 from pipejax.cli.app import run
@@ -20,9 +19,6 @@ from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.engine.batched import pricing
-from pipejax.schedules import REGISTRY
-from pipejax.schedules.cells.ops import PARTS as LEDGER_PARTS
-from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import step_time_objective
 from pipejax.search.tuning.joint import (
     PARTS,
@@ -178,18 +174,6 @@ def test_nothing_fits_is_an_error(name, workers, minibatch, memory, message):
     workload = dataclasses.replace(WORKLOAD, minibatch=minibatch)
     with pytest.raises(ValueError, match=message):
         tuned_size(get_family(name, workers), workload, with_memory(memory))
-
-
-@pytest.mark.parametrize("schedule", REGISTRY)
-def test_held_counts_give_the_peak_for_any_sizes(schedule):
-    count = at_least(schedule, 4, 10)
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count)
-    held, rows = held_counts(table), held_in_rows(table, at_work=True)
-    all_values = np.random.default_rng(0).integers(0, 99, (20, len(LEDGER_PARTS), table.num_stages))
-    for sizes in all_values:
-        assert held.activation_bytes(tuple(sizes)).tolist() == rows.peaks(sizes, 4).tolist()
-    batch = tuple(np.moveaxis(all_values, 1, 0))
-    assert held.activation_bytes(batch)[7].tolist() == rows.peaks(all_values[7], 4).tolist()
 
 
 def test_descent_keeps_to_its_bounds_and_the_best_point():
@@ -442,22 +426,3 @@ def test_one_stage_keeps_all_layers():
         lambda points, owner: points[:, 0].astype(float),
     )
     assert (points.tolist(), values.tolist()) == ([[80]], [80.0])
-
-
-def test_a_command_without_a_model_is_refused(capsys):
-    assert run(["tune", "--workers", "4", "--stage-times", "F=1,B=2"]) == 2
-    assert "tune needs --model" in capsys.readouterr().err
-
-
-def test_without_optax_the_command_says_what_to_install(capsys, monkeypatch):
-    import sys
-
-    import pipejax.search
-
-    for name in [name for name in sys.modules if name.startswith("pipejax.search.tuning")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(pipejax.search, "tuning")
-    monkeypatch.setitem(sys.modules, "optax", None)
-    code, _, err = call(capsys, "--minibatch", 8)
-    assert code == 2
-    assert "error: tuning needs optax: pip install 'pipejax[tuning]'" in err
