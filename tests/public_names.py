@@ -10,67 +10,20 @@ NAMES = {"": pj.__all__} | {
 }
 # parts that the papers' sweeps and figures are made of: told in a sentence, without an example
 PARTS = {
-    *(
-        f"analysis.{name}"
-        for name in ("Runs", "as_numbers", "as_runs", "error_range", "group_errors")
-    ),
-    "analysis.bars",
-    "analysis.bubble_ratio",
-    "analysis.closed_form",
-    "analysis.comparison_text",
-    "analysis.critical_path",
-    "analysis.jitter_dataset",
-    "analysis.judge",
-    "analysis.measured_tables",
-    "analysis.named_parameters",
-    "analysis.op_counts",
-    "analysis.op_times",
-    "analysis.prediction_errors",
-    "analysis.regions",
-    "analysis.smallest",
-    "analysis.swings",
-    "costing.NodeCosts",
-    "costing.Efficiency",
-    *(
-        f"costing.{name}"  # of scenarios: records without checks
-        for name in [
-            "CostsFile",
-            "GivenTimes",
-            "HostTimes",
-            "MeasuredCosts",
-            "Microbatches",
-            "ModelCosts",
-            "PairFactor",
-            "RecomputeCells",
-            "RecomputedAgain",
-            "ScaledTimes",
-            "ShardingCells",
-            "SlotCosts",
-            "SlowWorkers",
-            "TableFile",
-        ]
-    ),
-    "costing.StageWork",
-    "costing.cost_vector",
-    "costing.stage_bytes",
-    "costing.stage_work",
-    "costing.work_costs",
-    "files.MeasuredRows",
-    "results.Bar",
-    "files.check_writable",
-    "files.checksum",
-    "files.atomic_write",
-    "files.is_dataset",
-    "files.joined",
-    "files.provenance",
-    "files.write_file",
-    "schedules.LimitedPipe",
-    "schedules.held_in_rows",
-    "schedules.peak_in_flight",
-    "schedules.slot_times",
-    "schedules.static_bytes",
-    "schedules.zero_bubble_starts",
+    "analysis": """Runs as_numbers as_runs error_range group_errors bars bubble_ratio closed_form
+        comparison_text critical_path jitter_dataset judge measured_tables named_parameters op_counts
+        op_times prediction_errors regions smallest swings""",
+    # of scenarios: records without checks
+    "costing": """CostsFile GivenTimes HostTimes MeasuredCosts Microbatches ModelCosts PairFactor
+        RecomputeCells RecomputedAgain ScaledTimes ShardingCells SlotCosts SlowWorkers TableFile
+        NodeCosts Efficiency StageWork cost_vector stage_bytes stage_work work_costs""",
+    "files": """MeasuredRows atomic_write check_writable checksum is_dataset joined provenance
+        write_file""",
+    "results": "Bar",
+    "schedules": """LimitedPipe held_in_rows peak_in_flight slot_times static_bytes
+        zero_bubble_starts""",
 }
+PARTS = {f"{room}.{name}" for room, names in PARTS.items() for name in names.split()}
 
 
 def public():

@@ -184,22 +184,9 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
     assert "\n8 workers, 16 microbatches, delay links\n" in out
     _, out, _ = call(*options, "--details")
     assert out.count("no closed form is published") == 1
-    _, out, _ = call("compare", "-S", "hanayo,pipe-offload", "-P", 2, "-M", 4, "-T", "F=1,B=2,O=1")
-    assert "formula" not in out
-    _, out, _ = call(
-        *(
-            "compare",
-            "-S",
-            "hanayo,pipe-offload",
-            "-P",
-            2,
-            "-M",
-            4,
-            "-T",
-            "F=1,B=2,O=1",
-            "--details",
-        )
-    )
+    options = ["compare", "-S", "hanayo,pipe-offload", "-P", "2", "-M", "4", "-T", "F=1,B=2,O=1"]
+    assert "formula" not in call(*options)[1]
+    _, out, _ = call(*options, "--details")
     assert "pipe-offload, hanayo: no formula: no closed form is published" in out
 
 

@@ -171,12 +171,9 @@ def test_commands_of_an_example_can_be_run(path):
 @pytest.mark.parametrize(
     "line",
     [
-        "pipejax evaluate --schedule 1f1b --worker 4",
-        "pipejax evalute --schedule 1f1b",
-        "pipejax evaluate --schedule 1f1b --schedule gpipe",
-        "make papers",
-        "python -m sweeps.nothing",
-        "unheard-of --option",
+        *("pipejax evaluate --schedule 1f1b --worker 4", "pipejax evalute --schedule 1f1b"),
+        *("pipejax evaluate --schedule 1f1b --schedule gpipe", "make papers"),
+        *("python -m sweeps.nothing", "unheard-of --option"),
     ],
 )
 def test_a_command_that_could_not_be_run_is_found(line):

@@ -164,14 +164,8 @@ def little_memory(table, rng):
 
 
 FAULTS = [
-    slow_stage,
-    slow_worker,
-    slow_link,
-    bad_split,
-    few_microbatches,
-    dear_exchange,
-    blocked_messages,
-    little_memory,
+    *(slow_stage, slow_worker, slow_link, bad_split, few_microbatches, dear_exchange),
+    *(blocked_messages, little_memory),
 ]
 SHELVES = ("launcher", "code", "hardware")
 PLANTED = [(fault, schedule) for schedule in HEALTHY for fault in FAULTS]

@@ -245,15 +245,7 @@ def test_kinds_of_several_tables_have_codes_of_their_own():
         int(code): phase for code, phase in scene["phases"].items() if int(code) >= len(pj.Phase)
     }
     assert [phase["letter"] for phase in added.values()] == [
-        "Fa",
-        "Fd",
-        "Fm",
-        "Bm",
-        "Bd",
-        "Ba",
-        "D",
-        "X",
-        "Z",
+        *("Fa", "Fd", "Fm", "Bm", "Bd", "Ba", "D", "X", "Z"),
     ]
     assert (added[27]["name"], added[27]["lane"], added[29]["fill"]) == (
         "dispatch",
@@ -317,17 +309,8 @@ def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
 
 
 def test_what_does_not_exist_is_said(answer, tmp_path):
-    result = answer(
-        "show",
-        "--schedules",
-        "1f1b,chimera",
-        "--workers",
-        "4",
-        "--microbatches",
-        "3",
-        "--out",
-        tmp_path / "x.html",
-    )
+    sizes = "show", "-S", "1f1b,chimera", "-P", 4, "-M", 3
+    result = answer(*sizes, "--out", tmp_path / "x.html")
     assert [row["schedule"] for row in result["runs"]] == ["1f1b"]
     assert "even number" in result["missing"]["chimera"]
 

@@ -19,12 +19,7 @@ FIELDS = ("forward", "backward", "all_reduce", "update", "latency", "transmit")
 UPDATING = [("pipedream", 4, 16, 1), ("pipedream-2bw", 4, 16, 4), ("local-sgd", 4, 16, 4)]
 # tables of 4 workers and 32 microbatches that do not repeat themselves; all others of the registry do
 IRREGULAR = (
-    "looped-bfs",
-    "circular",
-    "chimera-asymmetric",
-    "hanayo",
-    "zero-bubble",
-    "zb-2p",
+    *("looped-bfs", "circular", "chimera-asymmetric", "hanayo", "zero-bubble", "zb-2p"),
     "pipe-offload",
 )
 LINKS = {model: pj.Links(model) for model in ("delay", "queued", "blocking")} | {

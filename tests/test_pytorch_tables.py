@@ -9,12 +9,8 @@ from legal_sizes import build
 import pipejax as pj
 
 FILES = [
-    "1F1B_4_8.comms",
-    "Interleaved1F1B_4_8.comms",
-    "InterleavedZeroBubble_4_8",
-    "ZBVZeroBubble_4_8",
-    "DualPipeV_4_8",
-    "DualPipeV_4_8.comms",
+    *("1F1B_4_8.comms", "Interleaved1F1B_4_8.comms", "InterleavedZeroBubble_4_8"),
+    *("ZBVZeroBubble_4_8", "DualPipeV_4_8", "DualPipeV_4_8.comms"),
 ]
 LINKS = [
     ("delay", "worker"),

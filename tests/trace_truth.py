@@ -27,19 +27,9 @@ SCHEDULES = (
 )
 FORMS = ("csv", "parquet", "lists", "chrome")
 CHANGES = (
-    "nothing",
-    "no chunk",
-    "no step",
-    "no microbatch",
-    "no chunk, no microbatch",
-    "no step, no microbatch",
-    "unknown phase",
-    "missing rank",
-    "collectives",
-    "pause",
-    "own zeros",
-    "slow step",
-    "two replicas",
+    *("nothing", "no chunk", "no step", "no microbatch", "no chunk, no microbatch"),
+    *("no step, no microbatch", "unknown phase", "missing rank", "collectives", "pause"),
+    *("own zeros", "slow step", "two replicas"),
 )
 SLOW = 1.6
 PAUSE = 8.0  # of an op

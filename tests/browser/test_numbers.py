@@ -14,16 +14,8 @@ from pipejax.schedules.table.links import LINKS
 
 SIZES = ["--workers", "4", "--microbatches", "8"]
 SCHEDULES = [
-    "gpipe",
-    "1f1b",
-    "eager-1f1b",
-    "interleaved-1f1b",
-    "looped-bfs",
-    "chimera",
-    "hanayo",
-    "zb-h1",
-    "zb-h2",
-    "pipedream",
+    *("gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "chimera", "hanayo"),
+    *("zb-h1", "zb-h2", "pipedream"),
 ]
 SETTINGS = [  # factors of F, B, I, W and messages; B is I + W
     {},
