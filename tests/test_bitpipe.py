@@ -99,8 +99,3 @@ def test_a_message_stays_on_its_worker_in_the_middle_of_a_v():
     table = built(4, 4)
     assert (table.placement[:, 3] == table.placement[:, 4]).all()
     assert table.placement.tolist() == [[0, 1, 2, 3, 3, 2, 1, 0], [3, 2, 1, 0, 0, 1, 2, 3]]
-
-
-def test_odd_workers_are_refused():
-    with pytest.raises(ValueError, match=r"bitpipe needs an even number of workers .* got 3"):
-        built(3, 6)

@@ -175,8 +175,3 @@ def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "553 collectives and messages" in printed
     assert "fitted to 3 runs" in printed
-
-
-def test_nothing_to_fit_is_a_mistake(tmp_path, capsys):
-    assert run(["calibrate", "--system", "a100", "--out", str(tmp_path / "x.json")]) == 2
-    assert "give DATA.csv, measured runs, or --collectives" in capsys.readouterr().err

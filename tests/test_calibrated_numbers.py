@@ -73,8 +73,6 @@ def test_whitened_parameters_are_numbers_within_their_limits(a100):
 def test_mistakes_are_named(a100):
     with pytest.raises(ValueError, match=r"unknown fit 'memory\.size'"):
         parameters_with_priors(a100, ["memory.size"])
-    with pytest.raises(ValueError, match="fit must name different numbers"):
-        parameters_with_priors(a100, ["memory.latency", "memory.latency"])
 
 
 def test_a_number_of_the_system_comes_before_that_of_others(a100):

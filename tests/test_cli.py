@@ -107,15 +107,6 @@ def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
         assert "mine[red]" in call(*command, "--table", table)[1]
 
 
-def test_drawing_without_matplotlib_says_what_to_install(call, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pipejax.plots.timeline", None)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = call("show", *ONE, "--out", "x.png")
-    assert code == 2
-    assert "pip install 'pipejax[figures]'" in err
-    assert call("show", *ONE)[0] == 0
-
-
 def test_tiny_times_are_drawn_as_any(call):
     shapes = []
     for cost in ("1", "1e-310", "5e-324"):
@@ -162,12 +153,6 @@ def test_a_table_of_several_that_cannot_run_is_named(mistake, command, tmp_path)
     words = command.removesuffix(" on a page").split()
     error = mistake(*words, "-S", tmp_path, *TIMES, "--link", "rendezvous", *out)
     assert "crossed.csv: deadlock" in error
-
-
-@pytest.mark.parametrize(("name", "message"), [("", "Is a directory"), ("binary.csv", "not text")])
-def test_what_is_no_file_of_text_is_named(mistake, name, message, tmp_path):
-    (tmp_path / "binary.csv").write_bytes(bytes(range(200, 256)))
-    assert message in mistake("evaluate", "--table", tmp_path / name, *TIMES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

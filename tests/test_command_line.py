@@ -176,12 +176,6 @@ def test_none_is_a_value_like_others():
     assert shown["out"].path == Path("none")
 
 
-@pytest.mark.parametrize("other", [["-s", "gpipe"], ["-sgpipe"], ["--schedule=gpipe"], ["-jj"]])
-def test_an_option_given_twice_is_refused(mistake, other):
-    line = mistake("evaluate", *ONE, *TIMES, *other)
-    assert "is given twice" in line
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -209,5 +209,3 @@ def test_steps_that_do_not_go_together_are_named():
         pj.search.deal(table, pj.Costs(forward=1.0, backward=1.0), replicas=2)
     with pytest.raises(ValueError, match="the table has 2 stages"):
         pj.search.deal(table, pj.Costs(forward=np.ones((3, 6)), backward=1.0), replicas=2)
-    with pytest.raises(ValueError, match="costs_by_step is empty"):
-        pj.search.deals(table, [], replicas=2)

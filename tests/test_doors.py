@@ -20,12 +20,6 @@ TIMES = ["--stage-times", "F=1,B=2"]
 MODEL = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8"]
 
 
-def test_a_share_is_checked_where_nothing_reads_it(mistake):
-    arguments = ["tune", "messages", *ONE, *TIMES, "--weight-share"]
-    assert "--weight-share must be a number from 0 to 1, got nan" in mistake(*arguments, "nan")
-    assert "--weight-share: 1f1b takes no weight share" in mistake(*arguments, "0.5")
-
-
 def test_tuning_keeps_within_the_memory_of_the_system(mistake):
     planned = ["--schedule", "zero-bubble", "--workers", "4"]
     assert "--memory-limit does not" in mistake("tune", *planned, *MODEL, "--memory-limit", "2")
@@ -244,7 +238,3 @@ def test_an_error_of_an_argument_is_its_text_and_travels_between_processes():
         copied = pickle.loads(pickle.dumps(error))
         assert (type(copied), str(copied)) == (type(error), str(error))
         assert copied.argument == error.argument != ""
-
-
-def evaluate_options(memory_limit: float, table: str, slack: bool = False) -> None:
-    """Stand for a command."""

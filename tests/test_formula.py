@@ -306,10 +306,8 @@ def test_jax_takes_it():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        (("F", "G"), "unknown parameter 'G'"),
         (("F", "B", "F_last"), "F_last gives a time that another"),
         (("F_first", "B", "c"), "do not give forward of stage 1"),
-        (("F", "c"), "phase B has no cost"),
         (("F", "B", "B_9"), "unknown parameter 'B_9'"),
         ("FB", "must be a sequence of names, got 'FB'"),
         ({}, "must name at least one"),

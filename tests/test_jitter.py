@@ -190,13 +190,10 @@ def test_robustness_ranks():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: D("cauchy", 0.1), "unknown distribution 'cauchy': known are lognormal, gamma"),
         (lambda: D("uniform", 0.6), "spread of uniform must be a number from 0 to 0.577, got 0.6"),
         (lambda: D("normal", 0.3), "spread of normal must be a number from 0 to 0.25, got 0.3"),
-        (lambda: D("gamma", -0.1), "got -0.1"),
         (lambda: D("gamma", float("nan")), "got nan"),
         (lambda: S(1.1, 2.0), "probability of a straggler must be from 0 to 1, got 1.1"),
-        (lambda: S(0.1, 0.5), "slowdown of a straggler must be finite and at least 1, got 0.5"),
         (lambda: S(0.1, float("inf")), "got inf"),
         (
             lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0),
@@ -210,7 +207,6 @@ def test_robustness_ranks():
             lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308, backward=0.0), ALL, samples=99),
             "too large for a float",
         ),
-        (lambda: pj.jitter(ONE, pj.Costs(), ALL, link="fast"), "unknown link model 'fast'"),
     ],
 )
 def test_mistakes(make, message):
@@ -310,14 +306,6 @@ def test_samples_are_drawn(call, tmp_path):
     picture = plot.read_text()
     for word in ("step time [s]", "gpipe", "1f1b", "without jitter", "5th, 50th and 95th"):
         assert word in picture
-
-
-def test_without_xarray_it_says_what_to_install(call, monkeypatch):
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    code, _, err = call(*J, "--out", "x.zarr")
-    assert code == 2
-    assert "datasets need xarray: pip install 'pipejax[sweeps]'" in err
-    assert call(*J)[0] == 0
 
 
 @pytest.mark.parametrize("link", ["delay", "rendezvous"])

@@ -242,12 +242,9 @@ def test_the_first_solution_needs_no_search_and_each_is_better():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory_limit": 0.5}, "memory_limit 0.5 of worker 0 is below one activation, 1"),
         ({"memory_limit": 2, "weight_share": 1.5}, r"weight_share must be in \[0, 1\], got 1.5"),
-        ({"memory_limit": [2, 2]}, "memory_limit has 2 entries, the table has 4 workers"),
         ({"memory_limit": 2, "link": "rendezvous"}, "link must be one of delay, queued"),
         ({"memory_limit": 2, "objective": "speed"}, "objective must be one of makespan, span"),
-        ({"memory_limit": 2, "time_limit": 0}, "time_limit must be"),
         ({"memory_limit": float("nan")}, "memory_limit must be finite and above 0"),
     ],
 )

@@ -257,7 +257,6 @@ def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     ("text", "why"),
     [
         ("Et|t*23|t*24L", "3 stages, the schedule has 4"),
-        ("E|t*23|t*24|L", "t .transformer layer. must stand 48 times for gpt-22b, got 47"),
         ("E|t*24|t*24|LL", "L .head and loss. must stand 1 times"),
         ("t|t*24|t*23|L", "E .embedding. must stand 1 times"),
         ("E|t*24|t*24|mL", "m .* must stand 0 times"),
@@ -271,14 +270,6 @@ def test_a_layout_is_of_the_model_and_the_schedule(text, why):
     workload = pj.Workload(DENSE, minibatch=8, pipeline_layout=text)
     with pytest.raises(ValueError, match=why):
         pj.stage_costs(workload, H100, TABLE)
-
-
-def test_units_and_a_layout_do_not_go_together():
-    with pytest.raises(ValueError, match="units of embedding"):
-        pj.Workload(DENSE, minibatch=8, pipeline_layout="E|L", embedding_units=1)
-    workload = pj.Workload(DENSE, minibatch=8, pipeline_layout="E|t*24|t*24|L")
-    with pytest.raises(ValueError, match="pipeline_layout says the layers"):
-        pj.tune(pj.Scenario("1f1b", 4, costs=pj.costing.ModelCosts(workload, H100)), "layers")
 
 
 @pytest.mark.parametrize(("model", "layers"), [(DENSE, [12] * 4), (SPARSE, [15, 16, 15, 15])])

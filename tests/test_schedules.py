@@ -117,7 +117,6 @@ def test_columns_are_start_slots(name, options):
 
 ILLEGAL = {
     "unknown schedule '1f2b': known are gpipe, 1f1b": ("1f2b", 4, 4, {}),
-    r"even number of workers \(2, 4, 6, ...\), got 5": ("chimera", 5, 4, {}),
     "even number of microbatches .* got 3": ("chimera", 4, 3, {}),
     r"dualpipe needs an even .* workers .* got 3": ("dualpipe", 3, 8, {}),
     "even number of microbatches, .* got 5": ("dualpipe", 2, 5, {}),
@@ -129,14 +128,9 @@ ILLEGAL = {
     "chimera-asymmetric needs an even": ("chimera-asymmetric", 3, 4, {}),
     "waves must be .* at least 1, got 0": ("hanayo", 4, 4, {"waves": 0}),
     "4 positive numbers, got 3": ("chimera-asymmetric", 4, 4, {"stage_shares": 3}),
-    r"multiple of the workers \(4\), got 6": ("slimpipe", 4, 4, {"slices": 6}),
     "slices must be .* at least 1, got 0": ("seq-1f1b", 4, 4, {"slices": 0}),
     "with one it is seq-1f1b": ("slimpipe", 4, 4, {"stages_per_worker": 1}),
-    "at least 2 stages": ("interleaved-1f1b", 4, 4, {"stages_per_worker": 1}),
-    "gpipe takes no waves: its options are slots": ("gpipe", 4, 4, {"waves": 2}),
-    "2 positive": ("chimera-asymmetric", 2, 2, {"stage_shares": [1, -2]}),
     "slots": ("gpipe", 4, 4, {"slots": {"F": 0, "B": 1}}),
-    "slots: ": ("gpipe", 4, 4, {"slots": {"X": 1}}),
 }
 
 
@@ -330,8 +324,6 @@ def test_looped_bfs_in_the_order_of_pytorch(workers, stages):
         runs = [pj.evaluate(t, PAIR) for t in (table, build("looped-bfs", **sizes))]
         assert runs[0].makespan == runs[1].makespan
         assert runs[0].peak_in_flight.tolist() == runs[1].peak_in_flight.tolist()
-    with pytest.raises(ValueError, match="last_first must be true or false, got 1"):
-        build("looped-bfs", num_workers=2, num_microbatches=2, last_first=1)
 
 
 def test_waves_are_the_order_and_the_times_of_nodes_one_by_one_or_name_a_cycle():

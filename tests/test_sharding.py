@@ -88,18 +88,6 @@ def test_weights_out_of_turn_are_refused(row, why):
         make_table(row)
 
 
-@pytest.mark.parametrize(
-    ("lanes", "why"),
-    [
-        ({"F": "net"}, "lanes must be one of UNSHARD, REDUCE_GRAD, got 'F'"),
-        ({"UNSHARD": "host"}, "UNSHARD must be on a lane beside compute and host"),
-    ],
-)
-def test_other_lanes_are_refused(lanes, why):
-    with pytest.raises(ValueError, match=why):
-        pj.schedules.Grammar(lanes=lanes)
-
-
 @pytest.mark.parametrize("name", ["interleaved-1f1b", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("posting", ["early", "program"])
 def test_what_pytorch_runs_is_the_event_loop(name, posting):
@@ -339,7 +327,6 @@ def test_the_best_lookahead_is_that_of_all(seed):
         ({"limit": 0.5}, "worker 0 gathers 1 at once at least, the limit is 0.5"),
         ({"sizes": -1.0}, "sizes must be a number of at least 0, or 4 of them"),
         ({"limit": [1.0]}, "limit must be a number of at least 0, or 2 of them"),
-        ({"lane": "compute"}, "lane must be beside compute"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(arguments, why):

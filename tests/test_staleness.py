@@ -403,9 +403,3 @@ def test_command(answer, tmp_path):
         ]
         == 0
     )
-
-
-def test_a_table_without_backward_is_a_mistake(mistake, tmp_path):
-    (tmp_path / "half.csv").write_text("0F0,0F1\n1F0,1F1\n")
-    line = mistake("staleness", "--table", tmp_path / "half.csv")
-    assert "missing op 0B0" in line

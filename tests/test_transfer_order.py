@@ -352,7 +352,6 @@ def test_the_time_ends_the_search():
 
 
 WRONG = {  # options of the search, or costs
-    "be rendezvous, where": {"link": "queued"},
     "at least 0, got -1": {"iterations": -1},
     "no limit, got nan": {"time_limit": float("nan")},
     "forward must be finite": {"costs": unchecked_costs({"forward": -1.0})},

@@ -62,11 +62,6 @@ def edited(base, path, section, changes, removed=()):
 
 
 BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
-    "network: key 'bandwidth' has no unit: expected bandwidth_GB_per_s": (
-        "network",
-        {"bandwidth": 50},
-        ["bandwidth_GB_per_s"],
-    ),
     "unknown key": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"]),
     "bandwidth has bandwidth_GB_per_s and": ("network", {"bandwidth_TB_per_s": 1}),
     "memory: capacity is missing": ("memory", {}, ["capacity_GB"]),
@@ -74,7 +69,6 @@ BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
     "peak_TFLOP_per_s must be a number above 0": ("compute", {"peak_TFLOP_per_s": 0}),
     "efficiency must be a number above 0 and at most 1, got 0": ("network", {"efficiency": 0}),
     "efficiency must be a number above 0 .* got 7": ("network", {"efficiency": 7}),
-    "at most 1, got 1.5": ("compute", {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]}),
     "unknown key 'latency_GB': expected latency_ns, latency_us": ("network", {"latency_GB": 1}),
     "unknown key 'efficiency_s'": ("compute", {"efficiency_s": 1}),
     "ascend": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}),
@@ -98,8 +92,6 @@ def test_bad_systems_are_refused(message, tmp_path):
     [
         ({"layers": 0}, [], "layers must be a whole number of at least 1"),
         ({"heads": 1.5}, [], "whole number"),
-        ({"gated_mlp": "yes"}, [], "true or false"),
-        ({}, ["hidden"], "hidden is missing"),
         ({"color": 1}, [], "unknown key 'color'"),
         ({"name": 3}, [], "name must be a text"),
     ],
@@ -108,13 +100,6 @@ def test_bad_models_are_refused(changes, removed, message, tmp_path):
     path = edited(MODEL, tmp_path / "mine.json", None, changes, removed)
     with pytest.raises(ValueError, match=message):
         pj.load_model(path)
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="unknown system 'h1000': known are a100"):
-        pj.load_system("h1000")
-    with pytest.raises(ValueError, match=r"unknown model 'gpt9': known are .*gpt-1t, gpt-22b"):
-        pj.load_model("gpt9")
 
 
 def test_roofline_takes_the_slower_side():
