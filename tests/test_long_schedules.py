@@ -68,7 +68,7 @@ def all_costs(program):
             for link in LINKS | SHARED
             if name not in SLICED or "posted" not in link  # no cells carry messages of slices
         ],
-        total=16,
+        total=28,
     ),
 )
 def test_every_schedule_grows_as_it_is_built(name, link):
@@ -92,7 +92,7 @@ def test_every_schedule_grows_as_it_is_built(name, link):
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    daily(itertools.product(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)), LINKS), total=12),
+    daily(itertools.product(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)), LINKS), total=24),
 )
 def test_cycle_time_is_the_growth_of_the_makespan(name, link):
     program = lowered(name, 4, 32, LINKS[link])

@@ -106,8 +106,8 @@ def test_periods_follow_the_makespan():
 
 def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
     grid = {
-        "schedules": ["1f1b", "chimera", "zb-h1", "pipedream"],
-        "workers": [2, 4],
+        "schedules": ["1f1b", "chimera", "pipedream"],
+        "workers": 2,
         "microbatch_size": 2,
         "minibatch": 8,
         "models": "gpt-22b",
@@ -116,15 +116,15 @@ def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
         "stragglers": ["", "1=1.5"],
         "link": ["queued", "rendezvous"],
     }
-    result = pj.run_sweep(grid, tmp_path / "sweep.zarr").step_time
-    axes = [name for name in result.dims if result.sizes[name] > 1]
+    result = pj.run_sweep(grid, tmp_path / "sweep.zarr").step_time.squeeze(drop=True)
+    axes = result.dims
     for at in itertools.product(*(result[name].values.tolist() for name in axes)):
         point = dict(zip(axes, at, strict=True))
-        table = build(point["schedule"], point["workers"], 4)
+        table = build(point["schedule"], 2, 4)
         slow = {1: 1.5} if point["stragglers"] else {}
         work = pj.Workload(
             pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8, stragglers=slow
         )
         costs = pj.stage_costs(work, pj.load_system(point["system"]), table)
         seconds = pj.evaluate(table, costs, link=point["link"]).makespan
-        assert float(result.sel(point).squeeze()) == pytest.approx(seconds, rel=1e-12)
+        assert float(result.sel(point)) == pytest.approx(seconds, rel=1e-12)

@@ -100,7 +100,7 @@ def sweep_row(names, count, arguments, folder):
 
 def test_every_door_answers_alike(names, tmp_path, answer):
     assert {*PLANNED} <= {*names}
-    few = {name: names[name] for name in ("1f1b", *PLANNED[::3])}
+    few = {name: names[name] for name in ("1f1b", *PLANNED[3::3])}
     assert not check_doors(0, few, tmp_path, answer)
 
 

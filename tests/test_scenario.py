@@ -200,10 +200,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_scenario_is_read_from_its_command_line(seed, folder):
-    draw = Draw(seed, folder)
-    for _ in range(500):
+@pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_scenario_is_read_from_its_command_line(count, folder):
+    draw = Draw(count, folder)
+    for _ in range(count):
         scenario = draw.scenario()
         line = command_line(scenario)
         assert read(line) == scenario, line
