@@ -234,11 +234,9 @@ def _holds(data, rule, table):
 def _rows(d, grammar, table, home, fuses):
     """Rows of cells in an order that they could have; None where there is none."""
     rows, done = [[] for _ in range(d.workers)], set()
-    cell_keys = {
-        op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.op_cells
-    }
+    keys = {op: (op[0], op[2]) if grammar.is_collective(op[0]) else op for op in table.op_cells}
     waits, groups = {}, {}
-    for op, key in cell_keys.items():
+    for op, key in keys.items():
         producers = {*grammar.waits(op, home(op), table)}
         waits.setdefault(key, set()).update(producers)
         groups.setdefault(key, []).append(op)
@@ -255,7 +253,7 @@ def _rows(d, grammar, table, home, fuses):
             rows[home(cell[0])].append(_text(cell, d.slices))
             done |= {*cell}
             for op in cell:
-                groups.pop(cell_keys[op], None)
+                groups.pop(keys[op], None)
     return rows
 
 

@@ -51,11 +51,7 @@ TABLES = {
             "0F0 0F1 Ca0 S0 Cb0 0F2 Ca1 S1 Cb1 0B0 T0 Ca2 S2 Cb2 0B1 T1 0B2 T2",
             "1F0 Ca0 S0 Cb0 1F1 Ca1 S1 Cb1 1B0 T0 1F2 Ca2 S2 Cb2 1B1 T1 1B2 T2",
         ],
-        {
-            "forward": 1.0,
-            "backward": 2.0,
-            "others": {"ca": 0.2, "cb": 0.2, "s": [0.5, 0.75], "t": 0.5},
-        },
+        {"forward": 1, "backward": 2, "others": {"ca": 0.2, "cb": 0.2, "s": [0.5, 0.75], "t": 0.5}},
     ),
     "slices": (
         Grammar(slices=2),

@@ -60,9 +60,7 @@ class Search:
         groups = sorted(set(hosts.values())) if "O" in pipes.times else []
         self.hosts = {w: self.workers + groups.index(g) for w, g in hosts.items() if groups}
         self.machines = self.workers + len(groups)
-        self.least_back = [
-            min(pipes.times["I"][s], pipes.times["B"][s]) for s in range(self.stages)
-        ]
+        self.least_back = [min(pipes.times[x][s] for x in "IB") for s in range(self.stages)]
         self.gradient = [
             min(pipes.times["I"][s] + pipes.times["W"][s], pipes.times["B"][s])
             for s in range(self.stages)

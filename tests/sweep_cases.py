@@ -51,9 +51,7 @@ def write_grid(folder):
     system = (
         '[system]\nnetwork.bandwidth_GB_per_s = {from = 1, to = 100, points = 10, scale = "log"}'
     )
-    rows = "\n".join(
-        f"{key} = {json.dumps(value)}" for key, value in GRID.items() if key != "system"
-    )
+    rows = "\n".join(f"{key} = {json.dumps(x)}" for key, x in GRID.items() if key != "system")
     path.write_text(f"{rows}\n{system}\n")
     return path
 

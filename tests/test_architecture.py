@@ -33,9 +33,7 @@ ORDER = {
     ),
     "schedules": ("cells", "legality", "table", "heuristics", "builders"),
     "engine": ("lowering", "pricing", "recurrence", "batched"),
-    "analysis": (
-        *("runs", "certificates", "formula", "paths", "uncertainty", "comparison", "step"),
-    ),
+    "analysis": ("runs", "certificates", "formula", "paths", "uncertainty", "comparison", "step"),
 }
 # who may import what is large or an extra
 HEAVY = {
@@ -112,9 +110,7 @@ def test_the_rooms_are_those_of_the_house():
 
 
 def test_imports_point_downwards():
-    assert [
-        wrong for path in FILES if path.parent != PACKAGE for wrong in wrong_imports(path)
-    ] == []
+    assert [w for path in FILES if path.parent != PACKAGE for w in wrong_imports(path)] == []
 
 
 DOORS = {"pipejax", *(f"pipejax.{room}" for room in NAMES if room)}
@@ -189,7 +185,5 @@ def test_figures_take_names_from_sweeps_and_compute_nothing_with_them():
     }
     others = {name for name in used if not name.split(".")[-1].isupper()}
     assert others == {"sweeps.pipedream.words.fraction"}
-    tabular = [
-        name for path in (ROOT / "figures" / "tabular").glob("*.py") for name in imports(path)
-    ]
+    tabular = [name for p in (ROOT / "figures" / "tabular").glob("*.py") for name in imports(p)]
     assert not [name for name in tabular if name.startswith(("sweeps", "jax"))]

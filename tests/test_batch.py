@@ -104,9 +104,7 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     program = pj.lower(table, link=link)
     costs = make_batch(table, 9, 3, dyadic=dyadic)
-    interpreted, unrolled = (
-        pj.makespans(program, costs, unroll=unroll) for unroll in (False, True)
-    )
+    interpreted, unrolled = (pj.makespans(program, costs, unroll=u) for u in (False, True))
     np.testing.assert_allclose(unrolled, interpreted, rtol=1e-12)
     with pytest.raises(ValueError, match="unroll=True is for exact maxima, got temperature=1"):
         pj.makespans(program, costs, unroll=True, temperature=1.0)
@@ -453,10 +451,7 @@ def test_slots_are_reused_and_never_too_early(data, link):
 
 
 BAD = {
-    "two batch axes": (
-        pj.Costs(forward=np.ones(3), backward=np.ones(4)),
-        "axis of 3, others have 4",
-    ),
+    "two batch axes": (pj.Costs(forward=np.ones(3), backward=np.ones(4)), "of 3, others have 4"),
     "stages": (
         pj.Costs(forward=np.ones((3, 5)), backward=1.0),
         r"forward has shape \(5,\), the table has 4 stages",

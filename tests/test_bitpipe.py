@@ -51,12 +51,10 @@ def named(op):
 @pytest.mark.parametrize(("pictures", "slots"), [((FOUR,), 28), ((EIGHT, BEHIND), 53)])
 def test_runs_as_the_authors_draw_it(pictures, slots):
     """In the order drawn, as long, and no op later: the pictures leave some where others end."""
-    picture_rows_by_worker = [
-        [*chain(*rows)] for rows in zip(*map(get_rows, pictures), strict=True)
-    ]
+    cells = [[*chain(*rows)] for rows in zip(*map(get_rows, pictures), strict=True)]
     run = pj.evaluate(built(4, 4 * len(pictures)), PAIR)
-    assert run.makespan == slots == max(map(len, picture_rows_by_worker))
-    for w, row in enumerate(picture_rows_by_worker):
+    assert run.makespan == slots == max(map(len, cells))
+    for w, row in enumerate(cells):
         held = run.table.phase[w].nonzero()[0]
         result = [named(*run.table.cell(w, slot)) for slot in held]
         assert result == list(dict.fromkeys(op for op in row if op != "."))

@@ -213,7 +213,5 @@ def test_memory_of_microbatches_that_differ(name):
     claimed["costs"]["seconds"]["F"][0] = [1.0, 2.0]
     with pytest.raises(ValueError, match="numbers or lists, got"):
         pj.verify(claimed)
-    with pytest.raises(
-        ValueError, match=r"each of . stages and 6 microbatches, got shape \(1, 5\)"
-    ):
+    with pytest.raises(ValueError, match=r"stages and 6 microbatches, got shape \(1, 5\)"):
         pj.analysis.activation_memory(run, sizes=np.ones((1, 5)))

@@ -145,9 +145,7 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
     rows = read_collectives(NCCL)
     result = pj.links.calibrate_links(rows, a100).system
     group = Group(rows.ranks * 1.0, rows.inside * 1.0)
-    times = [
-        collective_time(system, "all_reduce", rows.volume, group) for system in (fitted, result)
-    ]
+    times = [collective_time(s, "all_reduce", rows.volume, group) for s in (fitted, result)]
     np.testing.assert_allclose(*times, rtol=1e-12)
     assert fitted.compute_efficiency == a100.compute_efficiency
     assert fitted.calibration.rows == 553
@@ -159,11 +157,9 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     runs = tmp_path / "runs.csv"
-    lines = [
-        f"gpt-22b,{t},4,1,{b},{8 * b},{s}" for t, b, s in [(8, 4, 2.1), (8, 8, 4.0), (4, 4, 3.6)]
-    ]
+    rows = [f"gpt-22b,{t},4,1,{b},{8 * b},{s}" for t, b, s in [(8, 4, 2.1), (8, 8, 4), (4, 4, 3.6)]]
     header = "model,tensor,pipeline,data,microbatch_size,global_batch,seconds"
-    runs.write_text("\n".join([header, *lines]))
+    runs.write_text("\n".join([header, *rows]))
     arguments = [str(runs), "--collectives", str(NCCL), "--system", "a100"]
     assert run(["calibrate", *arguments, "--out", str(tmp_path / "x.json"), "--json"]) == 0
     message = json.loads(capsys.readouterr().out)
@@ -174,4 +170,4 @@ def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     assert run(["calibrate", *arguments, "--out", str(tmp_path / "y.json")]) == 0
     printed = capsys.readouterr().out
     assert "553 collectives and messages" in printed
-    assert "fitted to 3 runs" in printed
+    assert "after the fit to 3 runs" in printed

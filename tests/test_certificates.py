@@ -322,9 +322,7 @@ def evaluation(claimed):
 def is_near(first, second):
     """Return whether JSON is alike but for rounding."""
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            is_near(first[key], second[key]) for key in first
-        )
+        return first.keys() == second.keys() and all(is_near(first[k], second[k]) for k in first)
     if isinstance(first, list):
         return len(first) == len(second) and all(map(is_near, first, second))
     return (

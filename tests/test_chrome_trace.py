@@ -46,9 +46,7 @@ def make_table(name):
 def evaluated(name, link="delay", scale=1e-3, seed=0):
     """Evaluate a run of uneven costs: no time is a whole number of nanoseconds, messages overlap."""
     table = make_table(name)
-    added = {
-        phase.kind.time: scale * (0.3 + k) for k, phase in enumerate(table.grammar.custom_phases)
-    }
+    added = {p.kind.time: scale * (0.3 + k) for k, p in enumerate(table.grammar.custom_phases)}
     rng = np.random.default_rng(seed)
     ops = ("forward", "input_grad", "weight_grad", "update", "offload", "load")
     times = {op: scale * rng.uniform(0.5, 1.5, table.num_stages) for op in ops}
@@ -108,9 +106,7 @@ def test_each_thing_is_on_a_track_of_its_name():
         ("collective", "collectives"),
         *(("message", f"{way} worker {w}") for way in ("send to", "receive from") for w in (0, 2)),
     }
-    ranks = [
-        event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"
-    ]
+    ranks = [e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"]
     order = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert ranks[: len(order) // 4] == sorted(ranks[: len(order) // 4])
     assert order[0] == "compute"
@@ -145,9 +141,7 @@ def test_counters_count_activations_and_idle_workers():
             held = [e["args"]["activations"] for e in counts if e["pid"] == worker]
             assert (max(held), held[-1]) == (peak, 0)
         idle = [(e["ts"], e["args"]["workers"]) for e in counts if e["pid"] == run.workers]
-        idle_time = sum(
-            (after - time) * count for (time, count), (after, _) in itertools.pairwise(idle)
-        )
+        idle_time = sum((b - a) * n for (a, n), (b, _) in itertools.pairwise(idle))
         finish = idle[-1][0] / 1e6  # collectives may go on
         assert idle_time / 1e6 == pytest.approx(finish * run.workers - run.busy.sum(), abs=1e-6)
         assert idle[-1][1] == run.workers

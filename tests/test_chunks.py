@@ -191,10 +191,7 @@ def test_prefill_times_of_sglang_from_two_numbers(data):
     fitted = scipy.optimize.least_squares(off, np.log([5e-6, 1e-9]), diff_step=1e-3)
     assert np.abs(off(fitted.x)).max() <= 0.02
     per_token, per_pair = np.exp(fitted.x)
-    assert (per_token, per_pair) == (
-        pytest.approx(4.94e-6, rel=0.02),
-        pytest.approx(7.23e-10, rel=0.02),
-    )
+    assert (per_token, per_pair) == pytest.approx((4.94e-6, 7.23e-10), rel=0.02)
 
 
 def test_times_of_nothing_are_cut_too():

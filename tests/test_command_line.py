@@ -304,9 +304,7 @@ def test_of_several_schedules_one_uses_the_time(answer, mistake):
         more = ["--samples", "2"] if command == "jitter" else []
         assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *arguments, *more)
         answer(command, "-S", "1f1b,pipe-offload", *arguments, *more)
-    assert "--offload 1 has no effect" in mistake(
-        "compare", "--diff", "-S", "gpipe,1f1b", *arguments
-    )
+    assert "--offload 1 has no" in mistake("compare", "--diff", "-S", "gpipe,1f1b", *arguments)
     answer("compare", "--diff", "-S", "pipe-offload,1f1b", *arguments)
     late = [*sizes, "-T", "F=1,I=1,W=1,O=1000"]  # planned for it: nothing is worth an offload
     answer("evaluate", "-s", "ada-offload", *late)

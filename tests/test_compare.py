@@ -44,10 +44,7 @@ def test_levels_agree_without_messages():
             {"name": "chimera", "forward": 1.0, "backward": 1.0, "all_reduce": 3.0},
             "all-reduce and update take",
         ),
-        (
-            {"name": "hanayo", "forward": 0.5, "backward": 1.0},
-            "no formula: no closed form is published",
-        ),
+        ({"name": "hanayo", "forward": 0.5, "backward": 1.0}, "no formula: no closed form is"),
         (
             {"name": "interleaved-1f1b", "m": 6, "forward": 1.0, "backward": 2.0},
             r"in flight: .* says 11, the table holds 12",

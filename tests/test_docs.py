@@ -78,9 +78,7 @@ def keys_on(page, first):
         head, _, *rows = [[cell.strip() for cell in row.split(" |")] for row in table.splitlines()]
         if head[0].removeprefix("| ") == first:
             for row in rows:
-                result |= dict.fromkeys(
-                    re.findall(r"`([^`]+)`", row[0]), row[-2].removeprefix("| ")
-                )
+                result |= dict.fromkeys(re.findall(r"`([^`]+)`", row[0]), row[-2].strip("| "))
     return result
 
 

@@ -115,9 +115,7 @@ def test_a_repair_says_what_it_changed(call, mistake, tmp_path):
     assert (code, out.count("\n"), err.count("\n")) == (0, 1, 1)
     assert "rank 3, 8 cells: 3F1 is read as 3F0, 3F2 is read as 3F1, ..., 3F8 is read as 3F7" in err
     assert "dump.csv: missing op 0F8" in mistake("show", "--table", dump)
-    assert "--repair must be one of torch-1f1b" in mistake(
-        "show", "--table", dump, "--repair", "yes"
-    )
+    assert "--repair must be one of torch" in mistake("show", "--table", dump, "--repair", "yes")
     assert "--repair has no effect without --table" in mistake(
         "evaluate", *ONE, *TIMES, "--repair", "torch-1f1b"
     )

@@ -107,9 +107,7 @@ def test_a_range_weighs_sources_alike_and_widens_if_they_are_few():
 def test_ranges_hold_for_sources_that_were_left_out():
     records = evidence_of_tables([pj.validate(path) for path in measured_tables(unseen=True)])
     for judged in (as_runs(records), measured_runs()):
-        inside = [
-            value for values in coverage(judged, measured_runs()).values() for value in values
-        ]
+        inside = [x for values in coverage(judged, measured_runs()).values() for x in values]
         assert 0.85 <= np.mean(inside) <= 0.95
 
 
@@ -178,11 +176,7 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
         ("llama3-8b", "h100", "models without experts on Hopper); nearest"),
         ("llama3-8b", "gb200", "on Blackwell, and wider classes)"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
-        (
-            "llama3-8b",
-            "mi300x",
-            "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2, no",
-        ),
+        ("llama3-8b", "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),
     ):
         code, text, _ = call(*line, "--model", model, "--system", system)
         assert (code, message in text) == (0, True), (system, text)

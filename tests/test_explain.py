@@ -99,9 +99,7 @@ def healthy(table, seed, **costs):
     """Costs that differ by 3 %, as measured ones do."""
     rng = np.random.default_rng(seed)
     stages = table.num_stages
-    times = {
-        name: rng.uniform(0.97, 1.03, stages) for name in ("forward", "input_grad", "weight_grad")
-    }
+    times = {k: rng.uniform(0.97, 1.03, stages) for k in ("forward", "input_grad", "weight_grad")}
     return pj.Costs(**times, **{"transmit": 0.05, **costs})
 
 
@@ -244,9 +242,7 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_costs_of_other_stages_keep_the_work():
     coarse = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     costs = pj.Costs(forward=[1.0, 2.0, 3.0, 4.0], backward=2.0, transmit=[0.1, 0.9, 0.3])
-    two = pj.schedules.build(
-        "interleaved-1f1b", num_workers=4, num_microbatches=4, stages_per_worker=2
-    )
+    two = built("interleaved-1f1b", 4, 4, {"stages_per_worker": 2})
     halves = pj.costing.restaged_costs(costs, 4, two)
     assert halves.forward.tolist() == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5, 2.0, 2.0]
     assert halves.backward.tolist() == [1.0] * 8
@@ -477,13 +473,7 @@ RINGS = {  # table, costs, step time, without rules, the requests in flight that
     # for 1F0 until 2.5, 0F3 begins at 3.5 and 1F3 ends at 6
     "messages there": (ring(2, 4, 1), {"forward": 1.0, "latency": 0.5}, 10.0, 5.5, 3),
     # and one on the way back: 3 x 3 + 2.5
-    "messages both ways": (
-        ring(2, 4, 1, " [message]"),
-        {"forward": 1.0, "latency": 0.5},
-        11.5,
-        5.5,
-        3,
-    ),
+    "both ways": (ring(2, 4, 1, " [message]"), {"forward": 1, "latency": 0.5}, 11.5, 5.5, 3),
 }
 
 

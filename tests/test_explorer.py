@@ -241,9 +241,7 @@ def test_kinds_of_several_tables_have_codes_of_their_own():
     """And a name, a lane and a colour each; what two tables have alike comes once."""
     shown = [explored(*grammar_table(name)) for name in ("braid", "mixed", "braid")]
     scene = get_scene(page(shown))
-    added = {
-        int(code): phase for code, phase in scene["phases"].items() if int(code) >= len(pj.Phase)
-    }
+    added = {int(code): p for code, p in scene["phases"].items() if int(code) >= len(pj.Phase)}
     assert [phase["letter"] for phase in added.values()] == [
         *("Fa", "Fd", "Fm", "Bm", "Bd", "Ba", "D", "X", "Z"),
     ]
@@ -288,9 +286,7 @@ def test_show_writes_a_page_of_several_schedules(call, answer, tmp_path):
     scene = get_scene(out.read_text())
     assert [s["name"] for s in scene["schedules"]] == ["gpipe", "1f1b", "chimera"]
     for row, schedule in zip(result["runs"], scene["schedules"], strict=True):
-        finish, _, _ = run_of_page(
-            schedule, [f["initial"] for f in scene["factors"]], scene["link"]
-        )
+        finish, *_ = run_of_page(schedule, [f["initial"] for f in scene["factors"]], scene["link"])
         expected = answer("evaluate", "--schedule", row["schedule"], *arguments[1:])
         assert finish.max() == row["makespan"] == expected["makespan"]
 

@@ -193,9 +193,7 @@ def test_kinds_are_parameters_by_their_letters(result, seed):
     form = pj.formula(program)
     assert [name for name in form.parameters if name not in ("c_F", "c_B")] == names
     for _ in range(3):
-        values = dict(
-            zip(form.parameters, rng.integers(0, 9, len(form.parameters)) / 4, strict=True)
-        )
+        values = {name: rng.integers(0, 9) / 4 for name in form.parameters}
         assert form(**values) == priced(case.data, by_letters(case, values)).run(model).makespan
 
 
@@ -330,12 +328,7 @@ CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
         (PLAIN, {}, {"rules": ["N <- 0F3"]}, "microbatch 3 is none: the last one is 0"),
         (PLAIN, {}, {"rules": ["N <- W"]}, "missing op 0W0 on worker 0: 0N0 waits for it"),
         (PLAIN, {}, {"rules": ["R <- N"]}, "rule R <- N: the table holds no op that waits by it"),
-        (
-            CROSSED,
-            TWO,
-            {"rules": ["0F1 <- 0F0 [message]"]},
-            "0F1 on worker 1 .* one within stage 0",
-        ),
+        (CROSSED, TWO, {"rules": ["0F1 <- 0F0 [message]"]}, "0F1 on worker 1 .* one within stage"),
         ([["0F0.0"]], {}, {"slices": 2, "forward_only": True}, "microbatch 0 has 1 slices of 2"),
         (
             [["0F0.0", "1F0.1"], ["1F0.0", "0F0.1"]],

@@ -70,10 +70,7 @@ def test_a_deadlock_on_a_shared_link_names_the_cycle():
 
 GROUPS = {
     "unknown worker": ([[0, 2]], "host_links names worker 2: workers are 0 to 1"),
-    "negative worker": (
-        [[-1]],
-        "host_links: a worker must be a whole number of at least 0, got -1",
-    ),
+    "negative worker": ([[-1]], "a worker must be a whole number of at least 0, got -1"),
     "in two groups": ([[0], [1, 0]], "host_links names worker 0 twice: each worker has one"),
     "twice in one": ([[1, 1]], "host_links names worker 1 twice"),
     "empty": ([[]], "host_links has an empty group"),
@@ -96,23 +93,14 @@ def test_wrong_groups_are_refused(what):
 WRONG = {
     "no load": (["0F0", "0O0", "0B0"], r"missing op 0L0 on worker 0: 0O0 needs it"),
     "no offload": (["0F0", "0L0", "0B0"], r"missing op 0O0 on worker 0: 0L0 waits for it"),
-    "only a wait": (
-        ["0F0", "0WAIT_O0", "0B0"],
-        r"missing op 0O0 on worker 0: 0WAIT_O0 waits for it",
-    ),
+    "only a wait": (["0F0", "0WAIT_O0", "0B0"], r"missing op 0O0 .*: 0WAIT_O0 waits for it"),
     "twice": (["0F0", "0O0", "0O0", "0L0", "0B0"], r"op 0O0 stands twice on worker 0"),
-    "wait twice": (
-        ["0F0", "0O0", "0WAIT_O0", "0WAIT_O0", "0L0", "0B0"],
-        r"op 0WAIT_O0 stands twice",
-    ),
+    "twice, waits": (["0F0", "0O0", "0WAIT_O0", "0WAIT_O0", "0L0", "0B0"], "0WAIT_O0 stands twice"),
     "offload too early": (["0O0", "0F0", "0L0", "0B0"], r"deadlock: 0O0 .* waits for 0F0, which"),
     "load too early": (["0F0", "0L0", "0O0", "0B0"], r"deadlock: 0L0 .* waits for 0O0, which"),
     "load too late": (["0F0", "0O0", "0B0", "0L0"], r"deadlock: 0B0 .* waits for 0L0, which"),
     "load after R": (["0F0", "0O0", "0R0", "0L0", "0B0"], r"deadlock: 0R0 .* waits for 0L0, which"),
-    "wait too early": (
-        ["0F0", "0WAIT_O0", "0O0", "0L0", "0B0"],
-        r"deadlock: 0WAIT_O0 .* waits for 0O0",
-    ),
+    "wait too early": (["0F0", "0WAIT_O0", "0O0", "0L0", "0B0"], "0WAIT_O0 .* waits for 0O0"),
     "no such microbatch": (["0F0", "0B0", "0O1", "0L1"], r"op 0O1 .* has no forward"),
     "no microbatch": (["0F0", "0O", "0L0", "0B0"], r"O carries a microbatch"),
     "in a pair": (["0F0", "(0F1;0O0)OVERLAP_F_B", "0L0", "0B0", "0B1"], r"is not a fused pair"),
@@ -135,9 +123,7 @@ def test_another_worker_cannot_offload():
 @given(case=strategies.cases())
 def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
     drawing = spread(case.table)
-    rows = [
-        [[cell for cell in row if cell] for row in table.rows()] for table in (case.table, drawing)
-    ]
+    rows = [[[x for x in row if x] for row in table.rows()] for table in (case.table, drawing)]
     assert rows[0] == rows[1]
     everyone = [list(range(drawing.num_workers))]
     # no deadlock
@@ -216,9 +202,7 @@ def test_what_waits_on_a_shared_link_has_run_as_soon_as_it_can():
     ]
     table = pj.ScheduleTable.from_rows(rows, placement=[[1, 0, 0, 1]])
     links = pj.Links("rendezvous", "pair", host_links=((0, 1),), posting="program")
-    result = [
-        str(cell[0]) for cell in [*pj.links.insert_transfers(table, link=links).rows()][1] if cell
-    ]
+    result = [str(x[0]) for x in [*pj.links.insert_transfers(table, link=links).rows()][1] if x]
     assert result[2:5] == ["0O0", "0WAIT_O0", "3RECV_F0"]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0, offload=1.0)
     assert pj.evaluate(table, costs, link=links).makespan == 18.0

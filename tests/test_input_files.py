@@ -13,9 +13,7 @@ DATA = ROOT / "pipejax" / "costs" / "data"
 MISTAKES = json.loads((ROOT / "tests" / "data" / "mistakes.json").read_text())["files"]
 PAGES = input_file_pages()
 FOLDERS = {"system": "hardware", "model": "models", "stack": "stacks"}
-CASES = [
-    (name, path) for name, folder in FOLDERS.items() for path in (DATA / folder).glob("*.json")
-]
+CASES = [(name, p) for name, folder in FOLDERS.items() for p in (DATA / folder).glob("*.json")]
 CASES += [("sweep", path) for path in sorted((ROOT / "examples").rglob("*.toml"))]
 BAD = [
     *("system-unit", "system-zero", "system-eff", "system-name", "system-less"),

@@ -195,10 +195,7 @@ def test_robustness_ranks():
         (lambda: D("gamma", float("nan")), "got nan"),
         (lambda: S(1.1, 2.0), "probability of a straggler must be from 0 to 1, got 1.1"),
         (lambda: S(0.1, float("inf")), "got inf"),
-        (
-            lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0),
-            "samples must be a whole number .* got 0",
-        ),
+        (lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0), "samples must be a whole .* got 0"),
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=-1), "seed must be a whole number .* got -1"),
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=2**63), "seed must be at most"),
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, max_bytes=0), "max_bytes must be a whole number"),
@@ -282,15 +279,11 @@ def test_command(call, tmp_path):
 
 
 def test_command_marks_what_does_not_exist(call):
-    _, text, _ = call(
-        "jitter", "--schedules", "1f1b,chimera", "--workers", "3", *SIZE[2:], "--json"
-    )
+    _, text, _ = call("jitter", "-S", "1f1b,chimera", "--workers", "3", *SIZE[2:], "--json")
     rows = json.loads(text)["rows"]
     assert rows[0]["deterministic"] == 30.0
     assert "even number of workers" in rows[1]["error"]
-    _, text, _ = call(
-        "jitter", "-S", "1f1b,chimera", "--workers", "3", *SIZE[2:], "--ops", "-f", "csv"
-    )
+    _, text, _ = call("jitter", "-S", "1f1b,chimera", "-P", "3", *SIZE[2:], "--ops", "-f", "csv")
     *tables, message = [list(csv.reader(part.splitlines())) for part in text.split("\n\n")[:-1]]
     for headers, *_ in (*tables, message):
         assert "" not in headers

@@ -46,9 +46,7 @@ def get_factors(run, costs, sample):
 
 
 THEIRS = {  # the same distribution in SciPy
-    "lognormal": lambda s: scipy.stats.lognorm(
-        np.sqrt(np.log(1 + s * s)), scale=(1 + s * s) ** -0.5
-    ),
+    "lognormal": lambda s: scipy.stats.lognorm(np.sqrt(np.log1p(s**2)), scale=(1 + s**2) ** -0.5),
     "gamma": lambda s: scipy.stats.gamma(s**-2, scale=s * s),
     "normal": lambda s: scipy.stats.truncnorm(-1 / s, 1 / s, 1, s),
     "uniform": lambda s: scipy.stats.uniform(1 - s * 3**0.5, 2 * s * 3**0.5),
@@ -129,16 +127,14 @@ def test_schedules_share_their_random_numbers():
     assert ones[0] == pytest.approx(ones[1])
     assert len(set(ones[0].values())) == len(ones[0])
     worker = pj.analysis.Jitter(worker=D("lognormal", 0.3))
-    worker_factors = []
+    factors = []
     for name in ("1f1b", "interleaved-1f1b"):
         run = pj.jitter(build(name), costs, worker, samples=9)
         program, sampled = run.evaluation.program, sample_costs(run, costs, 7)
         ratio = sampled.duration[1:] / price(program, costs).duration[1:]
-        worker_factors.append(
-            {int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)}
-        )
+        factors.append({int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)})
         assert len(set(ratio.round(12))) == 4
-    assert worker_factors[0] == pytest.approx(worker_factors[1])
+    assert factors[0] == pytest.approx(factors[1])
 
 
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])

@@ -26,9 +26,7 @@ def graphs(draw):
     nodes, width = draw(st.integers(2, 9)), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     preds = np.array([rng.integers(0, max(1, node), width) for node in range(nodes)])
-    values = rng.choice(
-        draw(st.sampled_from([[0.1, 0.3, 0.7], [0.0, 1.0, 2.0]])), (2, nodes, width)
-    )
+    values = rng.choice(draw(st.sampled_from([[0.1, 0.3, 0.7], [0, 1.0, 2.0]])), (2, nodes, width))
     duration, lag = values[0, :, 0], values[1]
     duration[0] = lag[0] = 0.0
     lag[preds == 0] = 0.0
@@ -94,9 +92,7 @@ def test_counts_are_what_is_on_the_path(case, link, distinct):
     result = pj.analysis.longest_paths(run, 12, distinct_counts=distinct)
     assert result[0].length == run.makespan
     assert result[0].nodes == tuple(np.flatnonzero(run.critical)[1:])  # the one of the gradient
-    assert len({(path.nodes, path.messages, *path.counts.values()) for path in result}) == len(
-        result
-    )
+    assert len({(p.nodes, p.messages, *p.counts.values()) for p in result}) == len(result)
     if distinct:
         assert len({tuple(path.counts.values()) for path in result}) == len(result)
     for path in result:
@@ -135,9 +131,7 @@ def test_counts_times_costs_are_the_length(data):
     with_pairs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, pair=2.5)
     for path in pj.analysis.longest_paths(pj.evaluate(table, with_pairs), 30, distinct_counts=True):
         prices_by_name = {**prices, "c": 0.0, "pair": 2.5}
-        total = sum(
-            count * prices_by_name[name.split("_")[0]] for name, count in path.counts.items()
-        )
+        total = sum(n * prices_by_name[name.split("_")[0]] for name, n in path.counts.items())
         assert total == path.length
         assert path.counts["pair"] > 0
 

@@ -50,9 +50,7 @@ def test_a_function_of_many_is_that_of_each_with_the_slopes_of_jax(case):
             np.testing.assert_array_equal(value[row], function(x, y, z))
             if value.dtype == bool:
                 continue
-            along = jax.jacfwd(
-                lambda x, move, y=y, z=z: function(x, jnp.asarray(y), z + move), (0, 1)
-            )
+            along = jax.jacfwd(lambda x, m, y=y, z=z: function(x, jnp.array(y), z + m), (0, 1))
             for (name, count), slope in zip(
                 slopes.items(), along(jnp.asarray(x), 0.0), strict=True
             ):

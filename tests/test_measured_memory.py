@@ -67,9 +67,7 @@ def test_buffers_are_there_once_per_worker(per_worker):
     )
     by_worker = [buffers[table.placement[0] == worker].sum() for worker in range(2)]
     assert by_worker == pytest.approx([without_head, with_head])
-    assert stage_bytes(pj.Workload(model, minibatch=8), table).buffers.tolist() == [0] * len(
-        buffers
-    )
+    assert stage_bytes(pj.Workload(model, 8), table).buffers.tolist() == [0] * len(buffers)
 
 
 def test_after_i_the_last_stage_keeps_logits_gradient_in_the_models_bytes():

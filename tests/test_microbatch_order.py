@@ -268,9 +268,7 @@ def test_commands_take_lengths_and_orders(tmp_path, call):
         assert code == 0
         result[name] = json.loads(text)["makespan"]
     assert result["lengths"] == pytest.approx(result["scale"])
-    code, text, _ = call(
-        "tune", "microbatches", *times, "--lengths", lengths, "--out", out, "--json"
-    )
+    code, text, _ = call("tune", "microbatches", *times, "--lengths", lengths, "-o", out, "--json")
     best = json.loads(text)
     assert (code, best["stopped"]) == (0, "optimal")
     assert best["value"] <= min(best["baselines"].values())

@@ -74,9 +74,7 @@ def test_a_module_for_jaxpp_holds_the_order_of_the_table(name, monkeypatch):
 def _as_jaxpp_runs(op, split):
     if op.phase is not Phase.B or not split:
         return [str(op)]
-    return [
-        str(op._replace(phase=half)) for half in ((Phase.I, Phase.W) if op.stage else (Phase.I,))
-    ]
+    return [str(op._replace(phase=x)) for x in ((Phase.I, Phase.W) if op.stage else (Phase.I,))]
 
 
 @pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.LossWarning")
@@ -90,13 +88,9 @@ def test_a_module_for_shardy_orders_every_fragment_as_the_table(name, monkeypatc
     all_of_them = [*fragments(table, split=split)]
     (build,) = built.schedule_merge_rule_builders
     for worker in range(table.num_workers):
-        worker_fragments = [
-            fragment for fragment in all_of_them if fragment.mesh_name == f"mesh{worker}"
-        ]
-        (rule,), merges = build(worker_fragments, None)
-        assert sorted(map(make_op, rule.ordered_fragments)) == sorted(
-            map(make_op, worker_fragments)
-        )
+        parts = [fragment for fragment in all_of_them if fragment.mesh_name == f"mesh{worker}"]
+        (rule,), merges = build(parts, None)
+        assert sorted(map(make_op, rule.ordered_fragments)) == sorted(map(make_op, parts))
         ordered = [make_op(fragment) for fragment in rule.ordered_fragments]
         ops = [op for cell in [*table.rows()][worker] for op in cell]
         assert ordered == [half for op in ops for half in _as_shardy_splits(op, split)]

@@ -122,9 +122,7 @@ def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
         point = dict(zip(axes, at, strict=True))
         table = build(point["schedule"], 2, 4)
         slow = {1: 1.5} if point["stragglers"] else {}
-        work = pj.Workload(
-            pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8, stragglers=slow
-        )
+        work = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8, stragglers=slow)
         costs = pj.stage_costs(work, pj.load_system(point["system"]), table)
         seconds = pj.evaluate(table, costs, link=point["link"]).makespan
         assert float(result.sel(point)) == pytest.approx(seconds, rel=1e-12)

@@ -44,10 +44,8 @@ def test_batches_are_their_single_runs():
         np.testing.assert_allclose(values, expected, rtol=1e-13)
         for k, single in enumerate(alone):
             result = jax.grad(pj.makespan, argnums=1)(program, jax.tree.map(jnp.asarray, single))
-            for field in ("forward", "backward", "input_grad", "weight_grad", "pair_factor"):
-                np.testing.assert_allclose(
-                    getattr(counts, field)[k], getattr(result, field), rtol=1e-12
-                )
+            for x in ("forward", "backward", "input_grad", "weight_grad", "pair_factor"):
+                np.testing.assert_allclose(getattr(counts, x)[k], getattr(result, x), rtol=1e-12)
 
 
 def test_the_factor_has_a_derivative():

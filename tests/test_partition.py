@@ -67,10 +67,7 @@ def get_all(table, workload, system, link="delay"):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *QUICK,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(CASES) - set(QUICK))),
-    ],
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*CASES} - {*QUICK}))],
 )
 @pytest.mark.parametrize("link", ["delay", pytest.param("rendezvous", marks=pytest.mark.slow)])
 def test_no_split_is_faster(name, link):

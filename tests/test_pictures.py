@@ -65,9 +65,7 @@ def test_runs_share_one_axis_and_none_is_cut(figure):
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim() == pytest.approx((0, 32.6))
     assert first.get_title(loc="left") == "chimera: 32.6 s, idle 26.4 %, delay links"
-    assert [text.get_text() for text in second.get_yticklabels()] == [
-        f"worker {w}" for w in range(4)
-    ]
+    assert [t.get_text() for t in second.get_yticklabels()] == [f"worker {w}" for w in range(4)]
     assert second.get_xlabel() == "time [s]"
 
 
@@ -283,9 +281,7 @@ def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
     pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
     (axes,) = picture.axes
     table, seen = chimera.table, {}
-    for cell, microbatch in zip(
-        table.ops.cell.tolist(), table.ops.microbatch.tolist(), strict=True
-    ):
+    for cell, microbatch in np.stack([table.ops.cell, table.ops.microbatch], 1).tolist():
         worker, slot = divmod(cell, table.num_slots)
         (op,) = table.cell(worker, slot)
         start, finish = chimera.start[worker, slot], chimera.finish[worker, slot]
@@ -392,9 +388,7 @@ def test_show_of_several(call, answer, tmp_path):
 def test_labels_and_title(call, answer, tmp_path):
     two = ["show", "-S", "gpipe,1f1b", "-P", "2", "-M", "4"]
     picture = tmp_path / "two.svg"
-    message = answer(
-        *two, "--labels", "all first, one by one", "--title", "Two $x$", "--out", picture
-    )
+    message = answer(*two, "--labels", "all first, one by one", "--title", "Two $x$", "-o", picture)
     assert "all first: makespan" in message["caption"]
     text = picture.read_text()
     assert [part in text for part in ("Two $x$", "one by one: ", "gpipe")] == [True, True, False]

@@ -124,10 +124,7 @@ def test_lists_are_layouts(text):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (
-            '[["embedding","deco"]]',
-            "'deco': E, t, .*or for each stage a list of embedding, decoder",
-        ),
+        ('[["embedding","deco"]]', "'deco': E, t, .*or for each stage a list of embedding"),
         ('[["embedding","decoder"],["decod', "none at '\"decod'"),
         ([["embedding", ["decoder"]]], "none at 'embedding'"),
         ([["embedding"], 3], "none at 3"),

@@ -225,14 +225,9 @@ WRONG = {
     "a pair is a sender and a receiver, got 0": {"shared_links": [[0, 1]]},
     "worker 1 sends nothing to itself": {"shared_links": [[(1, 1)]]},
     "names the pair (0, 1) twice in one group": {"shared_links": [[(0, 1), (0, 1)]]},
-    "shared_links: a worker must be a whole number of at least 0, got -1": {
-        "shared_links": [[(0, -1)]]
-    },
+    "a worker must be a whole number of at least 0, got -1": {"shared_links": [[(0, -1)]]},
     "eager_below must be a number of at least 0, got -1": {"eager_below": -1},
-    "eager_below needs the link model rendezvous, got 'queued'": {
-        "model": "queued",
-        "eager_below": 1.0,
-    },
+    "eager_below needs the link model rendezvous": {"model": "queued", "eager_below": 1.0},
     "unknown link model 'x': known are delay": {"pair_links": {(0, 1): "x"}},
     "pair_links: a pair is a sender and a receiver, got 0": {"pair_links": {0: "delay"}},
     "pair_links: worker 1 sends nothing to itself": {"pair_links": {(1, 1): "delay"}},

@@ -97,11 +97,7 @@ def calls():
     slow = pj.Costs(forward=[1.0, 1.3, 0.9, 1.1], backward=2.0, latency=0.5)
     table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
     two = pj.Costs(forward=1.0, backward=2.0, latency=0.9)
-    yield (
-        "order",
-        lambda tell: pj.search.messages(table, two, iterations=3, on_progress=tell),
-        (3, 3),
-    )
+    yield ("order", lambda f: pj.search.messages(table, two, iterations=3, on_progress=f), (3, 3))
     uneven = pj.costing.scaled_costs(
         slow, table, microbatches=[1.0, 1.1, 1.2, 8.0, 2.0, 1.3, 4.0, 1.4]
     )

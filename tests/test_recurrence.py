@@ -55,11 +55,9 @@ def test_equals_event_loop_and_networkx(link, queues, data):
     groups = data.draw(strategies.host_links(case.table.num_workers))
     more = data.draw(strategies.carried(link, case.table.num_workers))
     links = pj.Links(link, queues, groups, **more)
-    microbatch_pipes = case.table.pipe_of_microbatch.tolist()
+    pipes = case.table.pipe_of_microbatch.tolist()
     try:
-        expected = reference.Run(
-            case.rows, microbatch_pipes, case.theirs, link, queues, groups, **more
-        )
+        expected = reference.Run(case.rows, pipes, case.theirs, link, queues, groups, **more)
     except reference.DeadlockError:  # the order of a shared link need not be that of the rows
         with pytest.raises(pj.ScheduleError, match="deadlock"):
             pj.lower(case.table, link=links, costs=case.costs)

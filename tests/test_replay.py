@@ -134,9 +134,7 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
 LEAST_SQUARES, SIGMOID = (lambda z, y: z - y), (lambda z, y: -y / (1 + np.exp(y * z)))
 OBJECTIVES = {
     "random": lambda: random_quadratic(4, dimension=8, seed=1),
-    "spectrum": lambda: spectral_quadratic(
-        4, spectrum=[0.1, 0.2, 0.5, 0.7, 1.0, 1.0, 1.5, 2.0], seed=1
-    ),
+    "spectrum": lambda: spectral_quadratic(4, spectrum=[0.1, 0.2, 0.5, 0.7, 1, 1, 1.5, 2], seed=1),
     "nesterov": lambda: nesterov_quadratic(4, dimension=8, condition_number=50.0, seed=1),
     "logistic": lambda: random_logistic(4, dimension=8, seed=1),
     "language": lambda: language_model(
@@ -219,9 +217,7 @@ def test_samples_see_the_model_of_their_time(case, costs):
 
 
 def latest(history, time, trained):
-    before = [
-        blocks for end, blocks in sorted(history, key=lambda item: item[0]) if end <= time + 1e-9
-    ]
+    before = [blocks for end, blocks in sorted(history, key=lambda x: x[0]) if end <= time + 1e-9]
     return before[-1] if before else np.zeros((trained.num_stages, 2))
 
 

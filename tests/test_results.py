@@ -103,11 +103,9 @@ def make_input(**measures):
 @pytest.mark.parametrize("seed", range(5))
 def test_fronts_with_ties(seed):
     draw = np.random.default_rng(seed)
-    result = make_input(
-        step_time=draw.integers(0, 6, 40), tokens_per_second=draw.integers(0, 6, 40)
-    )
-    time, rate = result.measures["step_time"], result.measures["tokens_per_second"]
-    front = result.front(np.ones(40, bool), ("step_time", "tokens_per_second"))
+    data = make_input(step_time=draw.integers(0, 6, 40), tokens_per_second=draw.integers(0, 6, 40))
+    time, rate = data.measures["step_time"], data.measures["tokens_per_second"]
+    front = data.front(np.ones(40, bool), ("step_time", "tokens_per_second"))
     for place in range(40):
         beaten = np.any((time <= time[place]) & (rate > rate[place]))
         beaten |= np.any((time < time[place]) & (rate >= rate[place]))
@@ -147,9 +145,7 @@ def test_conditions(store, answer, mistake):
 
 
 def gridded(times, **axes):
-    labels = {
-        name.replace("__", "."): np.array(labels_of_axis) for name, labels_of_axis in axes.items()
-    }
+    labels = {name.replace("__", "."): np.array(values) for name, values in axes.items()}
     values = np.array(times, float).ravel()
     status = np.where(np.isnan(values), 0, 1)
     units = {"network.bandwidth": "B/s", "step_time": "s"}

@@ -134,9 +134,7 @@ def test_no_step_leaves_what_can_be_evaluated():
         assert np.abs(points).max() < 60, "a step to where times overflow"
         rise = np.exp(np.clip(5.0 * (points - 8.0), -700, 700))  # nothing is seen of it below 7
         time = 1.0 + rise
-        return np.log(np.tile(time, ROWS) / 200.0), np.repeat(
-            (5.0 * rise / time)[:, None], ROWS, axis=1
-        )
+        return np.log(np.tile(time, ROWS) / 200.0), np.repeat((5.0 * rise / time)[:, None], ROWS, 1)
 
     result = robust_fit(model, np.full((1, 1), 7.2), np.full((1, ROWS), 1.0))
     assert np.log(199.0) / 5.0 + 8.0 == pytest.approx(result.point[0, 0], rel=0.02)

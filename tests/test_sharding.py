@@ -154,10 +154,8 @@ def test_gathers_stand_where_they_are_said_to(ahead, limit):
         table = pj.schedules.build(name, **sizes, **more)
         lookaheads = rng.integers(0, ahead + 1, 3).tolist()  # every worker its own
         result = pj.schedules.insert_sharding(table, lookahead=lookaheads, residency=limit)
-        expected = [
-            sharded_row(r, n, limit) for r, n in zip(get_texts(table), lookaheads, strict=True)
-        ]
-        assert get_texts(result) == expected
+        rows = [sharded_row(r, n, limit) for r, n in zip(get_texts(table), lookaheads, strict=True)]
+        assert get_texts(result) == rows
         assert pj.schedules.gathered_peak(result).max() <= limit
 
 
@@ -285,9 +283,7 @@ def small_problem(seed):
     samples = {letters: rng.integers(1, 40, table.num_stages) / 8 for letters in ("F", "B", *LANES)}
     seconds = {letters: times.tolist() for letters, times in samples.items()} | {"transmit": 0.25}
     fields = {"F": "forward", "B": "backward", "UNSHARD": "unshard", "REDUCE_GRAD": "reduce_grad"}
-    costs = pj.Costs(
-        transmit=0.25, **{fields[letters]: times for letters, times in samples.items()}
-    )
+    costs = pj.Costs(transmit=0.25, **{fields[x]: times for x, times in samples.items()})
     sizes = rng.integers(1, 5, table.num_stages) / 2
     limit = [np.inf, sizes.max(), sizes.max() + sizes.min()][rng.integers(3)]
     return table, costs, seconds, sizes, limit

@@ -61,9 +61,7 @@ def test_attention_of_a_slice_is_of_the_tokens_before(name):
 def test_times_add_up_where_they_are_linear():
     workload = pj.Workload(GPT, minibatch=M * B)
     real = pj.load_system("mid_nw_mid_cp")
-    system = dataclasses.replace(
-        real, memory_bandwidth=1e30, compute_latency=0.0, memory_latency=0.0
-    )
+    system = dataclasses.replace(real, memory_bandwidth=1e30, compute_latency=0, memory_latency=0)
     whole, sliced = (pj.stage_costs(workload, system, table) for table in (WHOLE, TABLE))
     for name in ("forward", "backward", "input_grad", "weight_grad"):
         time, parts = getattr(whole, name), getattr(sliced, name)

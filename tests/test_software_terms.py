@@ -152,9 +152,7 @@ def test_parts_of_layers_are_named_in_any_order_and_each_once():
 def test_some_layers_of_a_stage_are_recomputed():
     times = [phases(recompute="full", recompute_layers=n)[1] for n in (8, 16, 0)]
     none = phases()[1]
-    np.testing.assert_allclose(
-        np.array(times) - none, (times[2] - none) * np.array([1 / 4, 1 / 2, 1])
-    )
+    np.testing.assert_allclose(np.array(times) - none, (times[2] - none) * np.array([0.25, 0.5, 1]))
     need = [
         pj.memory_bytes(pj.Workload(LLAMA, 1, recompute="full", recompute_layers=n), TABLE)[0]
         for n in (8, 16, 0)
@@ -217,9 +215,7 @@ def test_without_offload_nothing_depends_on_the_host():
         vars(pj.stage_costs(pj.Workload(LLAMA, 1), system, TABLE))
         for system in (NOWHERE, on_host(1e9, NOWHERE))
     )
-    assert all(
-        np.array_equal(plain[name], with_host[name]) for name in plain if plain[name] is not None
-    )
+    assert all(np.array_equal(plain[x], with_host[x]) for x in plain if plain[x] is not None)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -435,9 +431,7 @@ def test_only_adapters_have_gradients_optimizer_state_and_exchanges(name):
 def test_replicas_of_frozen_weights_exchange_nothing_and_adapters_their_part():
     replicas = {"data_parallel": 8, "zero": 2}
     network = QUIET.with_number("node.latency", 0.0)
-    w = [
-        phases(system=network, **replicas, **options)[2] for options in ({}, LORA, {"frozen": True})
-    ]
+    w = [phases(system=network, **replicas, **o)[2] for o in ({}, LORA, {"frozen": True})]
     alone = [phases(system=network, **options)[2] for options in ({}, LORA, {"frozen": True})]
     waits = np.subtract(w, alone)
     assert waits[2] == w[2] == 0
@@ -524,9 +518,7 @@ def test_exchanges_of_adapters_are_those_of_megatron():
 
 def test_layers_priced_as_one_op_lose_w_and_gain_adapters():
     slow = pj.load_system("mid_nw_mid_cp")
-    plain, frozen, lora = (
-        phases(system=slow, **options) for options in ({}, {"frozen": True}, LORA)
-    )
+    plain, frozen, lora = (phases(system=slow, **o) for o in ({}, {"frozen": True}, LORA))
     np.testing.assert_array_equal(frozen, [*plain[:2], 0])
     ops = adapter_ops(LLAMA, Layout(lora_rank=16))
     nearby = 32 * sum(device_time(slow, op, "forward") for op in ops)
@@ -580,9 +572,7 @@ def test_frozen_weights_meet_the_published_run_of_lora():
     table = build("interleaved-1f1b", 4, 32, stages_per_worker=20)
     model = dataclasses.replace(pj.load_model("llama3-70b"), sequence=4096)
     layout = {"tensor_parallel": 2, "sequence_parallel": True, "precision": "fp8"}
-    frozen, whole = (
-        pj.Workload(model, 32, **layout, frozen=is_frozen) for is_frozen in (True, False)
-    )
+    frozen, whole = (pj.Workload(model, 32, **layout, frozen=f) for f in (True, False))
     steps = [
         pj.evaluate(table, pj.stage_costs(workload, H100, table)).step_time / measured
         for workload in (frozen, whole)

@@ -123,9 +123,7 @@ def test_admission_moves_the_start_only(stages):
 
 def test_the_naive_pipeline_is_local_sgd_of_one_run():
     table, same = build("naive", 3, 5), build("local-sgd", 3, 5, runs=1)
-    rows = [
-        [[cell for cell in row if cell] for row in candidate.rows()] for candidate in (table, same)
-    ]
+    rows = [[[cell for cell in row if cell] for row in t.rows()] for t in (table, same)]
     assert rows[0] == rows[1]
     assert (pj.staleness(table).max_delay, peak_in_flight(table).tolist()) == (0, [1, 1, 1])
 

@@ -77,11 +77,7 @@ def test_what_costs_nothing_takes_no_part():
     untied = dataclasses.replace(MODEL, tied_embeddings=False)
     alone = pj.Workload(untied, minibatch=8)
     parts = pj.step_report(make_run(alone, fast), alone, fast).breakdown
-    assert {name for name, part in parts.items() if part > 1e-12} == {
-        "compute",
-        "bubble",
-        "optimizer",
-    }
+    assert {x for x, part in parts.items() if part > 1e-12} == {"compute", "bubble", "optimizer"}
 
 
 def test_ops_are_the_sum_of_their_parts():

@@ -44,9 +44,7 @@ def times(rows):
 
 @pytest.fixture(scope="module")
 def at(system):
-    return np.array(
-        [float(system_number(system, name)) or 1e-4 for name in NAMES.split()] + [1.0, 1.0]
-    )
+    return np.array([float(system_number(system, n)) or 1e-4 for n in NAMES.split()] + [1.0, 1.0])
 
 
 @pytest.fixture(scope="module")

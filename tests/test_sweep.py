@@ -44,11 +44,7 @@ def test_axes_and_units(data):
     np.testing.assert_allclose(data["network.bandwidth"], [1e9, 1e10, 1e11])
     assert data["network.bandwidth"].attrs["units"] == "B/s"
     assert data.step_time.attrs["units"] == "s"
-    assert data.schedule.values.tolist() == [
-        "gpipe",
-        "chimera",
-        "interleaved-1f1b stages_per_worker=2",
-    ]
+    assert [*data.schedule.values] == ["gpipe", "chimera", "interleaved-1f1b stages_per_worker=2"]
     assert int(data.workers) == 2
     assert str(data.link.values) == "delay"
     for key in ("pipejax", "jax", "commit", "code", "grid", "dtype", "title"):

@@ -54,9 +54,7 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert system.kernels.attention_efficiency == 0.7
     assert system.kernels.misaligned_efficiency == 0.3
     assert system.kernels.narrow_efficiency == 0.9
-    assert dataclasses.astuple(system.host) == pytest.approx(
-        (50e-6, 2e-6, 60e-6, 3e-4, 1e-3, 76.8e9)
-    )
+    assert dataclasses.astuple(system.host) == pytest.approx((5e-5, 2e-6, 6e-5, 3e-4, 1e-3, 76.8e9))
     assert system.optimizer_efficiency == 0.9
     assert (system.host_link.bandwidth, system.host_link.latency) == pytest.approx((25e9, 1e-5))
     assert system.price == pytest.approx(1e-3)

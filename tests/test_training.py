@@ -282,10 +282,7 @@ THEORY |= dict.fromkeys(("smoothness", "gradient_bound", "gap"), 1.0)
             {"delta": 1, "delays": np.zeros((1, S), int)},
             "delta must be left out where delays are given, got 1",
         ),
-        (
-            {"delays": np.zeros(S, int)},
-            r"delays must have shape \(samples, 3\) or \(3, samples, 3\)",
-        ),
+        ({"delays": np.zeros(S, int)}, r"must have shape \(samples, 3\) or \(3, samples, 3\)"),
         ({"delays": np.zeros((2, 4, S), int)}, r"got \(2, 4, 3\)"),
         (
             {"delays": np.full((1, S), -1)},
@@ -303,10 +300,7 @@ def test_mistakes_of_a_run(quadratic, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"step_sizes": [0.1, -1.0]},
-            r"step_sizes must be one or more .* above 0, got \[0.1, -1.0\]",
-        ),
+        ({"step_sizes": [0.1, -1.0]}, r"step_sizes must be one or more .* above 0, got \[0.1, -1"),
         ({"seeds": []}, "seeds must be as many as objectives .* got 0 seeds"),
         ({"seeds": [0, 0.5]}, "each of seeds must be a whole number of at least 0, got 0.5"),
         ({"delta": []}, r"delta must be one or more whole numbers, got \[\]"),
@@ -325,9 +319,7 @@ def test_mistakes_with_stacked_objectives(quadratic):
         pt.sweep_randomized_pipedream(stacked, **{**SWEEP, "seeds": [0, 1, 2]})
     with pytest.raises(ValueError, match="objective must be a single one, got 2 stacked"):
         pt.randomized_pipedream(stacked, **RUN)
-    with pytest.raises(
-        ValueError, match="objective must be one Quadratic or Logistic, got Quadratic"
-    ):
+    with pytest.raises(ValueError, match="must be one Quadratic or Logistic, got Quadratic"):
         pt.smoothness(stacked)
 
 
@@ -377,9 +369,7 @@ def test_rules_choose_a_step_size():
 
 def test_summary_needs_its_axes():
     gap, no = np.ones((2, 3)), np.zeros(2, bool)
-    with pytest.raises(
-        ValueError, match=r"axes \(step_sizes, seeds\), got a gap of shape \(2, 3\)"
-    ):
+    with pytest.raises(ValueError, match=r"axes \(step_sizes, seeds\), got .* \(2, 3\)"):
         pt.summarise(
             pt.TrainingRun(
                 np.arange(3),
@@ -397,9 +387,7 @@ def test_summary_is_over_the_seeds():
     gap = np.array([[[4.0, 2.0, 1.0], [4.0, 4.0, 3.0]], [[4.0, 0.1, 0.1], [4.0, 9e9, 9e9]]])
     loss = np.full(gap.shape, [np.nan, 6.0, 5.0])
     diverged, ones = np.array([[False, False], [False, True]]), np.ones((2, 2))
-    runs = pt.TrainingRun(
-        np.arange(3), gap, diverged, ones, ones, None, loss=loss, minimum=10 * ones
-    )
+    runs = pt.TrainingRun(range(3), gap, diverged, ones, ones, None, loss=loss, minimum=10 * ones)
     summary = pt.summarise(runs)
     assert summary.gap.tolist() == [[4.0, 3.0, 2.0], [None] * 3]
     assert summary.value.tolist() == [[14.0, 13.0, 12.0], [None] * 3]

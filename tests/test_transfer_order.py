@@ -110,9 +110,7 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
     assert list(ours.rows()) == list(lowered.rows())
 
 
-@given(
-    case=strategies.cases(), communication=st.booleans(), data=st.data(), seed=st.integers(0, 99)
-)
+@given(case=strategies.cases(), communication=st.booleans(), data=st.data(), seed=st.integers(0))
 @settings(max_examples=25)
 def test_legal_orders_are_run_as_their_tables_are(case, communication, data, seed):
     links = data.draw(make_links(case.table))
@@ -175,15 +173,11 @@ def test_waits_that_would_hold_up_the_end_of_a_step_are_left_out():
     )
     last = np.array([2.75, 4.75, 4.0, 4.0, 0.25])
     costs = pj.Costs(forward=3.0, backward=1.0, transmit=2.0, all_reduce=last, update=last)
-    result_case = pj.search.messages(
-        table, costs, link=pj.Links("rendezvous", "worker"), iterations=3
-    )
+    result_case = pj.search.messages(table, costs, link="rendezvous", iterations=3)
     assert result_case.value <= result_case.baselines["own"] < result_case.baselines["pytorch"]
 
 
-@given(
-    case=strategies.cases(pairs=True, step_end=True), data=st.data(), urgency=st.floats(0.0, 1.0)
-)
+@given(case=strategies.cases(pairs=True, step_end=True), data=st.data(), urgency=st.floats(0, 1))
 def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
     links = data.draw(make_links(case.table))
     graph = transfer_graph(case.table, case.costs, links)

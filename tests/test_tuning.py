@@ -71,9 +71,7 @@ SLOW_CHIMERA = pytest.param("chimera", marks=pytest.mark.slow)
 def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, counts):
     family = get_family(schedule)
     assert family.few_microbatches == counts
-    problem = TuningProblem.from_workload(
-        family, dataclasses.replace(WORKLOAD, minibatch=16), SYSTEM
-    )
+    problem = TuningProblem.from_workload(family, pj.Workload(SMALL, 16, tensor_parallel=8), SYSTEM)
     assert len(problem.pair.assigned.layers) == family.table(counts[0]).num_stages
 
 
@@ -218,9 +216,7 @@ def test_layers_are_those_of_the_exhaustive_search(schedule, speed):
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     free = few_layers()
     layers = free.pair.assigned.layers
-    least, largest = (
-        free.evaluate(4, StageLayers(layers, again))[1] for again in (layers, 0 * layers)
-    )
+    least, largest = (free.evaluate(4, StageLayers(layers, r))[1] for r in (layers, 0 * layers))
     limit = (least + largest) / 2
     problem = few_layers(memory_capacity=limit)
     joint = JointProblem(problem, ("recompute",), 4)

@@ -19,9 +19,7 @@ from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 
-EQUAL = pj.Costs(
-    forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.5, offload=1.0
-)
+EQUAL = pj.Costs(forward=1, backward=2, input_grad=1, weight_grad=1, transmit=0.5, offload=1)
 
 
 @pytest.mark.parametrize(("ties", "name"), daily(itertools.product([False, True], REGISTRY)))

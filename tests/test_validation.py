@@ -65,10 +65,7 @@ def test_each_row_is_predicted_on_its_machine(runs):
     assert result.time.bias == pytest.approx((0 + 100 + 0 - 75) / 4)
     assert (result.memory.rows, result.memory.mape) == (2, pytest.approx(10))
     assert result.coverage_90 == 50
-    assert {name: len(part.measured) for name, part in result.groups.items()} == {
-        "slow": 1,
-        "fast": 3,
-    }
+    assert {k: len(x.measured) for k, x in result.groups.items()} == {"slow": 1, "fast": 3}
     assert result.groups["slow"].time.mape == 0
     assert [(row["row"], row["error"]) for row in result.worst(2)] == [(2, 100), (4, -75)]
 
@@ -168,9 +165,7 @@ def test_the_cost_model_gives_times_bands_and_memory_where_it_was_measured(runs,
     rows = pj.files.read_rows(runs).take(np.array([1, 3]))
     result = validation.predicted_by_costs(rows, system)
     assert (result.seconds[0], result.low[0], result.high[0]) == pytest.approx((3.0, 2.7, 3.6))
-    workload = pj.Workload(
-        pj.load_model("gpt-22b"), minibatch=4, tensor_parallel=8, recompute="full"
-    )
+    workload = pj.Workload(pj.load_model("gpt-22b"), 4, tensor_parallel=8, recompute="full")
     table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
     assert result.memory_bytes[0] == pj.memory_bytes(workload, table).max()
     assert np.isnan(result.memory_bytes[1])

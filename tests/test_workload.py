@@ -154,9 +154,7 @@ def test_whole_numbers_of_a_trace_do_not_wrap_around(name):
     with jax.enable_x64(False):
         traced = jax.jit(get_everything)(*options)
         narrow = get_everything(*jax.tree.map(np.int32, options))
-        subset = jax.jit(lambda size, layers: get_everything(options[0], size, layers))(
-            *options[1:]
-        )
+        subset = jax.jit(lambda size, n: get_everything(options[0], size, n))(*options[1:])
     for result in (traced, narrow, subset):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), result, eager)
 
@@ -327,11 +325,7 @@ def test_stages_share_what_is_on_one_worker():
     assert model.tied_embeddings
     static = stage_bytes(pj.Workload(model, minibatch=1), alone).static
     assert static.sum() == pytest.approx(16 * model.parameters)  # the head is the embedding
-    rows = [
-        ["0F0", "0B0", "2F1", "2B1"],
-        ["1F0", "1B0", "1F1", "1B1"],
-        ["2F0", "2B0", "0F1", "0B1"],
-    ]
+    rows = [row.split() for row in ("0F0 0B0 2F1 2B1", "1F0 1B0 1F1 1B1", "2F0 2B0 0F1 0B1")]
     table = pj.ScheduleTable.from_rows(rows)  # both pipes have stage 1 on worker 1
     memory = stage_bytes(pj.Workload(model, minibatch=2), table).static
     np.testing.assert_allclose(

@@ -158,9 +158,7 @@ def _loop(table, draw, factor, noise, message, pause, slow=lambda **place: 1.0):
 
 def _collectives(slices, workers, draw, op):
     """Gradients are reduced behind the last op of each worker, all together."""
-    ends = [
-        max(piece.end for piece in slices if piece.worker == worker) for worker in range(workers)
-    ]
+    ends = [max(p.end for p in slices if p.worker == worker) for worker in range(workers)]
     done = max(ends) + op * float(draw.uniform(0.5, 1.0))
     return [
         Slice(0, 0, worker, -1, "grads-reduce-scatter", -1, end, done, -1)

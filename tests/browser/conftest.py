@@ -116,9 +116,7 @@ def visit(browser):
     yield visit
     for schedule in opened:
         schedule.close()
-        assert [
-            url for url in schedule.requests if not url.startswith((schedule.url, "data:"))
-        ] == []
+        assert [u for u in schedule.requests if not u.startswith((schedule.url, "data:"))] == []
         assert schedule.complaints == []
 
 
@@ -126,9 +124,7 @@ def visit(browser):
 def alone(tmp_path_factory):
     """A page of one schedule, and its run."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    shown = explored(
-        table, pj.Costs(forward=1.0, backward=2.0, transmit=0.25), limits=np.full(4, 3.0)
-    )
+    shown = explored(table, pj.Costs(forward=1, backward=2, transmit=0.25), limits=np.full(4, 3.0))
     path = tmp_path_factory.mktemp("pages") / "one page.html"
     path.write_text(page_of([shown]))
     return path, shown.run

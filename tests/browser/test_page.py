@@ -522,9 +522,7 @@ def recorded(tmp_path_factory):
         f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}"
         for k in pipeline.slices
     ]
-    op_values = (
-        values[pipeline.slices] for values in (trace.start, result.residuals, result.stalls)
-    )
+    op_values = (x[pipeline.slices] for x in (trace.start, result.residuals, result.stalls))
     return path, labels, *op_values
 
 

@@ -366,6 +366,4 @@ def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
         **schedule_tables.draw(runs),
         **jitter.draw(shaken),
     }
-    assert {name: faults(figure) for name, figure in figures.items()} == {
-        name: [] for name in figures
-    }
+    assert not [name for name, figure in figures.items() if faults(figure)]

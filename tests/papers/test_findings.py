@@ -40,9 +40,7 @@ def texts(table):
 
 def played(table, times, message, link="delay", scope="worker"):
     """The event loop on times of a microbatch on a worker."""
-    durations = {
-        (x, s): t * part for x, t in times.items() for s, part in enumerate(table.worker_parts)
-    }
+    durations = {(x, s): t * p for x, t in times.items() for s, p in enumerate(table.worker_parts)}
     places = product((0, 1), range(table.num_pipes), range(table.num_stages - 1))
     costs = reference.Costs(durations, {}, dict.fromkeys(places, message))
     return reference.Run(texts(table), table.pipe_of_microbatch.tolist(), costs, link, scope)
@@ -390,14 +388,7 @@ def queue_data():
 @pytest.fixture
 def world(link_data, regime_data, queue_data):
     """Everything as found; of offloading, made-up values in times of interleaved PipeOffload."""
-    times = {
-        "interleaved": 1.0,
-        "best": 1.2,
-        "proven": 1.1,
-        "ada": 1.2,
-        "fill": 0.9,
-        "rounds": 1.05,
-    }
+    times = {"interleaved": 1, "best": 1.2, "proven": 1.1, "ada": 1.2, "fill": 0.9, "rounds": 1.05}
     grid = offload.sweep(made.grid())
     made_up = {name: xr.full_like(grid[name], value) for name, value in times.items()}
     made_up["proven"].loc[{"limit": 2.0}] = times["ada"]  # of ample memory all is known
@@ -430,12 +421,7 @@ def spoil_counts(data, link):
 MUTATIONS = {  # data, variable, value and where, one for each claim
     "a1": lambda data: spoil_counts(data, "delay"),
     "a2": lambda data: spoil_counts(data, "blocking"),
-    "a3": (
-        "links",
-        "ratio",
-        0.99,
-        {"link": "delay", "rounds": 2, "backward": 2.0, "message": 1e-2},
-    ),
+    "a3": ("links", "ratio", 0.99, {"link": "delay", "rounds": 2, "backward": 2, "message": 0.01}),
     "a4": ("links", "verdict", links.DEPENDS, {"link": links.PER_WORKER, "workers": 3}),
     "a5": ("links", "where_1f1b", "c >= F", {"link": "queued", "workers": 8, "rounds": 1}),
     "a6": ("links", "verdict", links.ONE_NEVER, {"link": links.PER_WORKER, "domain": links.ANY}),

@@ -146,12 +146,10 @@ def test_match(matched):
     assert list(lines) == list(pipedream_match.LABELS.values())
     gap = matched.shown.sel(scheme="rpd").median("seed")
     np.testing.assert_array_equal(lines["RPD, batches drawn"].get_ydata(), gap)
-    turn, by_chance = (
-        float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn")
-    )
+    turn, chance = (float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn"))
     words = figure_caption(figure)
     assert f"at most {turn:.2g} times apart" in words
-    assert f"at most {by_chance:.2g} times where" in words
+    assert f"at most {chance:.2g} times where" in words
 
 
 def test_scaling(scaled):

@@ -107,11 +107,7 @@ def test_the_bound_is_that_of_single_runs(runs):
     largest = max(float(run.largest_squared_gradient) for run in runs_alone)
     np.testing.assert_allclose(at.mean_squared_gradient, norms, rtol=1e-10)
     np.testing.assert_allclose(at.measured, np.mean(norms), rtol=1e-10)
-    options = {
-        "smoothness": pt.smoothness(objective),
-        "delta": 60,
-        "gap": float(runs_alone[0].gap[0]),
-    }
+    options = {"smoothness": pt.smoothness(objective), "delta": 60, "gap": runs_alone[0].gap[0]}
     bound = pt.convergence_bound(S, UPDATES, 0.1, gradient_bound=largest**0.5, **options)
     for name, value in bound._asdict().items():
         np.testing.assert_allclose(at[name], value, rtol=1e-10)

@@ -30,9 +30,7 @@ def test_predicted_and_measured(kind, record_property):
         measured = float(np.median(result.step_times))
         errors[name] = result.predicted / measured - 1
         message = max(result.message)
-        print(
-            f"{kind:12s} {name:18s} {measured:8.4f} s {errors[name]:+7.2%} {message * 1e3:.1f} ms"
-        )
+        print(f"{kind:9s} {name:18s} {measured:8.4f} s {errors[name]:+7.2%} {message * 1e3:.1f} ms")
     off = np.abs(list(errors.values()))
     print(f"{kind:12s} mean {off.mean():.2%}, most {off.max():.2%}")
     assert off.mean() <= mean, errors
