@@ -6,9 +6,11 @@ and 3 x 14336 in the MLP: 69632, two bytes each. Of the MLP are 43008, and a che
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
+from daily import daily
 from legal_sizes import build
 
 import pipejax as pj
@@ -249,8 +251,10 @@ def test_a_sweep_takes_forms(tmp_path):
         assert float(data.memory_bytes.sel(recompute=recompute)) == pytest.approx(need, rel=1e-12)
 
 
-@pytest.mark.parametrize("recompute", ["full", "block:3", "uniform:4", "mlp"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    daily(itertools.product(["1f1b", "zb-h1"], ["full", "block:3", "uniform:4", "mlp"])),
+)
 def test_a_plan_needs_what_evaluate_does(schedule, recompute):
     result = pj.plan(
         LLAMA,
