@@ -12,7 +12,7 @@ from pipejax.analysis.step.step_parts import LANE, RULES, step_parts
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.layers.formulas import model_flop
-from pipejax.costs.model.launchers import launcher_lacks
+from pipejax.costs.model.launchers import launches
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_costs import PARTS, stage_parts
 from pipejax.costs.stage.stage_work import memory_bytes
@@ -177,7 +177,7 @@ def fitting_change(
 
     for change in sorted(_changes(workload), key=rank):  # the least cost, then the fewest fields
         changed = dataclasses.replace(workload, **change)
-        lacks = launcher is not None and launcher_lacks(launcher, changed, table)
+        lacks = launches(changed, table, launcher)[0].lacks if launcher else ()
         if not lacks and memory_bytes(changed, table).max() <= room:
             return change
     return None

@@ -13,7 +13,7 @@ from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import SizedRunOptions
-from pipejax.cli.options.scenario import build, command_line, required, step_tokens
+from pipejax.cli.options.scenario import build, command_line, named_launch, required, step_tokens
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, certify
@@ -177,11 +177,8 @@ def evaluate(
     _check_pairs(evaluation)
     held = run.activations.scenario_sizes(scenario).held(evaluation)
     result = summary(evaluation, scenario, held) | _evidence(scenario, evaluation.makespan)
-    launch = None
-    if run.launcher is not None:
-        from pipejax.search.remedies.shelves import run_launch
-
-        launch = run_launch(scenario, run.launcher)
+    launch = named_launch(scenario)
+    if launch is not None:
         result["launch"] = launch_json([launch])
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed

@@ -365,14 +365,13 @@ def _parse_model(
         fields["weight_share"] = run.weight_share
     if run.recompute_again:
         fields["recompute_again"] = True
-    from pipejax.costs.model.launchers import launcher_software, with_launcher
+    from pipejax.costs.model.launchers import launcher_defaults
     from pipejax.costs.stage.stage_costs import check_machine
 
-    bare = pj.load_system(run.system)
-    software = launcher_software(run.launcher, bare, run.stack)
+    bare, loaded = pj.load_system(run.system), load_with(run.model, run.sequence)
+    workers = getattr(run, "workers", None)
+    model, software, defaults = launcher_defaults(run.launcher, loaded, bare, run.stack, workers)
     machine = software.on(bare)
-    loaded, workers = load_with(run.model, run.sequence), getattr(run, "workers", None)
-    model, defaults = with_launcher(run.launcher, loaded, software, workers)
     fields = {**defaults, **fields}
     for name in OF_EXPERTS:
         if fields.get(name, 1) > 1 and model.moe is None:
@@ -434,7 +433,7 @@ def _times_options(source: Any) -> Options:
 
 def _model_options(scenario: "pj.Scenario") -> Options:
     """Return the options of a model: those that differ from the defaults of its software."""
-    from pipejax.costs.model.launchers import launcher_software, with_launcher
+    from pipejax.costs.model.launchers import launcher_defaults
 
     workload, system, files = scenario.source.workload, scenario.source.system, scenario.files
     assert workload is not None
@@ -442,13 +441,14 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     names = {"model": workload.model.name, "system": system.name, **files}
     options: Options = {k: v for k, v in names.items() if k in ("model", "system", "stack")}
     bare, model = pj.load_system(names["system"]), pj.load_model(names["model"])
-    with warnings.catch_warnings():  # the run has said what it is used with
-        warnings.simplefilter("ignore")
-        software = launcher_software(files.get("launcher"), bare, names.get("stack"))
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
         model = dataclasses.replace(model, sequence=workload.model.sequence)
-    model, defaults = with_launcher(files.get("launcher"), model, software, scenario.num_workers)
+    with warnings.catch_warnings():  # the run has said what it is used with
+        warnings.simplefilter("ignore")
+        model, software, defaults = launcher_defaults(
+            files.get("launcher"), model, bare, names.get("stack"), scenario.num_workers
+        )
     for name, loaded, value in (
         ("model", model, workload.model),
         ("system", software.on(bare), system),
@@ -638,19 +638,18 @@ def build(scenario: "pj.Scenario") -> pj.ScheduleTable:
     """Build the table of a scenario, and refuse times that it does not use."""
     table, schedule = scenario.table(), scenario.schedule
     check_used(scenario, [table], [find(schedule)] if isinstance(schedule, str) else [])
-    if lacks := launcher_lacks(scenario):
-        warnings.warn(lacks, Notice, stacklevel=2)
+    if (launch := named_launch(scenario)) and launch.lacks:
+        warnings.warn(launch.refusal, Notice, stacklevel=2)
     return table
 
 
-def launcher_lacks(scenario: "pj.Scenario") -> str:
-    """Return what the launcher that a run names lacks for it; empty if it runs it or none is."""
+def named_launch(scenario: "pj.Scenario") -> "pj.results.Launch | None":
+    """Return the options of the launcher that a run names; None if it names none."""
     if "launcher" not in scenario.files:
-        return ""
+        return None
     from pipejax.search.remedies.shelves import run_launch
 
-    launch = run_launch(scenario, scenario.files["launcher"])
-    return f"{launch.launcher} lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
+    return run_launch(scenario, scenario.files["launcher"])
 
 
 def check_used(

@@ -15,7 +15,7 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import (
     PLANNED,
     check_used,
-    launcher_lacks,
+    named_launch,
     option_text,
     parse_gathering,
     parse_scenario,
@@ -316,8 +316,8 @@ class ScheduleList(NamedTuple):
         """Build a schedule; refuse one that does not exist, or that the launcher lacks."""
         scenario = self.scenario(run, point)
         scenario.table()
-        if lacks := launcher_lacks(scenario):
-            raise MismatchError(lacks)
+        if (launch := named_launch(scenario)) and launch.lacks:
+            raise MismatchError(launch.refusal)
         return scenario
 
     def check_used(self, scenarios: "Iterable[pj.Scenario]") -> None:

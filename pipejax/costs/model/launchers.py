@@ -59,6 +59,11 @@ class Launch(NamedTuple):
     program: str = ""
 
     @property
+    def refusal(self) -> str:
+        """Say what the launcher lacks; empty if it runs the layout."""
+        return f"{self.launcher} lacks {'; '.join(self.lacks)}" if self.lacks else ""
+
+    @property
     def text(self) -> str:
         """Return the typed command; for DeepSpeed the content of its file and of the program."""
         style = LAUNCHERS[self.launcher].style
@@ -130,11 +135,6 @@ def launches(
         for record in LAUNCHERS.values()
         if launcher is None or record == find_launcher(launcher)
     )
-
-
-def launcher_lacks(launcher: str, workload: Workload, table: ScheduleTable) -> tuple[str, ...]:
-    """Return what a launcher lacks for a workload and schedule."""
-    return tuple(find_launcher(launcher).lacks(_Job(workload, table)))
 
 
 def pipeline_launches(
@@ -639,33 +639,29 @@ def find_launcher(name: str) -> Launcher:
     return by_lower[name.lower()]
 
 
-def with_launcher(
-    name: str | None, model: Model, software: Stack, workers: int | None = None
-) -> tuple[Model, dict[str, Any]]:
-    """Return a model and the default fields of its workloads under a launcher, if one is named.
+def launcher_defaults(
+    name: str | None,
+    model: Model,
+    system: System,
+    stack: Stack | str | Path | None = None,
+    workers: int | None = None,
+) -> tuple[Model, Stack, dict[str, Any]]:
+    """Return the model, the software and default fields of workloads under a launcher, if any.
 
-    What the model's file says of gradients, and the software of exchanges, goes first.
+    The model's file goes first for gradients. The requested software goes first, then that of the
+    machine's calibration.
     """
+    software = machine_software(system, stack)
     if name is None:
-        return model, {**software.workload}
+        return model, software, {**software.workload}
     launcher = find_launcher(name)
     if launcher.gradient_bytes is not None and model.gradient_bytes is None:
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
+    if launcher.stack and stack is None and not software.name:
+        usual = load_stack(launcher.stack)
+        # only where the machine's file says how fast its kernel of attention is
+        if getattr(system.attention_kernels, usual.attention.replace("-", "_")):
+            workload = {**usual.workload, **launcher.workload}
+            software = dataclasses.replace(usual, workload=workload)
     alone = launcher.alone if workers == 1 else {}
-    return model, {**launcher.workload, **software.workload, **alone}
-
-
-def launcher_software(name: str | None, system: System, stack: Stack | str | Path | None) -> Stack:
-    """Return the software that is asked for, of the machine's calibration, or of a launcher."""
-    # the last only where the machine's file says how fast its kernel of attention is
-    software = machine_software(system, stack)
-    if name is None or stack is not None or software.name:
-        return software
-    launcher = find_launcher(name)
-    if not launcher.stack:
-        return software
-    usual = load_stack(launcher.stack)
-    kernel = usual.attention.replace("-", "_")
-    if not getattr(system.attention_kernels, kernel):
-        return software
-    return dataclasses.replace(usual, workload={**usual.workload, **launcher.workload})
+    return model, software, {**launcher.workload, **software.workload, **alone}

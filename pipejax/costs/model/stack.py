@@ -110,6 +110,7 @@ AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
 
 def machine_software(system: System, stack: Stack | str | Path | None = None) -> Stack:
     """Return the software that a machine is used with."""
+    check_types(stack=(stack, Stack, str, Path, type(None)))
     if stack is not None:
         return stack if isinstance(stack, Stack) else load_stack(stack)
     record = system.calibration

@@ -20,7 +20,7 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
-from pipejax.costs.model.launchers import find_launcher, launcher_lacks
+from pipejax.costs.model.launchers import find_launcher, launches
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
@@ -233,7 +233,7 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     lacks = _lacks(request, layouts)
     layouts = layouts.take(lacks == "")
     if not len(layouts):
-        raise ValueError(_why_none(request, f"{request.launcher} lacks {lacks[0]}"))
+        raise ValueError(_why_none(request, lacks[0]))
     return layouts
 
 
@@ -281,13 +281,11 @@ def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
     kinds = np.stack([*columns.values()], axis=1)
     _, first, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
     reasons = [
-        "; ".join(
-            launcher_lacks(
-                request.launcher,
-                layout_workload(request, short, row),
-                build_table(program_shape(request, short, row), int(short.microbatches[row])),
-            )
-        )
+        launches(
+            layout_workload(request, short, row),
+            build_table(program_shape(request, short, row), int(short.microbatches[row])),
+            request.launcher,
+        )[0].refusal
         for row in first.tolist()
     ]
     return np.array(reasons, object)[which.ravel()]

@@ -23,7 +23,7 @@ from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import model_flop
-from pipejax.costs.model.launchers import find_launcher, launcher_software, with_launcher
+from pipejax.costs.model.launchers import find_launcher, launcher_defaults
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload_fields import PRECISIONS
@@ -145,17 +145,18 @@ def plan(
     runners_up = whole_number(runners_up, "runners_up", minimum=0)
     if memory_limit is not None and headroom is not None:
         raise wrong("headroom", "has no effect beside memory_limit: choose one")
-    machine, software = _machine(system, launcher, stack)
-    model, defaults = _job(model, launcher, software)
+    bare = system if isinstance(system, System) else load_system(system)
+    loaded = model if isinstance(model, Model) else load_model(model)
+    loaded, software, defaults = launcher_defaults(launcher, loaded, bare, stack)
     request = PlanRequest(
-        model,
-        machine,
+        loaded,
+        software.on(bare),
         gpus,
         minibatch,
         _schedules(launcher) if schedules is None else tuple(schedules),
         {name: tuple(values) for name, values in (choices or {}).items()},
         Links.resolve(link),
-        {**defaults, **shared},
+        {name: defaults[name] for name in SHARED if name in defaults} | shared,
         software.name,
         memory_limit,
         HEADROOM if headroom is None else headroom,
@@ -199,24 +200,6 @@ def plan(
     if out is not None:
         result.save(out, replace=True)
     return result
-
-
-def _machine(
-    system: System | str | Path, launcher: str | None, stack: Stack | str | Path | None
-) -> tuple[System, Stack]:
-    check_types(stack=(stack, Stack, str, Path, type(None)))
-    bare = system if isinstance(system, System) else load_system(system)
-    software = launcher_software(launcher, bare, stack)
-    return software.on(bare), software
-
-
-def _job(
-    model: Model | str | Path, launcher: str | None, software: Stack
-) -> tuple[Model, dict[str, Any]]:
-    """Return the model, and default fields of all layouts."""
-    loaded = model if isinstance(model, Model) else load_model(model)
-    loaded, defaults = with_launcher(launcher, loaded, software)
-    return loaded, {name: value for name, value in defaults.items() if name in SHARED}
 
 
 def _schedules(launcher: str | None) -> tuple[str, ...]:

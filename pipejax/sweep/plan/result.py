@@ -17,7 +17,7 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.files import atomic_write
 from pipejax.base.provenance import provenance
-from pipejax.costs.model.launchers import LAUNCHERS, launcher_software, with_launcher
+from pipejax.costs.model.launchers import LAUNCHERS, launcher_defaults
 from pipejax.costs.model.stack import AS_THE_SYSTEM
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
@@ -260,11 +260,9 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
     workload, alike = scenario.source.workload, dict[Any, list[str]]()
     assert workload is not None
     has_software = bool(request.stack) or request.system.calibration is not None
+    stack = AS_THE_SYSTEM if has_software else None
     for name in () if request.launcher else LAUNCHERS:
-        software = AS_THE_SYSTEM
-        if not has_software:
-            software = launcher_software(name, request.system, None)
-        model, defaults = with_launcher(name, workload.model, software)
+        model, software, defaults = launcher_defaults(name, workload.model, request.system, stack)
         fields = {k: v for k, v in defaults.items() if k in SHARED and k not in request.shared}
         source = ModelCosts(
             dataclasses.replace(workload, model=model, **fields),
