@@ -2,10 +2,12 @@
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 
 import pipejax as pj
+from pipejax.costs.measured.megatron_log import MegatronLog
 
 TORCHTITAN = {
     "1F1B": "1f1b",
@@ -22,7 +24,7 @@ def read_launch(launch, begin, stage_layers=()):
     options = {name.rpartition(".")[2]: value for name, value in launch.options.items()}
     workload = begin.source.workload
     read = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
-    read |= {"Megatron-Bridge": _bridge, "MaxText": _maxtext}
+    read |= {"Megatron-Bridge": _megatron, "MaxText": _maxtext}
     workers, schedule, per_worker, layout, fields = read[launch.launcher](options, launch, begin)
     layers = [stage.count("t") for stage in _stages(layout)] if layout else []
     more = {"stages_per_worker": per_worker} if schedule in SEVERAL else {}
@@ -40,49 +42,33 @@ def _stages(layout):
 
 
 def _megatron(options, launch, begin):
-    workers, layout = options["pipeline-model-parallel-size"], None
-    per_worker = options.get("num-virtual-stages-per-pipeline-rank", 1)
-    if "pipeline-model-parallel-layout" in options:
-        layout = options["pipeline-model-parallel-layout"]
-        per_worker = len(_stages(layout)) // workers
-    schedule = "interleaved-1f1b" if per_worker > 1 else "1f1b"
+    """Read the options as the reader of Megatron's logs reads its arguments."""
     workload = begin.source.workload
+    arguments = {name.replace("-", "_"): str(value) for name, value in options.items()}
+    arguments = {"world_size": "1", "tensor_model_parallel_size": "1"} | arguments
+    arguments = {"micro_batch_size": "1"} | arguments  # options of the pipeline alone have none
+    columns = MegatronLog(Path("options"), arguments, (), 0, math.nan).layout_columns()
+    workers, per_worker = columns["pipeline"], columns["stages_per_worker"]
+    schedule, layout = SCHEDULES[per_worker > 1], columns.get("pipeline_layout")
     if workload is None:
         return workers, schedule, per_worker, layout, {}
-    strategies = {None: int("use-distributed-optimizer" in options), "optim_grads": 2}
-    zero = {**strategies, "optim_grads_params": 3}[options.get("data-parallel-sharding-strategy")]
-    overlap = 0.0
-    if "overlap-grad-reduce" in options:
-        overlap = 1.0 if zero == 0 or "overlap-param-gather" in options else 0.5
-    recompute = {None: "none", "full": "full"}.get(options.get("recompute-granularity"), "parts")
-    if recompute == "parts":
-        recompute = "+".join(options["recompute-modules"])
-    if options.get("recompute-method") == "block":
-        recompute = f"block:{options['recompute-num-layers']}"
-    fields = {
-        "size": options["micro-batch-size"],
-        "minibatch": options["global-batch-size"] // workload.data_parallel,
-        "tensor_parallel": options["tensor-model-parallel-size"],
-        "sequence_parallel": "sequence-parallel" in options,
-        "zero": zero,
-        "overlap": overlap,
-        "tensor_overlap": float("tp-comm-overlap" in options),
-        "expert_overlap": float("overlap-moe-expert-parallel-comm" in options),
-        "expert_parallel": options.get("expert-model-parallel-size", 1),
-        "expert_tensor_parallel": options.get("expert-tensor-parallel-size", 0),
-        "recompute": recompute,
+    overlaps = arguments.get("overlap_moe_expert_parallel_comm") == "True"
+    fields = {name: columns[name] for name in ("zero", "overlap", "tensor_overlap", "recompute")}
+    fields |= {
+        "size": columns["microbatch_size"],
+        "minibatch": int(arguments["global_batch_size"]) // workload.data_parallel,
+        "tensor_parallel": columns["tensor"],
+        "sequence_parallel": bool(columns["sequence_parallel"]),
+        "context_parallel": columns["context"],
+        "expert_overlap": float(overlaps),
+        "expert_parallel": columns["expert"],
+        "expert_tensor_parallel": int(arguments.get("expert_tensor_parallel_size", 0)),
     }
     return workers, schedule, per_worker, layout or "", fields | NO_UNITS
 
 
+SCHEDULES = ("1f1b", "interleaved-1f1b")
 NO_UNITS = {"embedding_units": 0, "loss_units": 0}
-
-
-def _bridge(options, launch, begin):
-    names = {"virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank"}
-    is_set = {name: v for name, v in options.items() if v not in (None, False)}
-    renamed = {names.get(name, name).replace("_", "-"): v for name, v in is_set.items()}
-    return _megatron(renamed, launch, begin)
 
 
 def _maxtext(options, launch, begin):

@@ -186,7 +186,7 @@ class MegatronLog(NamedTuple):
             )
         times = [(batch or self._global_batch, seconds) for batch, seconds in self.times]
         timed, notes = rows_by_batch(self.path, times)
-        shared = {"model": model, **self._layout()}
+        shared = {"model": model, **self.layout_columns()}
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
@@ -205,7 +205,7 @@ class MegatronLog(NamedTuple):
             return self.whole("batch_size") * replicas
         return self.whole("global_batch_size")
 
-    def _layout(self) -> dict[str, Any]:
+    def layout_columns(self) -> dict[str, Any]:
         """Return the columns of a row that hold degrees of parallelism and recomputation."""
         sizes = {
             "tensor": self.whole("tensor_model_parallel_size"),
