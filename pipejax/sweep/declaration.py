@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from pipejax.base.file_fields import (
     whole,
 )
 from pipejax.base.machine import check_fits
+from pipejax.costs.model.launchers import find_launcher, launcher_defaults
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import (
@@ -38,7 +39,6 @@ from pipejax.costs.model.stack import (
     OF_WORKLOAD,
     Stack,
     load_stack,
-    machine_software,
 )
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
@@ -138,7 +138,8 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     Args:
       declaration: the keys, or the path of a TOML file that holds them. Each of these takes a
         value or a list: `schedules` (a name, a table, a folder of tables, FILE.py:FUNCTION, or
-        `{name, stages_per_worker, waves}`), `models`, `systems`, `stack`, `workers`, `minibatch`,
+        `{name, stages_per_worker, waves}`), `models`, `systems`, `stack`, `launcher` (its defaults
+        hold for keys that are missing, and what it lacks is illegal), `workers`, `minibatch`,
         `microbatch_size` or `microbatches`, every field of `Workload`, and `link`, `queues`,
         `host_links`, `posting`, `shared_links`, `pair_links`, `eager_below` [s]. `system` holds
         axes over fields of the systems. Further: `title`, `outputs`, `dtype`.
@@ -169,12 +170,11 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     )
     _check_size(declaration, where)
     axes: dict[str, Axis] = {}
-    software = AS_THE_SYSTEM if "stack" in declaration else _calibrated_with(declaration, where)
+    software, defaults = _defaults(declaration, where)
     for key, field in AXES.items():
         if field.default is NEEDED and key not in declaration:
             raise ValueError(f"{where}: {key} is missing")
-        is_of_stack = key in OF_WORKLOAD and ("stack" in declaration or software.workload)
-        if key in declaration or not (field.default is None or is_of_stack):
+        if key in declaration or not (field.default is None or key in defaults):
             values = declaration.get(key, field.default)
             values = unfolded(values) if key == "schedules" else values
             if key == "pipeline_layout" and _is_one_layout(values):
@@ -198,20 +198,34 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     )
 
 
-def _calibrated_with(declaration: Mapping[str, Any], where: str) -> Stack:
-    """Return the software of the runs on which all systems were calibrated, if it is one."""
-    if "systems" not in declaration:  # refused later
-        return AS_THE_SYSTEM
-    read = AXES["systems"].kind.read
-    systems = read_axis("system", declaration["systems"], f"{where}: systems", read).values
-    first, *others = (machine_software(system) for system in systems)
-    for system, other in zip(systems[1:], others, strict=True):
-        if other != first:
+def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
+    """Return the software where none is declared, and the keys that it or a launcher sets."""
+    launchers = _read("launcher", declaration, where) or (None,)
+    of_launchers = {key for name in launchers if name for key in find_launcher(name).workload}
+    models, systems = (_read(key, declaration, where) for key in ("models", "systems"))
+    if "stack" in declaration or not (models and systems):  # without these it is refused later
+        return AS_THE_SYSTEM, {*OF_WORKLOAD, *of_launchers}
+    runs = [
+        (f"{system.name} under {name}" if name else system.name, software)
+        for system in systems
+        for name in launchers
+        for _, software, _ in [launcher_defaults(name, models[0], system)]
+    ]
+    (first, software), *others = runs
+    for name, other in others:
+        if other != software:
             raise ValueError(
-                f"{where}: systems: {systems[0].name} and {system.name} were calibrated on runs of "
-                'different software: give stack, a name or "" for none, and overlap'
+                f"{where}: systems: {first} and {name} have different software: give stack, a "
+                'name or "" for none, and overlap'
             )
-    return first
+    return software, {*of_launchers, *(OF_WORKLOAD if software.workload else ())}
+
+
+def _read(key: str, declaration: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    """Read the values of a key; none if it is missing."""
+    if key not in declaration:
+        return ()
+    return read_axis(key, declaration[key], f"{where}: {key}", AXES[key].kind.read).values
 
 
 def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
@@ -401,6 +415,7 @@ _FILE_NAME = "a name or the path of a .json file"
 _MODEL, _SYSTEM_NAME = _text(load_model, _FILE_NAME), _text(load_system, _FILE_NAME)
 # an empty name leaves the systems as their files have them
 _STACK = _text(lambda name: load_stack(name) if name else AS_THE_SYSTEM, _FILE_NAME)
+_LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher")
 _HOST_LINKS = _as_written(
     lambda text: Links(host_links=parse_groups(text, "host_links")), "a text, as 0+1,2+3"
 )
@@ -417,6 +432,7 @@ AXES: Mapping[str, FileField] = {
     "schedules": FileField(FieldKind(read_schedule), target="schedule"),
     "models": FileField(_MODEL, target="model"),
     "stack": FileField(_STACK, ""),
+    "launcher": FileField(_LAUNCHER, None),
     "workers": FileField(whole()),
     "minibatch": FileField(whole()),
     "microbatches": FileField(whole(), None),

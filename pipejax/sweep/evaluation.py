@@ -17,6 +17,7 @@ from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_syst
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.model.launchers import launcher_defaults, launches
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import plans, similar_table
@@ -181,9 +182,11 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     choice, size = at["schedule"], {"num_workers": at["workers"], "num_microbatches": counts}
     options = dict(choice.options)
     workload_fields = {name: at[name] for name in WORKLOAD if name in at}
+    launcher, software = at.get("launcher"), at["stack"]
+    model, _, defaults = launcher_defaults(launcher, at["model"], systems, software, at["workers"])
     workload = Workload(
-        at["model"],
-        **{**at["stack"].workload, **workload_fields},
+        model,
+        **{**defaults, **workload_fields},
         weight_share=options.get("weight_share"),
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
@@ -192,6 +195,8 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     def point(table: ScheduleTable) -> _GridPoint:
         if table.grammar.custom_phases:
             check_usual(table, "a sweep over models")
+        if launcher and (refusal := launches(workload, table, launcher)[0].refusal):
+            raise MismatchError(refusal)
         return _GridPoint(
             table, workload, _links(at), Slowed.from_stragglers(table, dict(workload.stragglers))
         )
