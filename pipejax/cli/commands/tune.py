@@ -140,6 +140,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
     """Tune and answer; if interrupted, answer with the best so far."""
     workload, system = tuned_model(scenario, "tune")
     capacity, start = float(system.memory_available), time.monotonic()
+    launcher = scenario.files.get("launcher")
 
     def report(tuned: "pj.results.Found[pj.results.TunedSetting]") -> Answer:
         best = tuned.best
@@ -160,11 +161,11 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             "seconds": time.monotonic() - start,
         }
         is_size = best.over == "size"
-        run = scenario.replace(num_microbatches=best.microbatches)
-        named, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
-        launches: Any = ()
-        if is_size:
-            launches = pj.costing.launches(workload, run.table(), named, per_node)
+        run, launches = scenario.replace(num_microbatches=best.microbatches), tuple[Any, ...]()
+        if best.workload is not None:  # options say the setting
+            run = run.with_workload(_with_setting(run, best.workload))
+            per_node = float(system.gpus_per_node)
+            launches = pj.costing.launches(best.workload, run.table(), launcher, per_node)
         result |= {"launch": launch_json(launches)} if launches else {}
         details: dict[str, Iterable[object]] = {
             "microbatch sizes" if is_size else "stages": [
@@ -180,8 +181,16 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
         return Answer(result, view, next=tuple(show), details=details)
 
     with best_so_far(report) as keep:
-        tuned = _tune(scenario, on_best=keep, **arguments)
+        tuned = _tune(scenario, on_best=keep, launcher=launcher, **arguments)
     return report(tuned)
+
+
+def _with_setting(run: "pj.Scenario", tuned: "pj.Workload") -> "pj.Workload":
+    """Return the workload of a run with the layers and the recomputation of another."""
+    assert run.source.workload is not None
+    names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
+    fields: Any = {name: getattr(tuned, name) for name in names}
+    return dataclasses.replace(run.source.workload, **fields)
 
 
 def _view(

@@ -362,6 +362,14 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
     return StageLayers(layers, recomputed * recomputed_stages(workload, table))
 
 
+def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:
+    """Return the workload with these layers of each stage."""
+    mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
+    is_even = len({*layers}) == 1  # as launchers split them
+    layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
+    return dataclasses.replace(workload, pipeline_layout=layout, embedding_units=0, loss_units=0)
+
+
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
     """Return whether each stage recomputes its forward within the backward: (stages)."""
     in_cells = is_recomputed(table).max(axis=1)

@@ -1,7 +1,7 @@
 """Changes that may shorten a step: functions from a candidate to changed candidates."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
-from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.workload import Workload, assign_layers
+from pipejax.costs.model.workload import Workload, assign_layers, with_stage_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.topology import places_on
 from pipejax.schedules.cells.ops import Phase, ScheduleError
@@ -182,7 +181,9 @@ def _move_layers(
         title = f"layers over stages: {','.join(map(str, counts))}"
         workload = run.scenario.source.workload
         if workload is not None:
-            yield run.changed(title, run.scenario.with_workload(_with_layers(workload, counts)))
+            yield run.changed(
+                title, run.scenario.with_workload(with_stage_layers(workload, counts))
+            )
             continue
         factors = 1 + layer_seconds * (layers - old_layers) / measured
         rules = [
@@ -192,14 +193,6 @@ def _move_layers(
         ]
         assumption = "a layer takes as long anywhere, its median now; activations go with layers"
         yield dataclasses.replace(run.scaled(title, rules, assumption), layers=counts)
-
-
-def _with_layers(workload: Workload, layers: Sequence[int]) -> Workload:
-    """Return the workload with these layers of each stage."""
-    mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
-    is_even = len({*layers}) == 1  # as launchers split them
-    layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
-    return dataclasses.replace(workload, pipeline_layout=layout, embedding_units=0, loss_units=0)
 
 
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step

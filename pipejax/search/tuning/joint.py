@@ -15,7 +15,9 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
 from pipejax.costs import array_functions as xp
-from pipejax.costs.model.workload import StageLayers
+from pipejax.costs.model.launchers import launches
+from pipejax.costs.model.workload import StageLayers, Workload, with_stage_layers
+from pipejax.costs.model.workload_fields import check_recompute
 from pipejax.costs.system.system import Number
 from pipejax.search.tuning.problem import TuningProblem, identity_relaxation
 from pipejax.search.tuning.rounding import (
@@ -129,6 +131,49 @@ class JointProblem:
     problem: TuningProblem  # the model on the system under its schedule
     parts: tuple[str, ...]  # names, in the order of `PARTS`
     microbatches: int = 0  # M; 0 if the microbatch size is tuned
+    launcher: str | None = None  # the only one that must run a setting
+
+    def workload(self, setting: "Settings") -> Workload | None:
+        """Return the workload whose options say one setting; None if options cannot say it."""
+        workload, (layers, recomputed) = self.problem.workload, setting[1:]
+        if not np.array_equal(layers, self.problem.pair.assigned.layers):
+            workload = with_stage_layers(workload, layers.tolist())
+        if "recompute" not in self.parts:
+            return workload
+        (_, group, in_layer), count = workload.recomputation, int(recomputed.max())
+        recompute = in_layer
+        if count:
+            is_full = (recomputed == layers).all()
+            is_same = is_full or (group == 1 and (recomputed == np.minimum(count, layers)).all())
+            if in_layer != "none" or not is_same:
+                return None
+            recompute = f"uniform:{group}" if is_full else f"block:{count}"
+        return dataclasses.replace(workload, recompute=check_recompute(recompute))
+
+    def refusals(self, settings: "Settings") -> NumpyArray:
+        """Say why the launcher does not run each setting (settings); empty if it does."""
+        layers, recomputed = settings.layers, settings.recomputed
+        most = recomputed.max(axis=1, keepdims=True)
+        even = np.asarray(self.problem.pair.assigned.layers)
+        compared = (
+            *((recomputed, layers), (recomputed, np.minimum(most, layers))),
+            *((layers, even), (layers, layers[:, :1])),
+        )
+        # settings with equal values of these are run alike
+        kinds = [settings.size, most.ravel(), *((a == b).all(axis=1) for a, b in compared)]
+        _, first, kind = np.unique(
+            np.stack(kinds, axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        reasons = [self._refusal(settings.at(row)) for row in first.tolist()]
+        return np.array(reasons, object)[kind.ravel()]
+
+    def _refusal(self, setting: "Settings") -> str:
+        """Say why the launcher does not run one setting; empty if it does."""
+        workload = self.workload(setting)
+        if workload is None:
+            return f"{self.launcher} lacks numbers of recomputed layers that differ by stage"
+        table = self.problem.family.table(workload.minibatch // int(setting.size))
+        return launches(workload, table, self.launcher)[0].refusal
 
     @property
     def sizes(self) -> list[int]:
@@ -145,7 +190,9 @@ class JointProblem:
                 continue
             objective = self.problem.objective(identity_relaxation, count)
             rows = np.flatnonzero(counts == count)
-            for batch in np.array_split(rows, -(-len(rows) // LANES)):
+            if self.launcher is not None:
+                rows = rows[self.refusals(settings.at(rows)) == ""]
+            for batch in np.array_split(rows, max(1, -(-len(rows) // LANES))):
                 chunk = settings.at(batch)
                 layers = StageLayers(chunk.layers.astype(float), chunk.recomputed.astype(float))
                 inputs = self.problem.inputs(len(batch), count, limited=False)
@@ -172,9 +219,11 @@ class JointProblem:
         if not need <= self.problem.capacity:
             if np.isinf(need):
                 total = self.problem.workload.minibatch
+                reason = self.problem.family.refusal(total)
+                if not reason and self.launcher is not None:
+                    reason = self.refusals(settings.at([best]))[0]
                 raise ValueError(
-                    f"no microbatch size is legal for a minibatch of {total}: "
-                    f"{self.problem.family.refusal(total)}"
+                    f"no microbatch size is legal for a minibatch of {total}: {reason}"
                 )
             needs = f"{need / 1e9:.1f} GB per accelerator"
             has = f"the system has {self.problem.capacity / 1e9:.1f} GB"
@@ -192,14 +241,18 @@ def count_settings(joint: JointProblem) -> float:
     even = joint.problem.pair.assigned.layers.astype(int)
     stages, total = len(even), int(even.sum())
     ways: float = len(joint.sizes)
-    if "layers" in joint.parts and "recompute" in joint.parts:
+    has_options = joint.launcher is not None  # of which one number says recomputed layers
+    if "layers" in joint.parts and "recompute" in joint.parts and not has_options:
         # coefficient of x^total in (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
         ways *= sum(
             (-1) ** (stages - k) * math.comb(stages, k) * math.comb(total + 2 * k - 1, total)
             for k in range(1, stages + 1)
         )
-    elif "layers" in joint.parts:
+        return ways
+    if "layers" in joint.parts:
         ways *= math.comb(total - 1, stages - 1)
+    if "recompute" in joint.parts and has_options:
+        ways *= 1 + (total - stages + 1 if "layers" in joint.parts else int(even.max()))
     elif "recompute" in joint.parts:
         ways *= math.prod((even + 1).tolist())
     return ways
@@ -340,6 +393,8 @@ def _plain(joint: JointProblem) -> list[tuple[Any, ...]]:
     options = [layers * (recomputed > 0)]
     if "recompute" in joint.parts:
         options = [0 * layers, layers]
+        if joint.launcher is not None:
+            options = [*_equally_recomputed(np.asarray(layers, int)[None])[1]]
     return [(size, layers, option) for size in joint.sizes for option in options]
 
 
@@ -415,13 +470,15 @@ def search_jointly(joint: JointProblem) -> TunedJointly:
     if count > MAX_JOINT_SETTINGS and len(joint.parts) > 1:
         raise TooManyError(f"{count:.3g} settings: at most {MAX_JOINT_SETTINGS} are tried")
     best: list[tuple[Settings, PerConfiguration]] = []
+    evaluated = 0
     for block in all_settings(joint):
         times = joint.times(block)
+        evaluated += len(times)
         row = [times.argmin()]
         best.append((block.at(row), times[row]))
     blocks, least_times = zip(*best, strict=True)
     settings = Settings(*map(np.concatenate, zip(*blocks, strict=True)))
-    return joint.pick(settings, np.concatenate(least_times), int(count))
+    return joint.pick(settings, np.concatenate(least_times), evaluated)
 
 
 def all_settings(joint: JointProblem) -> Iterator[Settings]:
@@ -441,6 +498,8 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
         layers = compositions(int(even.sum()), len(even))
     if "recompute" not in joint.parts:
         return layers, layers * (recomputed > 0)
+    if joint.launcher is not None:
+        return _equally_recomputed(layers)
     if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MAX_EXHAUSTIVE:
         raise TooManyError(f"{count:.3g} ways to recompute: at most {MAX_EXHAUSTIVE} are tried")
     return _all_recomputed(layers)
@@ -449,13 +508,22 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
 def _all_recomputed(layers: Points) -> tuple[Points, Points]:
     """Combine each row of layers with all numbers of recomputed layers on each stage."""
     choices = layers + 1
-    counts = choices.prod(axis=1)
-    # repeat each row for its combinations, and number these from 0: 0 1 2 .. 0 1 2 ..
-    row = np.repeat(np.arange(len(layers)), counts)
-    number: Int[NumpyArray, " ways"] = np.arange(len(row)) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )
+    row, number = _numbered_rows(choices.prod(axis=1))
     recomputed = np.empty((len(row), layers.shape[1]), int)
     for stage in range(layers.shape[1]):  # digits of the number, one per stage
         number, recomputed[:, stage] = np.divmod(number, choices[row, stage])
     return layers[row], recomputed
+
+
+def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
+    """Combine each row of layers with every N of block:N, the same on all stages."""
+    row, number = _numbered_rows(layers.max(axis=1) + 1)
+    return layers[row], np.minimum(number[:, None], layers[row])
+
+
+def _numbered_rows(
+    counts: Int[NumpyArray, " rows"],
+) -> tuple[Int[NumpyArray, " ways"], Int[NumpyArray, " ways"]]:
+    """Repeat the number of each row, and count its ways from 0: 0 0 1 1 1, and 0 1 0 1 2."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

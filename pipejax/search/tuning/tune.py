@@ -16,6 +16,7 @@ from pipejax.base.checks import ArgumentError, check_types, resolve_choice, whol
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.edits import PairFactor, SlowWorkers
+from pipejax.costs.model.launchers import find_launcher, launches
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.search.found import Found
@@ -48,6 +49,7 @@ class TuningTask(NamedTuple):
     system: System
     memory_limit: bool
     microbatches: int = 0
+    launcher: str | None = None  # the only one that must run a setting
     tell: "Callable[[BestSetting], object]" = id  # called with each better setting
 
     def problem(self) -> TuningProblem:
@@ -59,7 +61,8 @@ class TuningTask(NamedTuple):
 
     def joint(self, what: str) -> JointProblem:
         """Return the problem of tuning these parts, a list with commas."""
-        return JointProblem(self.problem(), tuple(what.split(",")), self.microbatches)
+        parts = tuple(what.split(","))
+        return JointProblem(self.problem(), parts, self.microbatches, self.launcher)
 
 
 class BestSetting(NamedTuple):
@@ -72,6 +75,7 @@ class BestSetting(NamedTuple):
     setting: Mapping[str, Any] = {}
     details: Mapping[str, Any] = {}
     lower_bound: float = 0.0  # on the step time of all candidates [s]
+    workload: Workload | None = None  # whose options say the setting, if options can
 
 
 @short_repr
@@ -87,6 +91,7 @@ class TunedSetting:
       microbatches: M.
       memory_bytes: need of the fullest worker, per accelerator [B].
       fits: whether this fits in the accelerators' memory.
+      workload: workload whose options say the setting; None if options cannot say it.
       setting: settings other than the microbatch size: `layers` and `recomputed` of each stage.
       details: results of the method, its seconds and evaluations; by gradient the relaxed optimum
         and the rounded one (`tuned_step_time`); all `sizes` of a microbatch.
@@ -99,6 +104,7 @@ class TunedSetting:
     microbatches: int
     memory_bytes: float
     fits: bool
+    workload: Workload | None
     setting: Mapping[str, Any]
     details: Mapping[str, Any]
 
@@ -110,6 +116,7 @@ def tune(
     method: str | None = None,
     no_memory_limit: bool = False,
     microbatch_size: int | None = None,
+    launcher: str | None = None,
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
@@ -129,6 +136,7 @@ def tune(
         or 1,000,000 of several, else gradient.
       no_memory_limit: whether workers may need more memory than their accelerators have.
       microbatch_size: size if it is not tuned [sequences]; default: the best one by itself.
+      launcher: name of a launcher that must run the setting; default: any setting.
       on_progress: called with the number of evaluated settings, None, and the best step time so far
         as a text; default: a bar in notebooks.
       on_best: called with the best result so far after each exact evaluation.
@@ -189,7 +197,8 @@ def tune(
             f"{over} changes the times that {schedule} is planned for: tune size or recompute, or "
             "give slots",
         )
-    task = TuningTask(family, workload, system, not no_memory_limit)
+    launcher = None if launcher is None else find_launcher(launcher).name
+    task = TuningTask(family, workload, system, not no_memory_limit, launcher=launcher)
     with jax.enable_x64(True):
         if "size" not in parts:
             task = task._replace(microbatches=_microbatches(task, over, microbatch_size))
@@ -259,6 +268,7 @@ def _tune(
             microbatches=result.microbatches,
             memory_bytes=result.memory_bytes,
             fits=result.memory_bytes <= float(task.system.memory_available),
+            workload=result.workload,
             setting=result.setting,
             details=details,
         )
@@ -310,17 +320,18 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
         if need <= joint.problem.capacity and (best is None or step <= best["step_time"]):
             best = sizes[0]
         if best is not None:
-            task.tell(_size_setting(best, sizes))
+            task.tell(_size_setting(task, best, sizes))
     if best is None:
         joint.pick(plain, joint.times(plain), len(sizes))  # raises an error with the reason
         raise NothingFitsError
     if method == "exhaustive":
-        return _size_setting(best, sizes)._replace(lower_bound=best["step_time"])
+        return _size_setting(task, best, sizes)._replace(lower_bound=best["step_time"])
     relaxed = tune_jointly(joint)
-    return _size_setting(best, sizes, _relaxed(task, relaxed), relaxed.evaluated)
+    return _size_setting(task, best, sizes, _relaxed(task, relaxed), relaxed.evaluated)
 
 
 def _size_setting(
+    task: TuningTask,
     best: Mapping[str, Any],
     sizes: list[dict[str, Any]],
     relaxed: Mapping[str, Any] = MappingProxyType({}),
@@ -329,7 +340,8 @@ def _size_setting(
     """Return the best microbatch size, with all evaluated sizes and the relaxed optimum."""
     count, step, need = (best[name] for name in ("microbatches", "step_time", "memory_bytes"))
     details = {**relaxed, "sizes": [*sizes]}
-    return BestSetting(count, step, need, evaluated or len(sizes), {}, details)
+    counted = evaluated or len(sizes)
+    return BestSetting(count, step, need, counted, {}, details, workload=task.workload)
 
 
 def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
@@ -338,6 +350,11 @@ def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
         raise wrong("method", "is exhaustive where a schedule is planned for the times")
     layers = task.problem().pair.assigned.layers
     answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
+    if task.launcher is not None:
+        table, name = task.family.table(task.microbatches), task.launcher
+        answers = [
+            x for x in answers if x.workload and not launches(x.workload, table, name)[0].lacks
+        ]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
     fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
     if not fitting:
@@ -356,26 +373,27 @@ def _planned_setting(task: TuningTask, count: int) -> BestSetting:
     even = problem.pair.assigned
     step, need = problem.evaluate(task.microbatches, even)
     setting = {name: stages.astype(int).tolist() for name, stages in even._asdict().items()}
-    return BestSetting(task.microbatches, step, need, 1, setting)
+    return BestSetting(task.microbatches, step, need, 1, setting, workload=workload)
 
 
 def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
     """Tune one or several parts together, after reporting plain settings."""
     joint = task.joint(what)
     for plain in plain_answers(joint):
-        task.tell(_joint_setting(task, plain))
+        task.tell(_joint_setting(task, joint, plain))
     if method == "exhaustive":
-        best = _joint_setting(task, search_jointly(joint))
+        best = _joint_setting(task, joint, search_jointly(joint))
         return best._replace(lower_bound=best.step_time)
-    return _joint_setting(task, tune_jointly(joint))
+    return _joint_setting(task, joint, tune_jointly(joint))
 
 
-def _joint_setting(task: TuningTask, tuned: TunedJointly) -> BestSetting:
+def _joint_setting(task: TuningTask, joint: JointProblem, tuned: TunedJointly) -> BestSetting:
     best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
     count = task.workload.minibatch // int(best.size)
-    return BestSetting(count, *numbers, setting, _relaxed(task, tuned))
+    relaxed = _relaxed(task, tuned)
+    return BestSetting(count, *numbers, setting, relaxed, workload=joint.workload(best))
 
 
 def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
