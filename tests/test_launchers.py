@@ -7,10 +7,13 @@ import shlex
 
 import numpy as np
 import pytest
+from launch_reader import read_launch
 
 import pipejax as pj
 from pipejax.costs.model.launchers import LAUNCHERS, find_launcher
+from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file
+from pipejax.sweep import run_sweep
 from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
@@ -466,3 +469,66 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
         assert entry["fits"] == (entry["memory_bytes"] <= plan["room"])
     text = " ".join(call(*PLANNED, "--tensor", 4, "-S", "1f1b", "--launcher", "MaxText")[2].split())
     assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text
+
+
+LONG = dataclasses.replace(LLAMA, sequence=32768)  # which only recomputation makes fit
+
+
+@pytest.mark.parametrize("launcher", ["Megatron-LM", "torchtitan"])
+def test_tune_keeps_to_the_recomputation_that_a_launcher_has(launcher):
+    machine = pj.load_system("h100")
+    workload = pj.Workload(LONG, minibatch=8, tensor_parallel=2, sequence_parallel=True)
+    run = pj.Scenario("1f1b", 4, costs=pj.costing.ModelCosts(workload, machine))
+    result = pj.tune(run, "recompute", microbatch_size=1, launcher=launcher)
+    run, steps = run.replace(num_microbatches=8), {}
+    for recompute in ("none", *(f"block:{count}" for count in range(1, 8)), "full"):
+        changed = dataclasses.replace(workload, recompute=recompute)
+        evaluation = run.with_workload(changed).evaluate()
+        lacks = pj.costing.launches(changed, run.table(), launcher)[0].lacks
+        needs = memory_bytes(changed, run.table()).max()
+        if not lacks and needs <= machine.memory_available:
+            steps[recompute] = evaluation.step_time
+    best = min(steps, key=steps.get)
+    assert result.best.workload.recompute == best
+    assert result.value == pytest.approx(steps[best], rel=1e-9)
+    assert best == {"Megatron-LM": "block:2", "torchtitan": "full"}[launcher]
+
+
+def test_options_of_tuned_layers_give_their_step():
+    workload = pj.Workload(LLAMA, minibatch=8)
+    costs = pj.costing.ModelCosts(workload, pj.load_system("h100"))
+    run = pj.Scenario("1f1b", 4, costs=costs)
+    result = pj.tune(run, "size,layers", launcher="Megatron-LM", no_memory_limit=True)
+    run, best = run.replace(num_microbatches=result.best.microbatches), result.best.workload
+    assert best.pipeline_layout
+    (megatron,) = pj.costing.launches(best, run.table(), "Megatron-LM")
+    assert megatron.options["pipeline-model-parallel-layout"] == best.pipeline_layout
+    assert read_launch(megatron, run).evaluate().step_time == pytest.approx(result.value, rel=1e-9)
+    with pytest.raises(ValueError, match="DeepSpeed lacks schedule zb-h1"):
+        pj.tune(run.replace(schedule="zb-h1"), launcher="DeepSpeed")
+
+
+def test_a_launcher_of_a_sweep_has_its_defaults_and_lacks(tmp_path, answer):
+    grid = {"schedules": ["1f1b", "zb-h1"], "workers": 4, "minibatch": 16, "microbatch_size": 1}
+    grid |= {"models": "llama3-8b", "systems": "h100", "tensor_parallel": 2, "data_parallel": 2}
+
+    def swept(**keys):
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        return run_sweep(grid | keys, path).load()
+
+    run = ("-s", "1f1b", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100", "--minibatch", 16)
+    degrees = ("--tensor-parallel", 2, "--data-parallel", 2, "--launcher")
+    data = swept(launcher=["megatron-bridge", "DeepSpeed"])
+    assert data.launcher.values.tolist() == ["Megatron-Bridge", "DeepSpeed"]
+    for point in (swept(launcher="torchtitan"), *(data.isel(launcher=k) for k in (0, 1))):
+        single = answer("evaluate", *run, *degrees, point.launcher.item())
+        point = point.sel(schedule="1f1b")
+        assert point.step_time.item() == pytest.approx(single["makespan"], rel=1e-12)
+        assert point.memory_bytes.item() == pytest.approx(max(single["memory_bytes"]), rel=1e-12)
+    lacks = (
+        "Megatron-Bridge lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)",
+        "DeepSpeed lacks schedule zb-h1 (1f1b is there)",
+    )
+    assert data.reason.sel(schedule="zb-h1").values.tolist() == [*lacks]
+    with pytest.raises(ValueError, match="h100 under Megatron-LM and h100 under torchtitan have"):
+        swept(launcher=["Megatron-LM", "torchtitan"])

@@ -192,7 +192,7 @@ class JointProblem:
             rows = np.flatnonzero(counts == count)
             if self.launcher is not None:
                 rows = rows[self.refusals(settings.at(rows)) == ""]
-            for batch in np.array_split(rows, max(1, -(-len(rows) // LANES))):
+            for batch in np.array_split(rows, -(-len(rows) // LANES)) if len(rows) else ():
                 chunk = settings.at(batch)
                 layers = StageLayers(chunk.layers.astype(float), chunk.recomputed.astype(float))
                 inputs = self.problem.inputs(len(batch), count, limited=False)
