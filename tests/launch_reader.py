@@ -93,7 +93,7 @@ def _maxtext(options, launch, begin):
         "context_parallel": axes["context"],
         "data_parallel": data,
         "expert_parallel": axes["expert"],
-        "zero": 3 if axes["fsdp"] > 1 else 0,
+        "zero": 0 if axes["fsdp"] == 1 else 1 if "pipeline_fsdp_ag_once" in options else 3,
         "recompute": options["remat_policy"],
         "overlap": float("latency_hiding" in launch.program),
     }

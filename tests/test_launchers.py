@@ -25,6 +25,7 @@ MEGATRON = {
     "sequence-parallel",
     "context-parallel-size",
     "expert-model-parallel-size",
+    "moe-token-dispatcher-type",
     "expert-tensor-parallel-size",
     "pipeline-model-parallel-size",
     "pipeline-model-parallel-layout",
@@ -114,7 +115,8 @@ def test_degrees_batches_and_stages():
     }
     assert program == (
         "PipelineModule(layers, topology=PipeModelDataParallelTopology(num_pp=4, num_mp=1, "
-        "num_dp=2), partition_method='type:transformer')"
+        "num_dp=2), partition_method='type:LAYER') "
+        "with the name of your model's class of layers for LAYER"
     )
     assert megatron.lacks == deepspeed.lacks == ()
     why = "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
@@ -326,7 +328,10 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
         "num_layers_per_pipeline_stage": 4,
         "remat_policy": "full",
     }
-    other = dataclasses.replace(workload, zero=1, recompute="none")
+    (once,) = pj.costing.launches(dataclasses.replace(workload, zero=1), table, "MaxText")
+    assert once.lacks == ()
+    assert once.options == maxtext.options | {"pipeline_fsdp_ag_once": True}
+    other = dataclasses.replace(workload, zero=2, recompute="none")
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
     other = dataclasses.replace(other, minibatch=6)
     (lacking,) = pj.costing.launches(other, table, "MaxText")
@@ -377,20 +382,77 @@ def test_tune_splits_the_axes_of_maxtext_over_nodes(answer):
         (
             "interleaved-1f1b",
             {"recompute": "full"},
-            ("experts beside compute with recomputation of layers",),
+            ("experts beside compute with recomputation of layers or of moe",),
         ),
+        (
+            "interleaved-1f1b",
+            {"recompute": "moe"},
+            ("experts beside compute with recomputation of layers or of moe",),
+        ),
+        (
+            "interleaved-1f1b",
+            {"tensor_parallel": 2},
+            ("experts beside tensor parallelism without sequence parallelism",),
+        ),
+        ("combined-1f1b", {"expert_overlap": 0.0}, ()),
     ],
 )
 def test_experts_beside_compute(schedule, fields, lacks):
-    options = {"stages_per_worker": 2} if schedule == "interleaved-1f1b" else {}
+    options = {} if schedule == "1f1b" else {"stages_per_worker": 2}
     table = pj.schedules.build(schedule, num_workers=2, num_microbatches=8, **options)
     spread = {"expert_parallel": 8, "data_parallel": 8, "expert_overlap": 1.0}
-    workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **spread, **fields)
+    workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **spread | fields)
     megatron, bridge, *others = pj.costing.launches(workload, table)
+    assert megatron.program == "CUDA_DEVICE_MAX_CONNECTIONS=32"
+    assert megatron.options["moe-token-dispatcher-type"] == "alltoall"
     assert megatron.options["overlap-moe-expert-parallel-comm"] is True
     assert bridge.options["comm_overlap.overlap_moe_expert_parallel_comm"] is True
     assert tuple(text.partition(" (")[0] for text in megatron.lacks) == lacks
-    assert all("experts beside compute" in launch.lacks for launch in others)
+    by_schedule = schedule == "combined-1f1b"
+    assert all(("experts beside compute" in launch.lacks) != by_schedule for launch in others)
+    assert all(launch.lacks for launch in others)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "fields", "lacks"),
+    [
+        # nothing travels where each worker has all experts
+        ("interleaved-1f1b", 2, {"expert_overlap": 1.0}, None),
+        ("combined-1f1b", 2, {}, "experts beside compute without expert parallelism"),
+        (
+            "combined-1f1b",
+            1,
+            {"expert_parallel": 4, "data_parallel": 4},
+            "experts beside compute with one stage for each worker (it goes with several)",
+        ),
+    ],
+)
+def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields, lacks):
+    size = {"num_workers": 2, "num_microbatches": 8, "stages_per_worker": stages}
+    table = pj.schedules.build(schedule, **size)
+    workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **fields)
+    (megatron,) = pj.costing.launches(workload, table, "Megatron-LM")
+    has_flag = "overlap-moe-expert-parallel-comm" in megatron.options
+    assert (has_flag, megatron.lacks) == ((True, (lacks,)) if lacks else (False, ()))
+    alone = pj.costing.pipeline_launches(table)[0]
+    assert ("overlap-moe-expert-parallel-comm" in alone.options) == (schedule == "combined-1f1b")
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, ""),
+        ({"tensor_parallel": 2}, "1"),
+        ({"context_parallel": 2}, "1"),
+        ({"tensor_parallel": 2, "data_parallel": 2, "zero": 3}, ""),  # its FSDP refuses 1
+    ],
+)
+def test_megatron_has_the_queues_that_it_asks_for(fields, count):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    workload = pj.Workload(LLAMA, minibatch=8, **fields)
+    (megatron,) = pj.costing.launches(workload, table, "Megatron-LM")
+    words = f"CUDA_DEVICE_MAX_CONNECTIONS={count} " if count else ""
+    assert megatron.text.startswith(f"{words}--micro-batch-size 1 ")
 
 
 EAGER = ("--stack", "torchtitan-2024-eager")

@@ -22,7 +22,7 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
-from pipejax.costs.model.workload_fields import RANK_ORDERS
+from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System
 from pipejax.schedules.recognition import schedule_name
 from pipejax.schedules.table.table import ScheduleTable
@@ -35,6 +35,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
 }
 MEGATRON = ("1f1b", "interleaved-1f1b")
+COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
 PLAIN = r"[a-z][a-z_+]*|[0-9.]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
@@ -82,7 +83,7 @@ class Launch(NamedTuple):
             if isinstance(several[0], list):  # names of modules, a word for each stage
                 several = [",".join(names) for names in several]
             words += [f"--{name}", *(str(item) for item in several if item is not True)]
-        return shlex.join(words)
+        return " ".join(filter(None, (self.program, shlex.join(words))))
 
 
 def launches(
@@ -197,7 +198,10 @@ class _Pipeline:
         self.workers = table.num_workers
         self.several = table.num_stages // self.workers if table.num_pipes == 1 else 0
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
-        self.unusual = [table.grammar.unusual] * (not table.grammar.is_usual)
+        # pairs in which experts exchange tokens beside the compute of another microbatch
+        self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
+        is_known = table.grammar.is_usual or self.overlaps_experts
+        self.unusual = [] if is_known else [table.grammar.unusual]
 
 
 class _Job(_Pipeline):
@@ -217,6 +221,8 @@ class _Job(_Pipeline):
         counted[[0, -1]] += self.units if len(counted) > 1 else sum(self.units)
         self.per_stage = int(counted[0])  # layers of a stage, with embedding and head
         self.is_even = not workload.pipeline_layout and bool((counted == self.per_stage).all())
+        spreads_experts = workload.has_experts and workload.expert_parallel > 1
+        self.overlaps_experts |= spreads_experts and workload.expert_overlap > 0
 
     @property
     def layout(self) -> PipelineLayout:
@@ -238,6 +244,8 @@ def _megatron(job: _Job) -> Options:
         options["context-parallel-size"] = workload.context_parallel
     if workload.expert_parallel > 1:
         options["expert-model-parallel-size"] = workload.expert_parallel
+        is_per_node = workload.dispatcher == DISPATCHERS[1]
+        options["moe-token-dispatcher-type"] = "flex" if is_per_node else "alltoall"
     if workload.has_experts and (workload.tensor_parallel > 1 or workload.expert_tensor > 1):
         options["expert-tensor-parallel-size"] = workload.expert_tensor
     is_alike = job.is_even and job.units == (0, 0)
@@ -256,8 +264,6 @@ def _megatron(job: _Job) -> Options:
             options["overlap-param-gather"] = True
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         options["tp-comm-overlap"] = True
-    if workload.has_experts and workload.expert_overlap > 0:
-        options["overlap-moe-expert-parallel-comm"] = True
     if float(workload.model.accumulated_bytes) < FULL_GRADIENT:
         options["grad-reduce-in-bf16"] = True
     if layers := workload.recomputation.layers:
@@ -282,13 +288,18 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
         options["pipeline-model-parallel-layout"] = str(layout)
     elif pipeline.workers > 1 and pipeline.several > 1:
         options["num-virtual-stages-per-pipeline-rank"] = pipeline.several
+    if pipeline.overlaps_experts:
+        options["overlap-moe-expert-parallel-comm"] = True
     return options
 
 
 def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
     yield from pipeline.unusual
-    if pipeline.schedule != ("interleaved-1f1b" if pipeline.several > 1 else "1f1b"):
+    name = "interleaved-1f1b" if pipeline.several > 1 else "1f1b"
+    if pipeline.schedule not in (name, COMBINED):
         yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
+    if pipeline.overlaps_experts and pipeline.workers > 1 and pipeline.several < 2:
+        yield "experts beside compute with one stage for each worker (it goes with several)"
 
 
 def _lacks_of_megatron(job: _Job) -> Iterator[str]:
@@ -296,11 +307,27 @@ def _lacks_of_megatron(job: _Job) -> Iterator[str]:
     workload = job.workload
     if "half_products" in workload.recompute:
         yield "recomputation of every second product"
-    if workload.has_experts and workload.expert_overlap > 0:
-        if job.workers > 1 and job.several < 2:
-            yield "experts beside compute with one stage for each worker (it goes with several)"
-        if workload.recomputation.layers:
-            yield "experts beside compute with recomputation of layers"
+    if workload.tensor_parallel > 1 and not workload.sequence_parallel:
+        if workload.tensor_overlap > 0:
+            yield "tensor parallelism beside compute without sequence parallelism"
+        if workload.has_experts:
+            yield "experts beside tensor parallelism without sequence parallelism"
+    if job.overlaps_experts:
+        if workload.expert_parallel == 1:
+            yield "experts beside compute without expert parallelism"
+        if workload.recomputation.layers or "moe" in workload.recompute.split("+"):
+            yield "experts beside compute with recomputation of layers or of moe"
+        if workload.model.mtp_layers > 1:
+            yield "experts beside compute with several layers for further tokens"
+
+
+def _connections(job: _Job) -> str:
+    """Return the environment: exchanges beside compute need more queues, split layers need one."""
+    workload = job.workload
+    count = "32" if job.overlaps_experts else ""
+    if not count and workload.zero < 2 and workload.tensor_parallel * workload.context_parallel > 1:
+        count = "1"
+    return f"CUDA_DEVICE_MAX_CONNECTIONS={count}" if count else ""
 
 
 def _torchtitan(job: _Job) -> Options:
@@ -420,7 +447,8 @@ def _pipeline_module(job: _Job) -> str:
     again = f", activation_checkpoint_interval={group}" if layers == math.inf else ""
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
-        f"num_dp={job.workload.data_parallel}), partition_method='type:transformer'{again})"
+        f"num_dp={job.workload.data_parallel}), partition_method='type:LAYER'{again}) "
+        "with the name of your model's class of layers for LAYER"
     )
 
 
@@ -455,7 +483,7 @@ def _maxtext(job: _Job) -> Options:
         "tensor_sequence" if workload.sequence_parallel else "tensor": workload.tensor_parallel,
         "context": workload.context_parallel,
         "expert": workload.expert_parallel,
-        "fsdp" if workload.zero == 3 else "data": replicas,
+        "fsdp" if workload.zero else "data": replicas,
         "pipeline": job.workers,
     }
     # an axis lies inside nodes (ici) as far as there is room, and between them (dcn) with the rest
@@ -472,6 +500,8 @@ def _maxtext(job: _Job) -> Options:
         on_device *= job.table.num_microbatches
         options["num_pipeline_microbatches"] = job.table.num_microbatches
         options["num_layers_per_pipeline_stage"] = int(job.layers[0])
+        if workload.zero == 1:  # whole weights and gradients of all microbatches
+            options["pipeline_fsdp_ag_once"] = True
     elif job.table.num_microbatches > 1:
         options["gradient_accumulation_steps"] = job.table.num_microbatches
     return {"per_device_batch_size": on_device, **options, "remat_policy": "full"}
@@ -487,8 +517,8 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
         yield "stages with unequal layers"
     if many and job.table.num_microbatches % job.workers:
         yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
-    if workload.zero in (1, 2):
-        yield f"ZeRO {workload.zero} (0 and 3 are there)"
+    if workload.zero == 2 or (workload.zero == 1 and not many):
+        yield f"ZeRO {workload.zero} (0 and 3 are there, 1 in a pipeline)"
     cuts_experts = workload.has_experts and workload.expert_tensor > 1
     if workload.data_parallel % workload.expert_parallel or cuts_experts:
         yield "experts beyond the replicas"
@@ -556,6 +586,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             MEGATRON,
             _megatron,
             _lacks_of_megatron,
+            program=_connections,
             gradient_bytes=FULL_GRADIENT,
         ),
         Launcher(
@@ -619,7 +650,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         ),
         Launcher(
             "MaxText",
-            "003b4169",
+            "e591f30c",
             ("gpipe", "circular"),
             _maxtext,
             _lacks_of_maxtext,
