@@ -137,7 +137,7 @@ def test_the_page_on_sweeps_has_every_key_and_default():
     assert set(shown) == set(FILE)
     for key, field in AXES.items():
         expected = "needed" if field.default is NEEDED else f"`{json.dumps(field.default)}`"
-        assert shown[key] == expected or key.startswith("microbatch"), key
+        assert shown[key] == expected or key.startswith(("microbatch", "launcher")), key
 
 
 @pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=lambda path: path.stem)

@@ -533,6 +533,18 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
     assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text
 
 
+def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, call):
+    rows = pj.validate(pj.files.DATA / "measured" / "torchtitan_h100.csv")
+    are_wide = rows.measured.precision == "bf16"
+    ratios = (rows.measured.memory_bytes / rows.predicted.memory_bytes)[are_wide]
+    factors = answer(*PLANNED, "--tensor", 2, "--launcher", "torchtitan")["memory_factors"]
+    # errors are stored in hundredths of a percent
+    assert factors == pytest.approx(sorted(ratios), rel=2e-4)
+    text = " ".join(call(*PLANNED, "--tensor", 2, "--launcher", "torchtitan")[1].split())
+    assert f"took {factors[0]:.3g} to {factors[-1]:.3g} times the predicted memory (4" in text
+    assert answer(*PLANNED, "--tensor", 2)["memory_factors"] == []
+
+
 LONG = dataclasses.replace(LLAMA, sequence=32768)  # which only recomputation makes fit
 
 

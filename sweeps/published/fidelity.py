@@ -568,7 +568,7 @@ def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
 
     Returns:
       For each source (the first word of the column), machine and stack the errors [%] of each
-      regime, as in the file of a calibrated system.
+      regime, as in the file of a calibrated system; where memory was measured, its errors too.
 
     Example:
       >>> runs = pj.validate(pj.files.DATA / "measured" / "megatron_bridge_b300.csv")
@@ -577,6 +577,8 @@ def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
     """
     measured = joined([table.measured for table in tables])
     error = np.concatenate([table.errors for table in tables])
+    needs = [table.predicted.memory_bytes / table.measured.memory_bytes - 1 for table in tables]
+    memory = np.concatenate(needs)
     stacks = np.where(measured.stack == "", DEFAULT_STACK, measured.stack)
     sources = np.array([text.replace(",", " ").split()[0] for text in measured.source])
     keys = np.array([sources, measured.system, stacks]).T
@@ -586,9 +588,12 @@ def evidence_of_tables(tables: Sequence[Validation]) -> list[dict[str, Any]]:
             continue
         is_group = (keys == [source, system, stack]).all(axis=1)
         per_node = float(pj.load_system(system).gpus_per_node)
-        errors = as_numbers(group_errors(measured.take(is_group), error[is_group], per_node))
-        names = {"source": source, "system": system, "stack": stack}
-        records.append(names | {"errors": [*map(list, errors)]})
+        record: dict[str, Any] = {"source": source, "system": system, "stack": stack}
+        for name, values in {"errors": error, "memory": memory}.items():
+            by_regime = group_errors(measured.take(is_group), values[is_group], per_node)
+            if by_regime or name == "errors":
+                record[name] = [*map(list, as_numbers(by_regime))]
+        records.append(record)
     return records
 
 

@@ -56,6 +56,7 @@ class Runs(NamedTuple):
     stack: str
     regime: Regime
     errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
+    memory: tuple[float, ...] = ()  # the same of the fullest worker's memory, where measured [%]
 
 
 @short_repr
@@ -166,9 +167,10 @@ def from_numbers(row: Sequence[float]) -> tuple[Regime, tuple[float, ...]]:
 def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
     """Return records in the form of `EVIDENCE` as runs."""
     return tuple(
-        Runs(record["source"], record["system"], record["stack"], *from_numbers(row))
-        for record in records
-        for row in record["errors"]
+        Runs(r["source"], r["system"], r["stack"], regime, errors, memory.get(regime, ()))
+        for r in records
+        for memory in [dict(map(from_numbers, r.get("memory", ())))]
+        for regime, errors in map(from_numbers, r["errors"])
     )
 
 
@@ -176,6 +178,12 @@ def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
 def measured_runs() -> tuple[Runs, ...]:
     """Return the runs that come with pipejax."""
     return as_runs(json.loads(EVIDENCE.read_text("utf-8")))
+
+
+def memory_factors(source: str, bits: int) -> list[float]:
+    """Return measured over predicted memory of a source's configurations with such operands."""
+    groups = [x.memory for x in measured_runs() if (x.source, x.regime.bits) == (source, bits)]
+    return sorted(1 / (1 + error / 100) for errors in groups for error in errors)
 
 
 def _generation(system: str) -> str:

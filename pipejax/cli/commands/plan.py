@@ -23,7 +23,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
 from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
 from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
-from pipejax.cli.output.plans import evidence_json, plan_details, plan_view
+from pipejax.cli.output.plans import evidence_json, memory_json, plan_details, plan_view
 from pipejax.cli.output.progress import progress
 from pipejax.cli.output.report import pick, plain
 
@@ -192,6 +192,7 @@ def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
         "outside": [_as_json(entry) for entry in planned.outside],
         "under_launchers": [entry._asdict() for entry in planned.under_launchers],
         "reversals": [entry._asdict() for entry in planned.break_even_factors],
+        **memory_json(planned),
         **pick(planned, "tied enumerated fitting evaluated programs seconds"),
     }
 

@@ -41,6 +41,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield plain(
         f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
+    yield from _measured_memory(plan)
     evidence = evidence_json(best.evidence, best.step_time)
     yield evidence_line(evidence, best.regime, request.system.name)
     yield _room(plan)
@@ -93,6 +94,35 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
     basis = evidence.factors and evidence.factors.basis
     more = {"regime": str(evidence.regime), "range": evidence.range(step), "range_basis": basis}
     return pick(evidence, names) | more
+
+
+def _measured_memory(plan: "PlanResult") -> Iterator[object]:
+    """Yield what memory measured runs of the launcher took, and a limit that leaves room for it."""
+    factors, need = memory_json(plan)["memory_factors"], plan.best.memory_bytes
+    if not factors:
+        return
+    whole, ends = float(plan.request.system.memory_available), (factors[0], factors[-1])
+    times, sizes = (
+        " to ".join(map(form, values))
+        for form, values in (
+            ("{:.3g}".format, ends),
+            (gigabytes, (factor * need for factor in ends)),
+        )
+    )
+    hint = f"; --memory-limit {whole / ends[1] / 1e9:.3g}GB leaves room" * (need * ends[1] > whole)
+    yield plain(
+        f"measured runs of {plan.request.launcher} took {times} times the predicted memory "
+        f"({len(factors)} configurations): {sizes} of {gigabytes(whole)} here{hint}"
+    )
+
+
+def memory_json(plan: "PlanResult") -> dict[str, Any]:
+    """Return measured over predicted memory of the launcher's runs; none if it has none."""
+    from pipejax.analysis.step.evidence import memory_factors, operand_bits
+    from pipejax.costs.model.launchers import find_launcher
+
+    name, bits = plan.request.launcher, operand_bits(plan.best.workload.precision)
+    return {"memory_factors": memory_factors(find_launcher(name).source, bits) if name else []}
 
 
 def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) -> object:

@@ -538,6 +538,7 @@ class Launcher(NamedTuple):
     """A launcher of training: its options, and what it lacks."""
 
     name: str
+    source: str  # its repository
     version: str  # whose names and defaults these are
     schedules: tuple[str, ...]  # that it builds by name
     options: Callable[[_Job], Options]  # that run a job
@@ -582,6 +583,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     for launcher in (
         Launcher(
             "Megatron-LM",
+            "NVIDIA/Megatron-LM",
             "core 0.20",
             MEGATRON,
             _megatron,
@@ -591,6 +593,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         ),
         Launcher(
             "Megatron-Bridge",
+            "NVIDIA-NeMo/Megatron-Bridge",
             "recipes of 2026",
             MEGATRON,
             _megatron,
@@ -624,6 +627,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         ),
         Launcher(
             "torchtitan",
+            "pytorch/torchtitan",
             "0.2.2",
             tuple(PYTORCH),
             _torchtitan,
@@ -641,6 +645,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         ),
         Launcher(
             "DeepSpeed",
+            "deepspeedai/DeepSpeed",
             "0.19",
             ("1f1b",),
             _deepspeed,
@@ -650,6 +655,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         ),
         Launcher(
             "MaxText",
+            "AI-Hypercomputer/maxtext",
             "e591f30c",
             ("gpipe", "circular"),
             _maxtext,
