@@ -45,7 +45,7 @@ from pipejax.sweep.plan.programs import (
 # The axis of stages is padded, and the axis of layouts cut into chunks of one size. So every
 # search has the same shapes, and compiles once: that takes longer than all else.
 
-LENGTH = 128  # stages are filled up to a multiple of it
+SHORT, LENGTH = 32, 128  # stages are filled up to the first, or to a multiple of the second
 
 
 class Priced(NamedTuple):
@@ -126,7 +126,7 @@ def _short_table(shape: ProgramShape) -> ScheduleTable:
 def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
     """Return the stages of each layout (layouts, length), padded with empty stages."""
     table = _short_table(shape)
-    padding = -shape.stages % LENGTH
+    padding = -shape.stages % (SHORT if shape.stages <= SHORT else LENGTH)
     whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
     _, first_rows, kind = np.unique(
         np.stack([layouts.edge_units, whole_layers], axis=1),
