@@ -184,11 +184,9 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     if single is None and saved_by_even <= 0:
         return
     busiest = int(times.workers.argmax())
-    makespan, mean = trial.run.makespan, float(times.workers.mean())
-    computes = (
-        f"computes {_share(times.workers[busiest], makespan)} of the step, the mean worker "
-        f"{_share(mean, makespan)}"
-    )
+    # a ratio, as shares in a report are of the step alone
+    ratio = float(times.workers[busiest] / times.workers.mean())
+    computes = f"computes {ratio:.3g} times as long as the mean worker"
     ratios = times.stages / np.median(times.stages[times.stages > 0])
     if single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even:
         # No single one is to blame if stages on other workers differ by half as much. The first and

@@ -162,7 +162,7 @@ def first_fault(explanation: "Explanation") -> str:
 
 
 def _with_share(time: float, explanation: "Explanation") -> str:
-    return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))})"
+    return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))} of the step)"
 
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
