@@ -21,7 +21,9 @@ SEVERAL = ("circular", "interleaved-1f1b", "interleaved-zb", "looped-bfs")
 
 def read_launch(launch, begin, stage_layers=()):
     """Return the run that options start, on the machine and at the settings of another run."""
-    options = {name.rpartition(".")[2]: value for name, value in launch.options.items()}
+    options = dict(launch.options)
+    options |= options.pop("comm_overlap", {})
+    options = {name.rpartition(".")[2]: value for name, value in options.items()}
     workload = begin.source.workload
     read = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
     read |= {"Megatron-Bridge": _megatron, "MaxText": _maxtext}

@@ -303,12 +303,13 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
         "ddp.use_distributed_optimizer=true",
         "ddp.overlap_grad_reduce=true",
         "ddp.overlap_param_gather=true",
-        "comm_overlap.tp_comm_overlap=true",
         "model.recompute_granularity=null",
         "model.account_for_embedding_in_pipeline_split=false",
         "model.account_for_loss_in_pipeline_split=false",
         "ddp.grad_reduce_in_fp32=false",
         "model.virtual_pipeline_model_parallel_size=2",
+        "'comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
+        "tp_comm_overlap:true,overlap_grad_reduce:true,overlap_param_gather:true}'",
     ]
     with pytest.raises(ValueError, match="unknown launcher 'megatron': known are Megatron-LM"):
         pj.costing.launches(workload, table, "megatron")
@@ -406,7 +407,7 @@ def test_experts_beside_compute(schedule, fields, lacks):
     assert megatron.program == "CUDA_DEVICE_MAX_CONNECTIONS=32"
     assert megatron.options["moe-token-dispatcher-type"] == "alltoall"
     assert megatron.options["overlap-moe-expert-parallel-comm"] is True
-    assert bridge.options["comm_overlap.overlap_moe_expert_parallel_comm"] is True
+    assert bridge.options["comm_overlap"]["overlap_moe_expert_parallel_comm"] is True
     assert tuple(text.partition(" (")[0] for text in megatron.lacks) == lacks
     by_schedule = schedule == "combined-1f1b"
     assert all(("experts beside compute" in launch.lacks) != by_schedule for launch in others)

@@ -243,7 +243,8 @@ def _command_line(command: str) -> object:
 def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
     needs = "" if is_same else f", {row['memory']:.3g} times the memory"
-    return f"saves {_with_share(row['saves'], explanation)}{needs}: {row['what']}"
+    verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
+    return f"{verb} {_with_share(abs(row['saves']), explanation)}{needs}: {row['what']}"
 
 
 def advice_details(

@@ -36,7 +36,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
 }
 MEGATRON = ("1f1b", "interleaved-1f1b")
 COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
-PLAIN = r"[a-z][a-z_+]*|[0-9.]+"  # values that need no quotes
+PLAIN = r"[a-z][a-z_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
 LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
@@ -71,11 +71,7 @@ class Launch(NamedTuple):
         if style == "file":
             return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
         if style == "pairs":
-            # Megatron-Bridge reads values as YAML does: "E|(t|)*2" is a text, E|(t|)*2 is not
-            pairs = (
-                f"{name}={value if re.fullmatch(PLAIN, str(value)) else json.dumps(value)}"
-                for name, value in self.options.items()
-            )
+            pairs = (f"{name}={_yaml(value)}" for name, value in self.options.items())
             return " ".join(filter(None, (self.program, shlex.join(pairs))))
         words = []
         for name, value in self.options.items():
@@ -84,6 +80,13 @@ class Launch(NamedTuple):
                 several = [",".join(names) for names in several]
             words += [f"--{name}", *(str(item) for item in several if item is not True)]
         return " ".join(filter(None, (self.program, shlex.join(words))))
+
+
+def _yaml(value: Any) -> str:
+    """Write a value as Megatron-Bridge reads it: "E|(t|)*2" is a text, E|(t|)*2 is not."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_yaml(item)}' for key, item in value.items())}}}"
+    return str(value) if re.fullmatch(PLAIN, str(value)) else json.dumps(value)
 
 
 def launches(
@@ -534,6 +537,13 @@ def _flags_of_xla(job: _Job) -> str:
     return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
 
 
+NO_OVERLAP = {
+    "_target_": "megatron.bridge.training.comm_overlap.CommOverlapConfig",
+    "tp_comm_overlap": False,
+}
+DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
+
+
 class Launcher(NamedTuple):
     """A launcher of training: its options, and what it lacks."""
 
@@ -567,10 +577,15 @@ class Launcher(NamedTuple):
             stages = options.pop("num-virtual-stages-per-pipeline-rank")
             options["virtual-pipeline-model-parallel-size"] = stages
         names = {name: group for group, listed in self.groups.items() for name in listed}
-        return {
-            f"{names.get(name, 'model')}.{name.replace('-', '_')}": value
-            for name, value in options.items()
-        }
+        fields: Options = {"": {}}
+        for name, value in options.items():
+            group, field = names.get(name, "model"), name.replace("-", "_")
+            fields |= {f"{group}.{field}": value} if group else {"": fields[""] | {field: value}}
+        # most recipes have no record of overlaps: it is made, and goes before the other overlaps
+        if overlaps := fields.pop(""):
+            others = {k.partition(".")[2]: v for k, v in fields.items() if k in DDP_OVERLAPS}
+            fields["comm_overlap"] = {**NO_OVERLAP, **overlaps, **others}
+        return fields
 
 
 # Defaults of gradients and exchanges. Megatron-LM overlaps nothing unless it is told to.
@@ -607,7 +622,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
                     "data-parallel-sharding-strategy",
                 ),
                 "checkpoint": ("ckpt-format",),
-                "comm_overlap": ("tp-comm-overlap", "overlap-moe-expert-parallel-comm"),
+                "": ("tp-comm-overlap", "overlap-moe-expert-parallel-comm"),
                 "dist": ("use-tp-pp-dp-mapping",),
             },
             gradient_bytes=FULL_GRADIENT,

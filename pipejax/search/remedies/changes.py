@@ -329,6 +329,9 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
     for recompute in ("none", *(["selective"] if has_scores else []), "full"):
         if workload.recompute != recompute:
             yield f"recomputation {recompute}", {"recompute": recompute}
+    if workload.data_parallel * workload.context_parallel > 1:
+        for zero in range(workload.zero + 1, 4):
+            yield f"ZeRO {zero}", {"zero": zero}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         yield "sequence parallelism", {"sequence_parallel": True}
     if workload.data_parallel > 1 and workload.overlap < 1:
