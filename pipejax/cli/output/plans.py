@@ -109,7 +109,8 @@ def _measured_memory(plan: "PlanResult") -> Iterator[object]:
             (gigabytes, (factor * need for factor in ends)),
         )
     )
-    hint = f"; --memory-limit {whole / ends[1] / 1e9:.3g}GB leaves room" * (need * ends[1] > whole)
+    limit = f"; --memory-limit {whole / ends[1] / 1e9:.3g}GB leaves room"
+    hint = limit if need * ends[1] > whole else ""
     yield plain(
         f"measured runs of {plan.request.launcher} took {times} times the predicted memory "
         f"({len(factors)} configurations): {sizes} of {gigabytes(whole)} here{hint}"
