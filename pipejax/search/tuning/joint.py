@@ -153,14 +153,14 @@ class JointProblem:
     def refusals(self, settings: "Settings") -> NumpyArray:
         """Say why the launcher does not run each setting (settings); empty if it does."""
         layers, recomputed = settings.layers, settings.recomputed
-        most = recomputed.max(axis=1, keepdims=True)
+        largest = recomputed.max(axis=1, keepdims=True)
         even = np.asarray(self.problem.pair.assigned.layers)
         compared = (
-            *((recomputed, layers), (recomputed, np.minimum(most, layers))),
+            *((recomputed, layers), (recomputed, np.minimum(largest, layers))),
             *((layers, even), (layers, layers[:, :1])),
         )
         # settings with equal values of these are run alike
-        kinds = [settings.size, most.ravel(), *((a == b).all(axis=1) for a, b in compared)]
+        kinds = [settings.size, largest.ravel(), *((a == b).all(axis=1) for a, b in compared)]
         _, first, kind = np.unique(
             np.stack(kinds, axis=1), axis=0, return_index=True, return_inverse=True
         )
