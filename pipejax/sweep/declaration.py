@@ -201,10 +201,10 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
     """Return the software where none is declared, and the keys that it or a launcher sets."""
     launchers = _read("launcher", declaration, where) or (None,)
-    of_launchers = {key for name in launchers if name for key in find_launcher(name).workload}
+    launcher_keys = {key for name in launchers if name for key in find_launcher(name).workload}
     models, systems = (_read(key, declaration, where) for key in ("models", "systems"))
     if "stack" in declaration or not (models and systems):  # without these it is refused later
-        return AS_THE_SYSTEM, {*OF_WORKLOAD, *of_launchers}
+        return AS_THE_SYSTEM, {*OF_WORKLOAD, *launcher_keys}
     runs = [
         (f"{system.name} under {name}" if name else system.name, software)
         for system in systems
@@ -218,7 +218,7 @@ def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collec
                 f"{where}: systems: {first} and {name} have different software: give stack, a "
                 'name or "" for none, and overlap'
             )
-    return software, {*of_launchers, *(OF_WORKLOAD if software.workload else ())}
+    return software, {*launcher_keys, *(OF_WORKLOAD if software.workload else ())}
 
 
 def _read(key: str, declaration: Mapping[str, Any], where: str) -> tuple[Any, ...]:
