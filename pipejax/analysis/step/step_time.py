@@ -275,11 +275,12 @@ def _work(row: RowInputs) -> StageWork:
 def _with_setting(system: System, setting: Setting) -> System:
     """Return a system with the node size and bandwidths of a row's setting, where above 0."""
     per_node = xp.where(setting.gpus_per_node > 0, setting.gpus_per_node, system.gpus_per_node)
-    links = {
-        "node": _with_rate(system.node, setting.node_bandwidth),
-        "network": _with_rate(system.network, setting.network_bandwidth),
-    }
-    return dataclasses.replace(system, gpus_per_node=per_node, **links)
+    return dataclasses.replace(
+        system,
+        gpus_per_node=per_node,
+        node=_with_rate(system.node, setting.node_bandwidth),
+        network=_with_rate(system.network, setting.network_bandwidth),
+    )
 
 
 def _with_rate(link: Link, rate: Number) -> Link:
