@@ -96,12 +96,13 @@ def test_a_range_weighs_sources_alike_and_widens_if_they_are_few():
     )
     fast = runs("b", "a100", -50.0)  # ratio 2: weight 1/2 x 1/3 + 1/2 x 1/3 x 1/3 = 0.222
     assert error_range(WHOLE, "h100", [*single, fast])[:2] == (1, 2)
-    # 5 sources of 1/6 each; wider classes add 2 (1/6 / 8 + 1/6 / 64) = 0.047 of others, below 5 %
-    five, slow = [runs(str(k), "h100", 0.0) for k in range(5)], runs("c", "a100", -50.0)
-    assert error_range(WHOLE, "h100", [*five, fast, slow])[:2] == (1, 1)
-    assert error_range(WHOLE, "h100", [*five[1:], fast, slow])[:2] == (1, 2)  # 0.065
-    assert error_range(Regime(False, 1, 16), "h100", five) is None
-    assert error_range(WHOLE, "of one's own", five) is None
+    # 7 sources of 1/8 each; wider classes add 2 (1/8 / 10 + 1/8 / 100) = 0.0275 of others, and
+    # 5 % (7 - 1) / (7 + 1) = 3.75 % are left out; with 5 sources 0.047 and 3.33 %
+    seven, slow = [runs(str(k), "h100", 0.0) for k in range(7)], runs("c", "a100", -50.0)
+    assert error_range(WHOLE, "h100", [*seven, fast, slow])[:2] == (1, 1)
+    assert error_range(WHOLE, "h100", [*seven[2:], fast, slow])[:2] == (1, 2)
+    assert error_range(Regime(False, 1, 16), "h100", seven) is None
+    assert error_range(WHOLE, "of one's own", seven) is None
 
 
 def test_ranges_hold_for_sources_that_were_left_out():
@@ -169,10 +170,10 @@ def test_runs_of_dense_models_tell_nothing_of_experts():
 def test_evaluate_says_what_its_step_time_rests_on(call):
     line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
     for model, system, message in (
-        ("llama3-8b", "h100", "expect 428 ms to 560 ms (90 %, 9 sources of models without"),
+        ("llama3-8b", "h100", "expect 426 ms to 543 ms (90 %, 9 sources of models without"),
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
-        ("llama3-8b", "h100", "h100 with megatron-core-2024, 5.61 % off, bias -5.61 %\n"),
-        ("llama3-8b", "h200", "bias -5.61 %; your run differs: h200\n"),
+        ("llama3-8b", "h100", "h100 with megatron-core-2024, 1.09 % off, bias +0.242 %\n"),
+        ("llama3-8b", "h200", "bias +0.242 %; your run differs: h200\n"),
         ("llama3-8b", "h100", "models without experts on Hopper); nearest"),
         ("llama3-8b", "gb200", "on Blackwell, and wider classes)"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
@@ -196,7 +197,7 @@ def test_each_unmeasured_regime_has_its_best_layout_apart():
     job = {"gpus": 256, "minibatch": 256, "precision": "fp8", "schedules": ["1f1b"]}
     result = pj.plan("qwen3-30b-a3b", "h100", **job, choices=choices, exhaustive=True)
     ranked = (result.best, *result.runners_up)
-    measured = {f"8 bits, ZeRO 0 to 2, experts {where} nodes" for where in ("within", "over")}
+    measured = {"8 bits, ZeRO 0 to 2, experts over nodes"}  # within nodes 23.8 % off: no evidence
     assert {layout.regime for layout in ranked} == measured
     times = {}
     for k, layout in enumerate(layout_regimes(result.request, result.layouts)):
@@ -204,4 +205,4 @@ def test_each_unmeasured_regime_has_its_best_layout_apart():
         times[str(layout)] = np.nanmin([step, times.get(str(layout), np.inf)])
     apart = {layout.regime: layout.step_time for layout in result.outside}
     assert apart == {regime: times[regime] for regime in times.keys() - measured}
-    assert len(apart) == 2
+    assert len(apart) == 3

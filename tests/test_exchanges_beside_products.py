@@ -45,7 +45,8 @@ def test_a_backward_in_one_pass_hides_exchanges_that_its_products_do_not_wait_fo
     )
     middle = 1  # neither embedding nor head
     difference = np.asarray(apart.backward - nearby.backward)[middle]
-    assert difference == pytest.approx(hidden, rel=1e-9)
+    # beside an exchange, products take 1.189 times as long
+    assert difference == pytest.approx(hidden / float(H100.contention.compute), rel=1e-9)
     for phase in ("forward", "input_grad", "weight_grad"):  # I alone has no W beside it
         np.testing.assert_array_equal(getattr(apart, phase), getattr(nearby, phase))
 

@@ -98,7 +98,7 @@ def test_shares_of_the_step_are_of_one_whole(small):
     best = np.array([np.nanargmin(small.estimates.step_time)])
     shares = layout_resource_shares(small.request, small.layouts.take(best))
     np.testing.assert_allclose(shares.sum(axis=0), 1, atol=1e-3)
-    assert small.best.bound_by == RESOURCES[shares.argmax()] == "host.launch"
+    assert small.best.bound_by == RESOURCES[shares.argmax()] == "compute.peak"
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,10 @@ def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
 
 def test_a_sweep_refuses_systems_of_different_runs(calibrated):
     systems = {"systems": ["h100", str(calibrated(overlap=1))]}
-    with pytest.raises(ValueError, match="h100 and mine were calibrated on"), pytest.warns(Notice):
+    with (
+        pytest.raises(ValueError, match="h100 and mine have different software"),
+        pytest.warns(Notice),
+    ):
         read_sweep(GRID | systems)
     read_sweep(GRID | systems | {"stack": ""})
 

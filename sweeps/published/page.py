@@ -92,10 +92,10 @@ def with_summary(text: str, section: Section) -> str:
     _, end, after = rest.partition(END)
     if not end:
         raise ValueError(f"no {BEGIN.strip()} and {END} in the page")
-    lines = ["| unseen runs | configurations | mean error | bias |", "| --- | ---: | ---: | ---: |"]
+    lines = ["| unseen runs | configurations | mean error |", "| --- | ---: | ---: |"]
     for row in section.accuracies:
         e = row.errors
-        lines.append(f"| {row.group} | {e.rows} | {e.mape:.1f} % | {e.bias:+.1f} % |")
+        lines.append(f"| {row.group} | {e.rows} | {e.mape:.1f} % |")
     return "".join([before, BEGIN, *(f"{line}\n" for line in lines), END, after])
 
 

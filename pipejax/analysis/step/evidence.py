@@ -201,7 +201,7 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     The class of a workload is models with or without experts on one generation of machines. A new
     source is as likely to be like each of the K sources of the class as like none of them. In the
     latter case the next wider class decides: all generations, then all models. All sources count
-    alike, and so do all runs of a source. The range leaves 5 % at either end.
+    alike, and so do all runs of a source. The range leaves 5 (K - 1) / (K + 1) % at either end.
     """
     everything, generation = tuple(runs), _generation(system)
     alike = _alike(everything, regime)
@@ -219,14 +219,16 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
         for values in errors.values():
             ratios += [1 / (1 + error / 100) for error in values]
             weights += [share / len(values)] * len(values)
-    tail = (1 - PERCENT / 100) / 2
+    # from the least to the greatest of K draws, a further one lies with probability
+    # (K - 1) / (K + 1): so much less is left out at either end
+    sources = len({group.source for group in near})
+    tail = (1 - PERCENT / 100) / 2 * (sources - 1) / (sources + 1)
     ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
     low, high = ends.tolist()
-    sources = len({group.source for group in near})
     kind, noun = "with" if regime.experts else "without", "source" if sources == 1 else "sources"
     basis = f"{sources} {noun} of models {kind} experts on {generation}"
     # the weight of wider classes is more than the range leaves out
-    is_wide = (sources + 1) * (100 - PERCENT) < 100
+    is_wide = (sources - 1) * (100 - PERCENT) < 100
     return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
 
 

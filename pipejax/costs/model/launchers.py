@@ -117,9 +117,9 @@ def launches(
       ...                        sequence_parallel=True, data_parallel=2, zero=1)
       >>> megatron, bridge, torchtitan, *others = pj.costing.launches(workload, table)
       >>> print(megatron.text)
-      --micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 2
-      --sequence-parallel --pipeline-model-parallel-size 4 --use-distributed-optimizer
-      --grad-reduce-in-bf16
+      CUDA_DEVICE_MAX_CONNECTIONS=1 --micro-batch-size 2 --global-batch-size 32
+      --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 4
+      --use-distributed-optimizer --grad-reduce-in-bf16
       >>> others[0].lacks
       ('sequence parallelism beside tensor parallelism',)
 

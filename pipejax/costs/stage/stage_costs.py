@@ -415,7 +415,7 @@ def stage_costs(
       >>> h100, lengths = pj.load_system("h100"), [2048, 4096, [2048, 2048], *5 * [2048]]
       >>> costs = pj.stage_costs(workload, h100, table, lengths=lengths)
       >>> print(*(costs.forward[0] / costs.forward[0, 0]).round(2)[:4].tolist())
-      1.0 1.67 1.45 1.0
+      1.0 1.68 1.46 1.0
     """
     check_types(
         workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)

@@ -69,7 +69,7 @@ def read(
       >>> len(trace), trace.workers, f"{trace.end.max():.3f} s"
       (3, 2, '0.042 s')
       >>> trace.left_out
-      (LeftOut(what='rows', why='its end is no finite number'),)
+      (LeftOut(what='rows', why='its end is no finite number: 5'),)
     """
     names = dict(columns or {})
     counts = (stages_per_worker, microbatches, steps, world, replicas)
