@@ -377,7 +377,7 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     assert " per step" in shown.splitlines()[0]
     assert "all others are provably slower" in shown
     assert max(map(len, shown[shown.index("┏") : shown.index("└")].splitlines())) <= 80
-    assert shown.count("Megatron-LM: --micro-batch-size") == 1
+    assert shown.count("Megatron-LM: CUDA_DEVICE_MAX_CONNECTIONS=1 --micro-batch-size") == 1
     assert {"does not fit", "front", "1f1b"} <= set(
         re.findall(">([^<>]+)</text>", picture.read_text())
     )
