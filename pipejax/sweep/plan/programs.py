@@ -17,6 +17,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
+from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
@@ -31,6 +32,7 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.schedule_axis import Choice, built
 
 MOST_OPS = 1 << 17  # of a program that is lowered whole: longer ones grow from their periods
+MANY_OPS = 1 << 16  # of a program that is evaluated one layout at a time: each takes a GB
 HELD = 256  # answers about what workers hold that are kept
 SETTLED = (2, 3)  # microbatches for each worker after which what workers hold grows no more
 
@@ -209,6 +211,9 @@ def exact_times(
     # a long program repeats the period of a shorter one, which is exact
     # (engine/periodic_makespan.py); without a period it is lowered completely
     size = len(np.asarray(costs.forward))
+    if size > 1 and shape.ops(microbatches) > MANY_OPS:
+        parts = (mapped(lambda leaf, k=k: leaf[k : k + 1], costs) for k in range(size))
+        return np.concatenate([exact_times(shape, microbatches, part, links) for part in parts])
     if shape.ops(microbatches) > MOST_OPS:
         try:
             few = 4 * shape.workers + microbatches % shape.workers
