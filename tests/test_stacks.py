@@ -11,6 +11,7 @@ import pytest
 import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.app import run
+from pipejax.costs.layers.kernels import phase_time
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import CalibrationRecord, read_named
@@ -259,3 +260,24 @@ def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):
 def test_a_mistake_in_the_stacks_of_a_sweep_is_named(change, message):
     with pytest.raises(ValueError, match=message):
         read_sweep(GRID | change)
+
+
+def test_layers_that_stay_in_16_bits_cost_as_in_16_bits():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    model, gb300 = pj.load_model("llama3-8b"), pj.load_system("gb300")
+
+    def forward(precision, **wide):
+        workload = pj.Workload(model, 4, precision=precision, **wide)
+        return np.asarray(pj.stage_costs(workload, gb300, table).forward)
+
+    narrow, wide = forward("nvfp4"), forward("bf16")
+    np.testing.assert_allclose(forward("nvfp4", wide_first=1, wide_last=31), wide, rtol=1e-12)
+    last = forward("nvfp4", wide_last=8)  # of 8 layers on each of four stages
+    np.testing.assert_allclose(last, [*narrow[:3], wide[3]], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"wide_first 30 and wide_last 3 are more than .* 32"):
+        forward("nvfp4", wide_first=30, wide_last=3)
+
+
+def test_launches_that_block_add_up_host_and_accelerator():
+    a100 = pj.load_stack("megatron-deepspeed-2022").on(pj.load_system("a100"))
+    assert float(phase_time(a100, 3.0, 2.0)) == 5
