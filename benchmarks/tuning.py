@@ -21,8 +21,7 @@ from rich.table import Table
 
 import pipejax as pj
 from benchmarks import prepare_output
-from pipejax.base.files import write_file
-from pipejax.base.provenance import provenance
+from pipejax.base.files import provenance, write_file
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.system.system import Efficiency, Link, System

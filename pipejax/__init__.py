@@ -15,7 +15,7 @@ _fetch, __dir__, __all__ = namespaces.lazy(__name__)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from pipejax.base.provenance import own_version
+        from pipejax.base.files import own_version
 
         return own_version()
     return _fetch(name)

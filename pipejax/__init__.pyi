@@ -41,7 +41,7 @@ from pipejax.engine.lowering.program import Program as Program
 from pipejax.engine.periodic_makespan import cycle_time as cycle_time
 from pipejax.engine.recurrence import finish_times as finish_times, makespan as makespan
 from pipejax.plots.timeline import plot as plot
-from pipejax.runtimes.table_writing import write_table as write_table
+from pipejax.runtimes.exports import write_table as write_table
 from pipejax.schedules.cells.ops import Op as Op, Phase as Phase, ScheduleError as ScheduleError
 from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable

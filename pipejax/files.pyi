@@ -3,15 +3,13 @@
 from pipejax.analysis.formula.formula import read_formula as read_formula
 from pipejax.analysis.runs.chrome_trace import chrome_trace as chrome_trace
 from pipejax.base.files import (
+    ATTRIBUTES as ATTRIBUTES,
     atomic_write as atomic_write,
     check_writable as check_writable,
     checksum as checksum,
-    write_file as write_file,
-)
-from pipejax.base.provenance import (
-    ATTRIBUTES as ATTRIBUTES,
     is_dataset as is_dataset,
     provenance as provenance,
+    write_file as write_file,
 )
 from pipejax.costs.measured.measured_rows import (
     CollectiveRows as CollectiveRows,

@@ -6,15 +6,14 @@ from pipejax.analysis.formula.form import Formula as Formula
 from pipejax.analysis.formula.versus import Region as Region, Versus as Versus
 from pipejax.analysis.paths.head_of_line_blocking import TransferWaits as TransferWaits
 from pipejax.analysis.paths.longest_paths import LongPath as LongPath
-from pipejax.analysis.runs.activation_memory import (
+from pipejax.analysis.runs.evaluate import (
     ActivationMemory as ActivationMemory,
     GatheredWeights as GatheredWeights,
 )
 from pipejax.analysis.runs.staleness import Staleness as Staleness
 from pipejax.analysis.runs.timeline import Bar as Bar, LaneTimes as LaneTimes
 from pipejax.analysis.step.faults import Fault as Fault
-from pipejax.analysis.step.step_parts import Part as Part
-from pipejax.analysis.step.step_report import StepReport as StepReport
+from pipejax.analysis.step.step_report import Part as Part, StepReport as StepReport
 from pipejax.analysis.step.validation import (
     PredictionErrors as PredictionErrors,
     Validation as Validation,
@@ -50,6 +49,8 @@ from pipejax.traces.findings.new_deal import NewDeal as NewDeal
 from pipejax.traces.findings.op_times import OpTimes as OpTimes
 from pipejax.traces.findings.suspects import Suspect as Suspect
 from pipejax.traces.record import LeftOut as LeftOut, StepBudget as StepBudget
-from pipejax.traces.replaying.link_models import LinkIdentification as LinkIdentification
 from pipejax.traces.replaying.pipelines import Pipeline as Pipeline, Pipelines as Pipelines
-from pipejax.traces.replaying.replay import Replay as Replay
+from pipejax.traces.replaying.replay import (
+    LinkIdentification as LinkIdentification,
+    Replay as Replay,
+)

@@ -34,7 +34,7 @@ distributor.name = "local"
 TESTS = {
     "pipejax/": "public_api objects",
     "pipejax/base": "sizes files objects outputs progress doors incremental longest_paths twins",
-    "pipejax/base/incremental_path.py": "incremental",
+    "pipejax/search/orders/transfer_swaps.py": "incremental",
     "pipejax/base/longest_path.py": "schedules longest_paths recurrence incremental",
     "pipejax/schedules": (
         "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz"

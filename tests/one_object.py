@@ -16,7 +16,7 @@ from test_explorer import run_of_page
 import pipejax as pj
 from pipejax.engine.steady_state import steady_state
 from pipejax.plots.explorer.payload import Explored, MemoryView, payload
-from pipejax.sweep.evaluation import _step_times
+from pipejax.sweep.run import _step_times
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
 MANY = 5 if EXAMPLES < 1000 else 10  # costs of a set: what a table takes is paid once for all

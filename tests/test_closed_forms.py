@@ -5,7 +5,7 @@ import pytest
 from legal_sizes import build
 
 import pipejax as pj
-from pipejax.analysis.comparison.closed_forms import closed_form
+from pipejax.analysis.comparison.comparison import closed_form
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 8), (5, 13), (8, 32)]

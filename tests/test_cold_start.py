@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.base import files, jax_on_demand, trees
+from pipejax.base import files, jax_on_demand
 from pipejax.cli import jax_start
 from pipejax.costs.precision import float_type
 from pipejax.costs.system.parts import Host, NarrowPeaks
@@ -112,9 +112,9 @@ def test_trees_are_walked_as_jax_walks_them(name, on_host):
         jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
         for path, _ in paths
     ]
-    assert all(map(same, trees.leaves(tree), jax.tree.leaves(tree)))
-    assert [leaf_name for leaf_name, _ in trees.named_leaves(tree)] == last
-    ours = trees.mapped(lambda first, second: np.add(first, second), tree, tree)
+    assert all(map(same, jax_on_demand.leaves(tree), jax.tree.leaves(tree)))
+    assert [leaf_name for leaf_name, _ in jax_on_demand.named_leaves(tree)] == last
+    ours = jax_on_demand.mapped(lambda first, second: np.add(first, second), tree, tree)
     theirs = jax.tree.map(lambda first, second: np.add(first, second), tree, tree)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     assert all(map(same, jax.tree.leaves(ours), jax.tree.leaves(theirs)))
@@ -122,9 +122,9 @@ def test_trees_are_walked_as_jax_walks_them(name, on_host):
 
 def test_trees_of_different_forms_are_not_mapped_together(on_host):
     with pytest.raises(ValueError, match=r"one has the parts \(0, 1\), another is \[1\.0\]"):
-        trees.mapped(lambda first, second: first, [1.0, 2.0], [1.0])
+        jax_on_demand.mapped(lambda first, second: first, [1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="another is 3"):
-        trees.mapped(lambda first, second: first, {"a": 1.0}, 3)
+        jax_on_demand.mapped(lambda first, second: first, {"a": 1.0}, 3)
 
 
 NUMBERS = (

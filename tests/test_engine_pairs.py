@@ -11,8 +11,8 @@ from legal_sizes import WHOLE, at_least
 import pipejax as pj
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.engine.lowering import lower
+from pipejax.engine.lowering.program import run_on_host
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import run_on_host
 
 WORKERS, MICROBATCHES = 4, 4
 # positions in `pj.Links`: model, queues, host links, posting, shared links

@@ -15,7 +15,7 @@ from daily import daily
 from markupsafe import escape
 
 import pipejax as pj
-from pipejax.analysis.step.step_parts import WAITS, stages_alike, step_parts
+from pipejax.analysis.step.step_report import WAITS, stages_alike, step_parts
 from pipejax.schedules.table.communication_cells import with_transfers
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")

@@ -13,10 +13,8 @@ from justhtml import JustHTML
 from markupsafe import escape
 
 import pipejax as pj
-from pipejax.cli.commands import show_page
 from pipejax.plots.explorer.library import PagePhases, grammar_of_page, library
-from pipejax.plots.explorer.page import SCRIPTS, page
-from pipejax.plots.explorer.payload import pack
+from pipejax.plots.explorer.payload import SCRIPTS, pack, page
 from pipejax.schedules.cells.grammar import USUAL
 from pipejax.schedules.cells.ops import CELL_PHASES, format_cell
 from pipejax.schedules.table.links import LINKS
@@ -200,7 +198,7 @@ def test_a_page_refers_to_nothing_outside():
 
 
 def test_every_script_of_the_page_is_listed():
-    from pipejax.plots.explorer.page import HERE
+    from pipejax.plots.explorer.payload import HERE
 
     assert {path.stem for path in HERE.glob("*.js")} == {*SCRIPTS}
     for place, name in enumerate(SCRIPTS):
@@ -258,8 +256,8 @@ def test_kinds_of_several_tables_have_codes_of_their_own():
 
 
 def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path, monkeypatch):
-    monkeypatch.setattr(show_page, "WORKERS", (2, 4))
-    monkeypatch.setattr(show_page, "MICROBATCHES", (4,))
+    monkeypatch.setattr(show, "WORKERS", (2, 4))
+    monkeypatch.setattr(show, "MICROBATCHES", (4,))
     out = tmp_path / "x.html"
     asked = ["show", "-s", "1f1b", "-P", "4", "-M", "4", "--choose"]
     answer(*asked, "--worker-times", "F=1,B=2", "--out", out)

@@ -14,7 +14,7 @@ import pipejax as pj
 from pipejax.analysis.formula.cone import Cone
 from pipejax.analysis.formula.parameters import default_parameters, named_parameters
 from pipejax.cli.app import run
-from pipejax.engine.recurrence_host import run_on_host
+from pipejax.engine.lowering.program import run_on_host
 from pipejax.schedules import REGISTRY
 
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw", "local-sgd")

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 from test_longest_paths import graphs
 
-from pipejax.base.incremental_path import IncrementalPath, to_waits
 from pipejax.base.longest_path import CycleError, topological_order
+from pipejax.search.orders.transfer_swaps import IncrementalPath, to_waits
 
 SEEDS = st.integers(0, 2**32 - 1)
 

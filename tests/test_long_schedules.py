@@ -11,8 +11,8 @@ from legal_sizes import SLICED
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
+from pipejax.engine.lowering.program import run_on_host
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import run_on_host
 from pipejax.engine.steady_state import steady_state
 
 FIELDS = ("forward", "backward", "all_reduce", "update", "latency", "transmit")

@@ -11,9 +11,9 @@ import strategies
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.analysis.paths.longest_paths import Kinds, PathRanking
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base import longest_path
-from pipejax.base.path_ranking import Kinds, PathRanking
 
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 SMALL = ["--schedule", "chimera", "--workers", 4, "--microbatches", 4]

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from legal_sizes import build
 
 import pipejax as pj
+from pipejax.schedules.cells.cells import looped
 from pipejax.schedules.cells.ops import format_cell
-from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe,
     ada_offload_starts,

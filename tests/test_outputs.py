@@ -11,11 +11,9 @@ import pytest
 import xarray as xr
 
 import pipejax as pj
-from pipejax.base.files import DRAFT, check_writable, write_file
-from pipejax.base.provenance import provenance
+from pipejax.base.files import DRAFT, check_writable, provenance, write_file
 from pipejax.cli.app import run
-from pipejax.cli.output.files import Output, write_dataset
-from pipejax.cli.output.kinds import DATASET
+from pipejax.cli.output.files import DATASET, Output, write_dataset
 
 NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
 LATE = "--stage-times", "F=1,B=2"

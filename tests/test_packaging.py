@@ -21,7 +21,7 @@ ONE = "--schedule 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2"
 READS_ALL_DATA = """
 import pathlib, sys
 import pipejax as pj
-from pipejax.base.provenance import provenance
+from pipejax.base.files import provenance
 from pipejax.costs.model.model import model_names
 from pipejax.costs.system.system import system_names
 

@@ -10,8 +10,18 @@ import pytest
 from pipejax.base.data_files import time_unit
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.numbers import above, gigabytes, percent, seconds, short_percent
-from pipejax.cli.output.report import Column, format_table, grid, printing, rows_table
+from pipejax.cli.output.report import (
+    Column,
+    above,
+    format_table,
+    gigabytes,
+    grid,
+    percent,
+    printing,
+    rows_table,
+    seconds,
+    short_percent,
+)
 from pipejax.cli.output.runs import short_form
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]

@@ -4,7 +4,7 @@ import pytest
 from legal_sizes import SLICED, is_legal
 
 import pipejax as pj
-from pipejax.analysis.comparison.closed_forms import closed_form
+from pipejax.analysis.comparison.comparison import closed_form
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import COMPUTE
 

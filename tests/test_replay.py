@@ -20,7 +20,7 @@ from pipejax.training import (
     spectral_quadratic,
     sweep_replay,
 )
-from pipejax.training.draws import gradient_noise
+from pipejax.training.training_run import gradient_noise
 from sweeps.pipedream.language_model import language_model
 
 UNIT = pj.Costs(forward=1.0, backward=1.0)

@@ -13,8 +13,7 @@ import zarr
 import pipejax as pj
 from pipejax.base.printed import named
 from pipejax.base.ties import least_named
-from pipejax.sweep.questions import distinct_best, distinct_front, knees
-from pipejax.sweep.results import SweepResults, read_results
+from pipejax.sweep.results import SweepResults, distinct_best, distinct_front, knees, read_results
 
 GRID = {
     "schedules": ["gpipe", "1f1b"],

@@ -17,7 +17,6 @@ from legal_sizes import WHOLE, build
 from strategies import tables
 
 import pipejax as pj
-from pipejax.runtimes import runtime_run
 from pipejax.runtimes.spmd.execute import (
     SmallModel,
     StageParameters,
@@ -200,10 +199,10 @@ def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
     ("error", "code", "says"), [(1e-9, 0, "gradients equal"), (np.nan, 1, "gradients differ")]
 )
 def test_a_person_reads_whether_gradients_are_equal(error, code, says, call, monkeypatch):
-    run = runtime_run.RuntimeRun(
+    run = processes.RuntimeRun(
         "jax", "1.0", error, 1.5, 0.0, {"U": "why"}, [1.0, 3.0, 2.0], 2.2, {"F": [0.1, 0.2]}
     )
-    monkeypatch.setattr(runtime_run, "run_table", lambda name, job: run)
+    monkeypatch.setattr(processes, "run_table", lambda name, job: run)
     command = ("run", "--schedule", "1f1b", "--workers", "2", "--microbatches", "2")
     ended, out, _ = call(*command, "--details")
     assert (ended, says in out) == (code, True)

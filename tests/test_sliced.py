@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.closed_forms import closed_form
+from pipejax.analysis.comparison.comparison import closed_form
 
 GRID = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 8), (1, 2, 3, 4, 8)))
 SLIM = [

@@ -10,7 +10,7 @@ from grammar_tables import grammar_table
 from matplotlib.colors import to_rgb
 
 from figures.kit.rules import AXES_DIFFER, describe, faults, figure_caption
-from pipejax.analysis.runs.activation_memory import ActivationMemory
+from pipejax.analysis.runs.evaluate import ActivationMemory
 from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory

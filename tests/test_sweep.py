@@ -15,7 +15,7 @@ from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
-from pipejax.sweep.evaluation import _one_ahead
+from pipejax.sweep.run import _one_ahead
 from pipejax.sweep.store import get_block, num_blocks
 
 
@@ -137,7 +137,7 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
     def broken(*arguments):
         raise ValueError("a bug of ours")
 
-    monkeypatch.setattr("pipejax.sweep.evaluation.memory_bytes", broken)
+    monkeypatch.setattr("pipejax.sweep.run.memory_bytes", broken)
     with pytest.raises(
         ValueError, match=r"at schedule = 1f1b, workers = 2, recompute = none: a bug of ours"
     ):
@@ -276,8 +276,8 @@ def test_closed_forms_in_place_of_runs_change_nothing(tmp_path, monkeypatch):
         calls.append(makespans_by_form(program, costs))
         return calls[-1]
 
-    monkeypatch.setattr("pipejax.sweep.evaluation.WORTH_A_FORM", 0)
-    monkeypatch.setattr("pipejax.sweep.evaluation.makespans_by_form", by_form)
+    monkeypatch.setattr("pipejax.sweep.run.WORTH_A_FORM", 0)
+    monkeypatch.setattr("pipejax.sweep.run.makespans_by_form", by_form)
     forms = run_sweep(grid, tmp_path / "forms").load()
     assert sum(call is not None for call in calls) > 10
     np.testing.assert_allclose(forms.step_time, result.step_time, rtol=1e-12)

@@ -9,7 +9,7 @@ from legal_sizes import WHOLE, build
 import pipejax as pj
 from pipejax.runtimes.exports import add_runtime_cells, check_sayable
 from pipejax.runtimes.gloo import runtime
-from pipejax.runtimes.runtime_run import RuntimeJob
+from pipejax.runtimes.processes import RuntimeJob
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, Phase
 from pipejax.schedules.table.table_files import RepairNotice, to_csv
 

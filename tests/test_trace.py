@@ -23,9 +23,8 @@ from pipejax.plots.heat_maps import HeatMap, RecordedStep, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
 from pipejax.traces.record import INTEGERS, TIMES
-from pipejax.traces.replaying.link_models import single_models
 from pipejax.traces.replaying.pipelines import is_second_of_pair
-from pipejax.traces.replaying.replay import Replay
+from pipejax.traces.replaying.replay import Replay, single_models
 
 JOB = Path(__file__).parents[1] / "examples" / "production_job.parquet"
 SCHEDULES = {

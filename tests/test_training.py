@@ -9,8 +9,8 @@ import pytest
 from training_cases import OBJECTIVES, S, rows
 
 import pipejax.training as pt
-from pipejax.training.draws import drawn_stage, gradient_noise
 from pipejax.training.rpd import _longest_rest
+from pipejax.training.training_run import drawn_stage, gradient_noise
 
 UPDATES, EVERY = 60, 20
 

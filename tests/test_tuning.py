@@ -19,7 +19,6 @@ from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.engine.batched import pricing
-from pipejax.search.tuning import step_time_objective
 from pipejax.search.tuning.joint import (
     PARTS,
     JointProblem,
@@ -29,9 +28,8 @@ from pipejax.search.tuning.joint import (
     search_jointly,
     tune_jointly,
 )
-from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, descend
 from pipejax.search.tuning.rounding import improve, swaps
-from pipejax.search.tuning.step_time_objective import descend
 
 front = importlib.import_module("pipejax.search.tuning.tune")
 
@@ -129,7 +127,7 @@ def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
     with jax.enable_x64(True):
         host = objective.evaluate(at, problem.inputs(3))
-        monkeypatch.setattr(step_time_objective, "FEW", 0)
+        monkeypatch.setattr(problem, "FEW", 0)
         compiled = objective.evaluate(at, problem.inputs(3))
     np.testing.assert_allclose(host, compiled, rtol=1e-9, atol=1e-12)
 
@@ -355,7 +353,7 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
 @pytest.mark.slow
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
-    jitted = (pricing._compiled(pricing._priced, False), step_time_objective._move)
+    jitted = (pricing._compiled(pricing._priced, False), problem._move)
     first = pj.tune(scenario(workload), method="gradient")
     compiled = [answer._cache_size() for answer in jitted]
     seen = []

@@ -6,7 +6,7 @@ from legal_sizes import build
 from test_published import RECORDS, gpt, records, weight_share
 
 import pipejax as pj
-from pipejax.analysis.comparison.closed_forms import closed_form
+from pipejax.analysis.comparison.comparison import closed_form
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 EQUAL = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}

@@ -1,6 +1,6 @@
 """What a run says beyond `pj.evaluate`: paths and slack, uncertainty, closed forms, errors."""
 
-from pipejax.analysis.comparison.closed_forms import closed_form as closed_form
+from pipejax.analysis.comparison.comparison import closed_form as closed_form
 from pipejax.analysis.formula.cone import regions as regions
 from pipejax.analysis.formula.family import formula_family as formula_family
 from pipejax.analysis.formula.form import smallest as smallest
@@ -10,11 +10,12 @@ from pipejax.analysis.formula.parameters import (
 )
 from pipejax.analysis.formula.versus import versus as versus
 from pipejax.analysis.paths.longest_paths import longest_paths as longest_paths
-from pipejax.analysis.runs.activation_memory import (
+from pipejax.analysis.runs.evaluate import (
     activation_memory as activation_memory,
+    bubble_ratio as bubble_ratio,
     gathered_weights as gathered_weights,
+    op_counts as op_counts,
 )
-from pipejax.analysis.runs.evaluate import bubble_ratio as bubble_ratio, op_counts as op_counts
 from pipejax.analysis.runs.staleness import op_times as op_times
 from pipejax.analysis.runs.timeline import bars as bars, lane_times as lane_times
 from pipejax.analysis.step.evidence import (
@@ -29,7 +30,7 @@ from pipejax.analysis.step.evidence import (
     group_errors as group_errors,
 )
 from pipejax.analysis.step.faults import find_faults as find_faults
-from pipejax.analysis.step.step_parts import step_parts as step_parts
+from pipejax.analysis.step.step_report import step_parts as step_parts
 from pipejax.analysis.step.validation import (
     judge as judge,
     measured_tables as measured_tables,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
-from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.analysis.runs.evaluate import ActivationMemory, Evaluation, activation_memory, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.data_files import load_json

@@ -1,4 +1,4 @@
-"""Lazy import of JAX, because the import takes longer than many commands.
+"""Lazy import of JAX, which takes longer than many commands; pytrees that work before it.
 
 A module that often runs without JAX imports `jax` and `jnp` from here; their attributes import JAX.
 It tests for an array of JAX by `is_array`.
@@ -7,11 +7,12 @@ The registration of a record as a pytree imports JAX. The command line calls `de
 registrations wait until this module imports JAX, or sees that another module has.
 """
 
+import dataclasses
 import importlib
 import sys
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 Action = Callable[[], object]
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
 else:
     jax, jnp = _OnDemand("jax"), _OnDemand("jax.numpy")
-__all__ = ["defer", "is_array", "is_loaded", "jax", "jnp", "with_jax"]
+__all__ = ["Tree", "defer", "is_array", "is_loaded", "jax", "jnp", "leaves", "mapped"]
+__all__ += ["named_leaves", "register", "with_jax"]
 
 
 def is_loaded() -> bool:
@@ -72,3 +74,145 @@ def _catch_up() -> None:
         with _lock:
             while _deferred:
                 _deferred.pop(0)()
+
+
+# pytrees before JAX is imported: each type is registered once, for JAX and for this module
+Tree = Any
+Names = tuple[str, ...]
+
+
+class _Node(NamedTuple):
+    """One level of a tree: names and subtrees of the children, and the inverse function."""
+
+    names: tuple[Any, ...]
+    children: tuple[Tree, ...]
+    unflatten: Callable[[Iterable[Tree]], Tree]
+
+
+class _Record(NamedTuple):
+    """Functions that flatten and unflatten records of one type."""
+
+    flatten: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]]
+    unflatten: Callable[[Any, Iterable[Tree]], Any]
+
+
+_records: dict[type, _Record] = {}
+
+
+def register(
+    kind: type,
+    flatten: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]] | None = None,
+    unflatten: Callable[[Any, Iterable[Tree]], Any] | None = None,
+) -> None:
+    """Register a type as a pytree.
+
+    Args:
+      kind: a dataclass, whose fields are children, except those with the metadata `static`; or any
+        type, with both functions.
+      flatten: returns names and values of a record's children, and the rest, which is hashable.
+      unflatten: makes a record from the rest and the children.
+    """
+    if flatten is None or unflatten is None:
+        _records[kind] = _dataclass_record(kind)
+        with_jax(lambda: jax.tree_util.register_dataclass(kind))
+        return
+    _records[kind] = _Record(flatten, unflatten)
+
+    def flatten_with_keys(record: Any) -> tuple[tuple[tuple[Any, Tree], ...], Any]:
+        names, children, rest = flatten(record)
+        keys = map(jax.tree_util.GetAttrKey, names)
+        return tuple(zip(keys, children, strict=True)), rest
+
+    with_jax(
+        lambda: jax.tree_util.register_pytree_with_keys(
+            kind, flatten_with_keys, unflatten, lambda record: flatten(record)[1:]
+        )
+    )
+
+
+def _dataclass_record(kind: type) -> _Record:
+    """Make the functions of a dataclass; static fields are the hashable rest."""
+    fields = dataclasses.fields(kind)
+    static_names = tuple(field.name for field in fields if field.metadata.get("static"))
+    names = tuple(field.name for field in fields if field.name not in static_names)
+
+    def flatten(record: Any) -> tuple[Names, tuple[Tree, ...], Any]:
+        values = vars(record)
+        rest = tuple(values[name] for name in static_names)
+        return names, tuple(values[name] for name in names), rest
+
+    def unflatten(rest: Any, children: Iterable[Tree]) -> Any:
+        fields = dict(zip(names, children, strict=True))
+        return kind(**fields, **dict(zip(static_names, rest, strict=True)))
+
+    return _Record(flatten, unflatten)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """List the leaves of a tree, as `jax.tree.leaves`."""
+    if is_loaded():
+        return jax.tree.leaves(tree)
+    return [leaf for _, leaf in _walk(tree, "")]
+
+
+def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+    """List the leaves of a tree, each with the last key of its path: a field, a key or an index."""
+    if not is_loaded():
+        return list(_walk(tree, ""))
+    keystr = jax.tree_util.keystr
+    return [
+        (keystr(path, simple=True, separator=".").rpartition(".")[2], leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def mapped(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function to the leaves of trees of one form, as `jax.tree.map`."""
+    if is_loaded():
+        return jax.tree.map(function, tree, *others)
+    return _map(function, tree, others)
+
+
+def _node(tree: Tree) -> _Node | None:
+    """Split a tree into its children; return None for a leaf."""
+    kind: Any = type(tree)
+    if tree is None:
+        return _Node((), (), lambda children: None)
+    if kind in _records:
+        names, children, rest = _records[kind].flatten(tree)
+        return _Node(names, children, lambda children: _records[kind].unflatten(rest, children))
+    if kind is dict:
+        keys = tuple(sorted(tree))
+        values = tuple(tree[key] for key in keys)
+        return _Node(keys, values, lambda children: dict(zip(keys, children, strict=True)))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return _Node(tree._fields, tuple(tree), lambda children: kind(*children))
+    if kind in (tuple, list):
+        return _Node(tuple(range(len(tree))), tuple(tree), kind)
+    return None
+
+
+def _walk(tree: Tree, name: Any) -> Iterator[tuple[str, Any]]:
+    node = _node(tree)
+    if node is None:
+        yield str(name), tree
+        return
+    for child_name, child in zip(node.names, node.children, strict=True):
+        yield from _walk(child, child_name)
+
+
+def _map(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) -> Tree:
+    """Apply a function to each leaf of `tree` and the leaves of `others` at the same path."""
+    node = _node(tree)
+    if node is None:
+        return function(tree, *others)
+    children = zip(node.children, *(_children(other, node) for other in others), strict=True)
+    return node.unflatten([_map(function, child, tuple(rest)) for child, *rest in children])
+
+
+def _children(tree: Tree, expected: _Node) -> tuple[Tree, ...]:
+    """Return the children of a tree; raise if their names differ from the expected node's."""
+    node = _node(tree)
+    if node is None or node.names != expected.names:
+        raise ValueError(f"trees differ: one has the parts {expected.names}, another is {tree!r}")
+    return node.children

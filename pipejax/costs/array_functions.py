@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipejax.base.array_types import Array
-from pipejax.base.jax_on_demand import is_array, jnp
+from pipejax.base.jax_on_demand import is_array, jnp, mapped
 from pipejax.base.many_numbers import FUNCTIONS, Many
-from pipejax.base.trees import mapped
 
 # returned values
 if TYPE_CHECKING:

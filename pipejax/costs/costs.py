@@ -15,8 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import UnknownNameError, check_types, unknown
 from pipejax.base.display import short_repr
-from pipejax.base.jax_on_demand import is_array, jnp
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import is_array, jnp, register
 from pipejax.costs.precision import checked_seconds, float_type
 from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, AnyPhase, Phase
 from pipejax.schedules.table.table import ScheduleTable

@@ -17,9 +17,8 @@ import numpy as np
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import is_masked
 from pipejax.base.display import abbreviated
-from pipejax.base.jax_on_demand import is_array, is_loaded, jax, jnp
+from pipejax.base.jax_on_demand import is_array, is_loaded, jax, jnp, leaves, mapped, named_leaves
 from pipejax.base.many_numbers import Many
-from pipejax.base.trees import leaves, mapped, named_leaves
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

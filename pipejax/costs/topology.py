@@ -16,8 +16,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, whole_number, whole_numbers
 from pipejax.base.display import abbreviated, short_repr
-from pipejax.base.jax_on_demand import is_array, jnp
-from pipejax.base.trees import mapped
+from pipejax.base.jax_on_demand import is_array, jnp, mapped
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, Seconds, unchecked_costs
 from pipejax.costs.precision import checked_seconds
 from pipejax.schedules.table.table import ScheduleTable

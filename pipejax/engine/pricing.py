@@ -13,8 +13,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.cached_method import cached_method
 from pipejax.base.display import short_repr
-from pipejax.base.jax_on_demand import is_array, jnp
-from pipejax.base.trees import leaves, mapped
+from pipejax.base.jax_on_demand import is_array, jnp, leaves, mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, settled

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import register
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
 from pipejax.schedules.cells.ops import INPUT_GRADS, NO_MICROBATCH, STEP_END, Phase
 

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from pipejax.analysis.runs.activation_memory import ActivationMemory
+from pipejax.analysis.runs.evaluate import ActivationMemory
 from pipejax.analysis.runs.timeline import Arrow, Bar, bar_phases
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.engine.lowering.program import NO_WORKER

@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from pipejax.analysis.runs.activation_memory import activation_memory
-from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.analysis.runs.evaluate import Evaluation, activation_memory, evaluate
 from pipejax.analysis.runs.timeline import (
     Bar,
     Window,

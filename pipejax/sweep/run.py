@@ -4,19 +4,388 @@ Only this process writes, so no block is written twice and workers need no share
 whose worker is lost is evaluated again by another one.
 """
 
+import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import xarray as xr
 
-from pipejax.base.checks import check_types
+from pipejax.analysis.formula.facets import makespans_by_form
+from pipejax.analysis.runs.evaluate import op_counts
+from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_systems, resource_shares
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MismatchError, check_types
+from pipejax.base.files import provenance
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.provenance import provenance
-from pipejax.sweep.declaration import Sweep, read_sweep
-from pipejax.sweep.evaluation import Values, evaluate_block
-from pipejax.sweep.store import get_block, num_blocks, opened
+from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.model.launchers import launcher_defaults, launches
+from pipejax.costs.model.stack import Stack
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.planning import plans, similar_table
+from pipejax.costs.scaling import parse_stragglers
+from pipejax.costs.stage.stage_costs import check_machine
+from pipejax.costs.stage.stage_work import StageWork, memory_bytes, stage_work
+from pipejax.costs.system.parts import with_flags_as_numbers
+from pipejax.costs.system.system import Efficiency, System
+from pipejax.costs.topology import parse_places
+from pipejax.engine.batched.cost_rows import with_pair_times
+from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.batched.pricing import Rows, programs_of_batch
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import by_microbatch
+from pipejax.schedules.cells.ops import TIMED, ScheduleError
+from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links, parse_pairs
+from pipejax.schedules.table.table import ScheduleTable, check_usual
+from pipejax.sweep.declaration import Axis, Sweep, label, read_sweep
+from pipejax.sweep.schedule_axis import built
+from pipejax.sweep.store import (
+    FEASIBLE,
+    ILLEGAL,
+    OUT_OF_MEMORY,
+    Block,
+    get_block,
+    num_blocks,
+    opened,
+    sweep_variables,
+)
+
+# Evaluation of one block of a sweep: every program once, with all systems of the block
+
+MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
+MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
+MOST_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
+CURVES = ("compute_efficiency", "memory_efficiency")
+WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
+OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
+FLAGGED = ("collectives", "kernels")
+
+# fields of the workload that are none of the axes, or are read otherwise
+APART = ("model", "weight_share", "stragglers", "worker_places")
+# axes that are fields of the workload as they stand
+WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in APART)
+
+Values = dict[str, Any]  # array by variable
+Steps = Generator[None, None, Values]  # of a point: it is prepared, then it runs
+EXACTLY = functools.partial(jax.enable_x64, True)  # priced so, then evaluated in the sweep's dtype
+
+
+def evaluate_block(sweep: Sweep, block: Block) -> Values:
+    """Evaluate all points of a block."""
+    axes = [
+        axis._replace(values=axis.values[cut])
+        for axis, cut in zip(sweep.axes, block.cuts, strict=True)
+    ]
+    shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
+    names = [axis.name for axis in shape_axes]
+    software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
+    systems = {stack.name: stack_systems(system_axes, stack) for stack in software}
+    values_by_point = _one_ahead(
+        _named(sweep, at, systems[at["stack"].name])
+        for point in itertools.product(*(axis.values for axis in shape_axes))
+        for at in [dict(zip(names, point, strict=True))]
+    )
+    values = {}
+    for name, variable in sweep_variables(sweep).items():
+        shape = [block.shape[place] for place in variable.places(sweep)]
+        stacked = np.stack([point_values[name] for point_values in values_by_point])
+        values[name] = stacked.reshape((*shape, *variable.extra_shape))
+    return values
+
+
+def _one_ahead(points: Iterable[Steps]) -> list[Values]:
+    """Prepare and price each point while the previous one runs, so that XLA compiles meanwhile."""
+    running: list[Future[Values]] = []
+    with ThreadPoolExecutor(1, "pipejax-sweep") as executor:
+        for point in points:
+            try:
+                with EXACTLY():
+                    next(point)
+            finally:
+                if running:
+                    running[-1].result()
+            running.append(executor.submit(_run_on, point))
+    return [future.result() for future in running]
+
+
+def _run_on(point: Steps) -> Values:
+    """Run the second step of a point, and return its values."""
+    with EXACTLY():
+        try:
+            next(point)
+        except StopIteration as end:
+            values: Values = end.value
+            return values
+    raise AssertionError("a point has two steps")
+
+
+class _GridPoint(NamedTuple):
+    """One schedule and workload, ready to be priced on any system."""
+
+    table: ScheduleTable
+    workload: Workload
+    links: Links
+    slowed: Slowed
+
+
+def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
+    """Evaluate one schedule and workload; errors other than illegal points name the point."""
+    try:
+        return (yield from _at_point(sweep, at, systems))
+    except ValueError as error:
+        listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
+        point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
+        raise ValueError(f"at {point}: {error}") from error
+
+
+def _at_point(sweep: Sweep, point_values: Values, systems: System) -> Steps:
+    """Evaluate one schedule and workload on all systems, or report why it is illegal."""
+    # The generator stops once, when the first batch of systems is priced.
+    num_systems = len(np.asarray(systems.gpus_per_node))
+    variables = sweep_variables(sweep)
+    values = {name: variable.empty(num_systems) for name, variable in variables.items()}
+    values["status"][:] = ILLEGAL
+    try:
+        points = list(_points(point_values, systems))
+        works = [stage_work(point.workload, point.table) for _, point in points]
+        needs = [float(memory_bytes(point.workload, point.table).max()) for _, point in points]
+    except MismatchError as error:
+        reason = error.reason if isinstance(error, ScheduleError) else str(error)
+        yield
+        return values | {"reason": np.array(reason, object)}
+    check_machine(points[0][1].workload, systems)
+    is_first = True
+    for (rows, point), work, need in zip(points, works, needs, strict=True):
+        point_systems = _cut(systems, rows)
+        if point.table.offloads and not np.all(np.asarray(point_systems.host_link.bandwidth) > 0):
+            raise ValueError("activations are offloaded, and a system has no host_link")
+        fits = need <= np.asarray(point_systems.memory_available)
+        memory = values["memory_bytes"]
+        memory[rows if memory.ndim else ...] = need
+        values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
+        step = max(1, MAX_NUMBERS // point.table.num_stages)
+        for begin in range(0, len(rows), step):
+            batch = rows[begin : begin + step]
+            priced = _price(point, work, _cut(systems, batch), sweep)
+            if is_first:
+                yield
+            is_first = False
+            for name, value in _run(point, priced, sweep).items():
+                values[name][batch] = value
+    return values
+
+
+def _cut(systems: System, rows: Rows) -> System:
+    if len(rows) == len(np.asarray(systems.gpus_per_node)):
+        return systems
+    cut: System = jax.tree.map(lambda leaf: leaf[rows], systems)
+    return cut
+
+
+def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
+    """Yield systems, and the schedule and workload on them: planned schedules differ by system."""
+    counts = at.get("microbatches")
+    if counts is None:
+        counts, rest = divmod(at["minibatch"], at["microbatch_size"])
+        if rest:
+            raise MismatchError(
+                f"microbatch size {at['microbatch_size']} does not divide a minibatch "
+                f"of {at['minibatch']}"
+            )
+    choice, size = at["schedule"], {"num_workers": at["workers"], "num_microbatches": counts}
+    options = dict(choice.options)
+    workload_fields = {name: at[name] for name in WORKLOAD if name in at}
+    launcher, software = at.get("launcher"), at["stack"]
+    model, _, defaults = launcher_defaults(launcher, at["model"], systems, software, at["workers"])
+    workload = Workload(
+        model,
+        **{**defaults, **workload_fields},
+        weight_share=options.get("weight_share"),
+        stragglers=parse_stragglers(at["stragglers"], "stragglers"),
+        worker_places=parse_places(at["worker_places"], "worker_places"),
+    )
+
+    def point(table: ScheduleTable) -> _GridPoint:
+        if table.grammar.custom_phases:
+            check_usual(table, "a sweep over models")
+        if launcher and (refusal := launches(workload, table, launcher)[0].refusal):
+            raise MismatchError(refusal)
+        return _GridPoint(
+            table, workload, _links(at), Slowed.from_stragglers(table, dict(workload.stragglers))
+        )
+
+    if not choice.is_planned:
+        yield np.arange(len(np.asarray(systems.gpus_per_node))), point(built(choice, **size))
+        return
+    example = point(similar_table(choice.builder, size, options))
+    hosted = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
+    priced = price_systems(stage_work(workload, example.table, offloads=hosted), systems)
+    costs = {k: v for k, v in vars(example.slowed.costs(priced.costs)).items() if v is not None}
+    planned = list(plans(choice.builder, options, costs))
+    if len(planned) > MOST_PLANS:
+        raise ValueError(
+            f"schedule {choice} is planned for the times of each system, and {len(planned):,} "
+            f"systems of this sweep differ in them: at most {MOST_PLANS:,}"
+        )
+    for rows, plan in planned:
+        yield rows, point(choice.builder.function(**size, **plan))
+
+
+def _links(at: Values) -> Links:
+    """Return the links of a point from its values by axis."""
+    groups, pairs, models = at["host_links"], at["shared_links"], at["pair_links"]
+    return Links(
+        at["link"],
+        at["queues"],
+        parse_groups(groups, "host_links") if groups else (),
+        at["posting"],
+        parse_pairs(pairs, "shared_links") if pairs else (),
+        parse_pair_links(models, "pair_links") if models else (),
+        at["eager_below"],
+    )
+
+
+def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
+    """Price a batch of systems, slow workers and fused pairs included."""
+    priced = price_systems(
+        work,
+        systems,
+        dtype=sweep.dtype,
+        quickly=sweep.num_points < MANY_POINTS,
+        slopes=bool(OF_PATHS & {*sweep.outputs}),
+    )
+    slowed_costs = point.slowed.costs(priced.costs)
+    if point.workload.pair_factor != 1:
+        factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
+        slowed_costs = unchecked_costs({**vars(slowed_costs), "pair_factor": factor})
+    return priced._replace(costs=slowed_costs)
+
+
+def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
+    """Evaluate a batch of systems, those with the same eager messages at once."""
+    size = len(np.asarray(priced.systems.gpus_per_node))
+    results: Values = {}
+    for program, rows in programs_of_batch(point.table, point.links, priced.costs):
+        part = priced if rows is None else priced.rows(rows)
+        for name, values in _run_program(program, point, part, sweep).items():
+            if rows is None:
+                results[name] = values
+                continue
+            shape = size, *values.shape[1:]
+            results.setdefault(name, np.empty(shape, values.dtype))[rows] = values
+    return results
+
+
+def _run_program(
+    program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
+) -> Values:
+    """Return the step time and the sweep's outputs of one program on all systems."""
+    program = by_microbatch(program) if point.slowed.differ else program
+    size = len(np.asarray(priced.systems.gpus_per_node))
+    results: Values = {}
+    if OF_PATHS & {*sweep.outputs}:
+        steps, shares = resource_shares(program, priced, slowed=point.slowed)
+        times, share = np.asarray(steps), np.asarray(shares)
+        results |= {"share": share, "bound_by": share.argmax(axis=1)}
+    else:
+        times = _step_times(program, priced.costs, size)
+    workload = point.workload
+    tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
+    workers = point.table.num_workers
+    gpus = workers * workload.accelerators_per_worker * workload.data_parallel
+    busy = _busy(priced.costs, program)
+    results |= {
+        "step_time": times,
+        "bubble_ratio": 1 - busy / times,
+        "tokens_per_second": tokens / times,
+        "tokens_per_second_per_gpu": tokens / times / gpus,
+    }
+    return {name: results[name] for name in ("step_time", *sweep.outputs)}
+
+
+def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, " batch"]:
+    """Return makespans (batch) [s]: of large batches by the closed form, if it is linear."""
+    is_linear = costs.pair_factor is None and not program.layout.per_microbatch
+    if size * program.num_nodes >= WORTH_A_FORM and is_linear:
+        times = makespans_by_form(program, costs)
+        if times is not None:
+            return times
+    return np.asarray(makespans(program, costs, batch_size=size, unroll=False))
+
+
+def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
+    """Return the mean work of a worker for each row of costs [s]."""
+    layout = program.layout
+    counts = op_counts(program).sum(axis=0) / program.num_workers
+    first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
+    totals = []
+    if costs.pair_factor is None:
+        np.add.at(counts, np.asarray(program.pair_index), pairs[:, None])
+    else:
+        leaves = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
+        times = np.asarray(with_pair_times(program, leaves)["pair"])
+        totals.append(times @ pairs.astype(times.dtype))
+    by_phase = counts[1:first].reshape(len(TIMED), *layout.op_shape)
+    for phase, row in zip(TIMED, by_phase, strict=True):
+        if row.any():
+            leaf = getattr(costs, PHASE_FIELDS[phase.name])
+            weights = row.sum(axis=1) if leaf.ndim == 2 else row.ravel()
+            # stage by stage: the order in which BLAS adds depends on that
+            rows = np.asfortranarray(leaf.reshape(len(leaf), -1))
+            totals.append(rows @ weights.astype(leaf.dtype))
+    return functools.reduce(operator.add, totals)
+
+
+def stack_systems(axes: list[Axis], software: Stack) -> System:
+    """Stack all systems of a block along the first axis of every field, the last field fastest."""
+    # The software applies to the systems before their fields are varied.
+    system_axis, per_node, *fields = axes
+    system_axis = system_axis._replace(values=tuple(map(software.on, system_axis.values)))
+    inner = tuple(len(axis.values) for axis in fields)
+    full = (len(system_axis.values), len(per_node.values), *inner)
+    gpus = [
+        [gpus or system.gpus_per_node for gpus in per_node.values] for system in system_axis.values
+    ]
+    stacked = jax.tree.map(
+        lambda *leaves: np.array(leaves, float).reshape((-1, 1) + (1,) * len(inner)),
+        *_with_equal_structure(system_axis.values),
+    )
+    for k, axis in enumerate(fields):
+        along = (len(axis.values), *(1,) * (len(inner) - k - 1))
+        stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(along))
+    per_system = np.array(gpus, float).reshape((*full[:2], *(1,) * len(inner)))
+    stacked = dataclasses.replace(stacked, gpus_per_node=per_system)
+    systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)
+    return systems
+
+
+def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
+    """Drop names, and pad efficiency curves to one length with steps at infinity."""
+    # Flags become numbers if the systems differ in them.
+    longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
+
+    def pad(curve: Efficiency, steps: int) -> Efficiency:
+        count = steps - len(curve.sizes)
+        return Efficiency(curve.sizes + (np.inf,) * count, curve.shares + curve.shares[-1:] * count)
+
+    def convert(system: System) -> System:
+        curves: dict[str, Any] = {
+            name: pad(getattr(system, name), steps) for name, steps in longest.items()
+        }
+        parts = {name: getattr(system, name) for name in FLAGGED}
+        if len(flags) > 1:
+            parts = {name: with_flags_as_numbers(part) for name, part in parts.items()}
+        return dataclasses.replace(system, name="", source="", calibration=None, **curves, **parts)
+
+    flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
+    return [convert(system) for system in systems]
+
 
 AHEAD = 2  # blocks at work or waiting for each thread of the cluster
 PATIENCE = 10.0  # seconds to wait for the scheduler to answer

@@ -22,8 +22,7 @@ import zarr
 
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.files import DRAFT, LOCK, draft_folder, locked, name_in_errors
-from pipejax.base.provenance import provenance
+from pipejax.base.files import DRAFT, LOCK, draft_folder, locked, name_in_errors, provenance
 from pipejax.sweep.declaration import Sweep, label
 
 STATUS = ("not evaluated", "feasible", "out of memory", "illegal")

@@ -1,6 +1,6 @@
 """Measured runs: read, checked, replayed, explained and improved."""
 
-from pipejax.schedules.recognition import registered as registered
+from pipejax.schedules.registry import registered as registered
 from pipejax.traces.clocks import Offset as Offset, aligned as aligned
 from pipejax.traces.findings.analysis import (
     analyse as analyse,

@@ -9,7 +9,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types, whole_number
-from pipejax.base.provenance import provenance
+from pipejax.base.files import provenance
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.findings.analysis import Analysis

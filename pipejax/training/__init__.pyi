@@ -1,6 +1,5 @@
 """Objectives, ways to train them through a pipeline, and what theory says."""
 
-from pipejax.training.draws import Draw as Draw, draw as draw
 from pipejax.training.linear_models import (
     Logistic as Logistic,
     Quadratic as Quadratic,
@@ -32,8 +31,10 @@ from pipejax.training.theory import (
 )
 from pipejax.training.training_run import (
     RULES as RULES,
+    Draw as Draw,
     Summary as Summary,
     TrainingRun as TrainingRun,
     choose_step_size as choose_step_size,
+    draw as draw,
     summarise as summarise,
 )

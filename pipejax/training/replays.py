@@ -22,7 +22,6 @@ from pipejax.schedules.cells.ops import COMPUTING
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table import ScheduleTable, check_usual
-from pipejax.training.draws import checked_noise, gradient_noise, start_key
 from pipejax.training.objective import TrainingObjective
 from pipejax.training.training_run import (
     DIVERGED,
@@ -30,8 +29,11 @@ from pipejax.training.training_run import (
     Seeds,
     TrainingRun,
     check_runs,
+    checked_noise,
+    gradient_noise,
     over_runs,
     run_alone,
+    start_key,
 )
 
 NO_SAMPLE = -1

@@ -20,26 +20,24 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import resolve_choice, whole_number, wrong
 from pipejax.base.compiled import compiled
-from pipejax.training.draws import (
+from pipejax.training.objective import TrainingObjective
+from pipejax.training.training_run import (
+    DIVERGED,
     LARGEST_COUNT,
     Delays,
+    Numbers,
+    Seeds,
+    TrainingRun,
+    check_runs,
     checked_delays,
     checked_delta,
     checked_noise,
     draw,
     drawn_stage,
     gradient_noise,
-    start_key,
-)
-from pipejax.training.objective import TrainingObjective
-from pipejax.training.training_run import (
-    DIVERGED,
-    Numbers,
-    Seeds,
-    TrainingRun,
-    check_runs,
     over_runs,
     run_alone,
+    start_key,
 )
 
 Table = Int[NumpyArray, "..."]

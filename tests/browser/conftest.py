@@ -9,7 +9,7 @@ from explorer_cases import explored
 from playwright.sync_api import sync_playwright
 
 import pipejax as pj
-from pipejax.plots.explorer.page import page as page_of
+from pipejax.plots.explorer.payload import page as page_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 READY = "html[data-ready]"

@@ -17,7 +17,7 @@ from strategies import tables
 
 import pipejax as pj
 from pipejax.cli.app import run as pipejax
-from pipejax.plots.explorer.page import page as page_of
+from pipejax.plots.explorer.payload import page as page_of
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, LINKS, LinkModel

@@ -9,7 +9,7 @@ from explorer_cases import GIVEN, build_case, explored
 import pipejax as pj
 from pipejax.base import longest_path
 from pipejax.cli.app import run as pipejax
-from pipejax.plots.explorer.page import page as page_of
+from pipejax.plots.explorer.payload import page as page_of
 from pipejax.schedules.table.links import LINKS
 
 SIZES = ["--workers", "4", "--microbatches", "8"]

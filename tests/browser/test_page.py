@@ -14,7 +14,7 @@ from markupsafe import escape
 import pipejax as pj
 from pipejax.base import longest_path
 from pipejax.plots import palette
-from pipejax.plots.explorer.page import page
+from pipejax.plots.explorer.payload import page
 from pipejax.schedules.table.links import Links
 from pipejax.traces.replaying.replay import Replay
 

@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax.cli.app import run as command
 from pipejax.runtimes.exports import check_sayable
 from pipejax.runtimes.gloo.runtime import run_tables
-from pipejax.runtimes.runtime_run import RuntimeJob
+from pipejax.runtimes.processes import RuntimeJob
 
 EXACT = 1e-12  # relative, in float64; 1e-6 is asked for
 

@@ -11,7 +11,7 @@ import pytest
 import pipejax as pj
 from pipejax.cli.app import run as command
 from pipejax.runtimes.gloo import runtime
-from pipejax.runtimes.runtime_run import RuntimeJob
+from pipejax.runtimes.processes import RuntimeJob
 
 TABLE = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
 
@@ -47,7 +47,7 @@ def test_what_a_rank_says_is_told(monkeypatch):
 def test_ranks_end_with_their_caller():
     code = (
         "import pipejax as pj\nfrom pipejax.runtimes.gloo import runtime\n"
-        "from pipejax.runtimes.runtime_run import RuntimeJob\n"
+        "from pipejax.runtimes.processes import RuntimeJob\n"
         "t = pj.schedules.build('1f1b', num_workers=2, num_microbatches=2)\n"
         "c = pj.Costs(forward=30.0, backward=30.0)\n"
         "print('up', flush=True)\nruntime.run_tables([RuntimeJob(t, costs=c)])\n"

@@ -5,7 +5,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.runtimes.gloo.runtime import run_tables
-from pipejax.runtimes.runtime_run import RuntimeJob
+from pipejax.runtimes.processes import RuntimeJob
 
 NAMES = ["gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2"]
 NAMES += ["zb-1p", "v-half", "v-min"]

@@ -13,7 +13,7 @@ import pipejax as pj
 from pipejax.cli.app import run as command
 from pipejax.runtimes.gloo import runtime
 from pipejax.runtimes.gloo.runtime import op_seconds, run_tables
-from pipejax.runtimes.runtime_run import RuntimeJob
+from pipejax.runtimes.processes import RuntimeJob
 
 NAMES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "v-half")
 OP, MESSAGE, SLOW, STEPS = 0.06, 0.03, 1.3, 4

@@ -26,8 +26,7 @@ from pipejax.analysis.formula.parameters import LinearCosts, linear_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs, unchecked_costs
-from pipejax.engine.lowering.program import Program
-from pipejax.engine.recurrence_host import run_many_on_host
+from pipejax.engine.lowering.program import Program, run_many_on_host
 
 FACETS_PER_ROUND = 8  # that are added at once: later ones may be cut off by the first
 MAX_OFFSET = 1 << 10  # of points beside rays

@@ -27,9 +27,8 @@ from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_
 from pipejax.checker.form import box_text
 from pipejax.costs.precision import checked_seconds, is_traced
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import NO_WORKER, Program
+from pipejax.engine.lowering.program import NO_WORKER, Program, run_on_host
 from pipejax.engine.pricing import by_microbatch
-from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -1,19 +1,21 @@
 """`evaluate`, the main entry point: from a table and costs to all numbers of a report."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import as_floats, check_types, wrong
 from pipejax.base.display import Drawn, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program, run_on_host
 from pipejax.engine.pricing import Vector, lower_and_price
-from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts, is_in_ledger
+from pipejax.schedules.cells.ops import AT_WORK, IN_I
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -249,3 +251,219 @@ def _path_share(
         seconds[group] = seconds.get(group, 0.0) + float(vector[cost])
     total = sum(seconds.values())
     return {group: time / total for group, time in seconds.items()}
+
+
+# Activations and gathered weights that each worker holds during a run, and their peaks
+
+_ROUNDING = 1e-9  # relative, of sums of sizes
+Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
+PerStage = Float[NumpyArray, "stages *microbatches"]
+
+
+@with_short_repr("peak peak_at sizes weight_share time held worker")
+class ActivationMemory(NamedTuple):
+    """Activation memory by worker as steps; sizes are in the unit that they were given in.
+
+    Attributes:
+      worker: (steps) worker, ascending.
+      time: (steps) time at which its memory changes, ascending for each worker [s].
+      held: (steps) memory from then on.
+      peak: (workers) largest memory.
+      peak_at: (workers) first time of the peak [s].
+      sizes: (stages) size of an activation, or (stages, microbatches).
+      weight_share: (stages) share of it that the weight gradient needs after I, or by microbatch.
+      checkpoints: (stages) size of the checkpoint between F and R, or by microbatch.
+      at_work: (B, I and W, stages) memory that they recompute while they run, or by microbatch.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0I0", "0I1", "0W0", "0W1"]])
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0))
+      >>> [steps.tolist() for steps in activation_memory(run, weight_share=0.25).curve(0)]
+      [[0.0, 1.0, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 1.25, 0.5, 0.25, 0.0]]
+    """
+
+    worker: Int[NumpyArray, " steps"]
+    time: Float[NumpyArray, " steps"]
+    held: Float[NumpyArray, " steps"]
+    peak: Float[NumpyArray, " workers"]
+    peak_at: Float[NumpyArray, " workers"]
+    sizes: PerStage
+    weight_share: PerStage
+    checkpoints: PerStage
+    at_work: Float[NumpyArray, "ops stages *microbatches"] = np.zeros((len(AT_WORK), 0))
+
+    def curve(
+        self, worker: int
+    ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
+        """Return the memory of one worker as a step function.
+
+        Returns:
+          (moments) times [s], and what is held from each of them on; nothing before the first.
+        """
+        on_worker = self.worker == worker
+        return self.time[on_worker], self.held[on_worker]
+
+
+def activation_memory(
+    evaluation: Evaluation,
+    *,
+    sizes: Sizes = 1.0,
+    weight_share: Sizes = WEIGHT_SHARE,
+    checkpoints: Sizes | None = None,
+    at_work: Sequence[Sizes] = (0.0, 0.0, 0.0),
+) -> ActivationMemory:
+    """Follow the activations that each worker holds during a run.
+
+    F takes an activation at its start, B frees it at its end. Of a split backward, I frees all but
+    the weight share and W the rest. Where the table has R, F takes a checkpoint only and R the
+    rest. O frees the activation at its end, L takes it back at its start. B, I and W hold what they
+    recompute by themselves while they run. At one moment releases come before takes; in a fused
+    pair both ops count while it runs.
+
+    Args:
+      evaluation: a run.
+      sizes: size of an activation, a number, (stages) or (stages, microbatches), in any unit.
+      weight_share: share of it that is held from the end of I to the end of W, of the same shapes:
+        at most 1, or more by what I recomputes.
+      checkpoints: memory between F and R, of the same shapes; as sizes if None.
+      at_work: memory that B, I and W recompute by themselves, three entries of the same shapes.
+
+    Returns:
+      The steps and peaks.
+
+    Raises:
+      ValueError: if a size is no finite number of at least 0, there are not as many as stages and
+        microbatches, or W needs more than there is when I ends.
+
+    Cost:
+      That of sorting the ops by time, and a pass for each different size.
+
+    Example:
+      >>> import pipejax as pj
+      >>> row = ["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]
+      >>> table = pj.ScheduleTable.from_rows([row])
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, offload=3.0))
+      >>> memory = pj.analysis.activation_memory(run)
+      >>> memory.peak.tolist(), run.peak_in_flight.tolist()
+      ([1.0], [2])
+    """
+    check_types(evaluation=(evaluation, Evaluation))
+    shape = evaluation.stages, evaluation.microbatches
+    full = per_stage("sizes", sizes, shape)
+    checkpoint_sizes = full if checkpoints is None else per_stage("checkpoints", checkpoints, shape)
+    shares = _shaped("weight_share", weight_share, shape)
+    recomputed = [per_stage("at_work", size, shape) for size in at_work]
+    size, share, by_i = _same_axes(full, shares, recomputed[AT_WORK.index(IN_I)])
+    if not ((share >= 0) & (share * size <= (size + by_i) * (1 + _ROUNDING))).all():
+        raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
+    ops = HeldOps.from_content(evaluation.table)
+    cell = ops.worker, ops.start
+    ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
+    arrays = _same_axes(full, shares, checkpoint_sizes, *recomputed)
+    if arrays[0].ndim == 2:
+        # each microbatch of a stage counts as a stage: stage 1 of 4 microbatches becomes 4 to 7
+        microbatch = evaluation.table.ops.microbatch[is_in_ledger(evaluation.table)]
+        microbatch = np.maximum(microbatch, 0)  # ops without microbatch count as microbatch 0
+        ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
+        arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]
+    size, share, *others = arrays
+    has_work = any(size.any() for size in recomputed)
+    parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=has_work)
+    steps = _steps(parts, np.stack([size, share * size, *others]), evaluation.workers)
+    work = np.stack(np.broadcast_arrays(*_same_axes(*recomputed)))
+    return ActivationMemory(*steps, full, shares, checkpoint_sizes, work)
+
+
+@with_short_repr("peak peak_at time held worker")
+class GatheredWeights(NamedTuple):
+    """Gathered weights by worker as steps; in the unit of the sizes.
+
+    Attributes:
+      worker: (steps) worker, ascending.
+      time: (steps) time at which its memory changes, ascending for each worker [s].
+      held: (steps) memory from then on.
+      peak: (workers) largest memory.
+      peak_at: (workers) first time of the peak [s].
+    """
+
+    worker: Int[NumpyArray, " steps"]
+    time: Float[NumpyArray, " steps"]
+    held: Float[NumpyArray, " steps"]
+    peak: Float[NumpyArray, " workers"]
+    peak_at: Float[NumpyArray, " workers"]
+
+
+def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredWeights:
+    """Follow the gathered weights that each worker holds during a run, beside its shards.
+
+    UNSHARD takes those of a stage at its start, RESHARD frees them at its end; weights that no cell
+    gathers do not count. At one moment releases come before takes.
+
+    Args:
+      evaluation: a run.
+      sizes: size of the weights of a stage, a number or (stages), in any unit.
+
+    Returns:
+      The steps and peaks.
+
+    Raises:
+      ValueError: if a size is no finite number of at least 0, or there are not as many as stages.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "1F0", "1B0", "0B0"]])
+      >>> table = pj.schedules.insert_sharding(table, lookahead=1)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, unshard=0.25))
+      >>> weights = pj.analysis.gathered_weights(run, sizes=[3.0, 4.0])
+      >>> weights.time.tolist(), weights.held.tolist(), weights.peak.tolist()
+      ([0.0, 0.25, 4.25, 6.25], [3.0, 7.0, 3.0, 0.0], [7.0])
+    """
+    check_types(evaluation=(evaluation, Evaluation))
+    size = per_stage("sizes", sizes, (evaluation.stages, 0))
+    ops = HeldOps.gathers_from_content(evaluation.table)
+    cell = ops.worker, ops.start
+    parts = HeldParts.from_gathers(
+        ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
+    )
+    return GatheredWeights(*_steps(parts, size[None], evaluation.workers))
+
+
+def _steps(
+    parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
+) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
+    """Return worker, time and memory of each step, then peak and its time by worker."""
+    held = parts.levels(sizes)
+    worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
+    peak, peak_at = np.zeros((2, num_workers))
+    np.maximum.at(peak, worker, held)
+    # assigned in reverse: of several steps at the peak, the first overwrites the later ones
+    peak_steps = np.flatnonzero(held == peak[worker])[::-1]
+    peak_at[worker[peak_steps]] = time[peak_steps]
+    return worker, time, held, peak, peak_at
+
+
+def _same_axes(*sizes: PerStage) -> list[PerStage]:
+    """Give all sizes an axis of microbatches if any has one."""
+    differ = any(size.ndim == 2 for size in sizes)
+    return [size[:, None] if differ and size.ndim == 1 else size for size in sizes]
+
+
+def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
+    """Read sizes: one number, one for each stage, or one for each of its microbatches."""
+    values = _shaped(name, value, shape)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(f"{name} must be finite numbers of at least 0, got {value!r}")
+    return values
+
+
+def _shaped(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
+    """Return numbers as (stages), or (stages, microbatches) if they differ by microbatch."""
+    values, (stages, microbatches) = as_floats(value, name), shape
+    if values.shape not in ((), (stages,), shape):
+        extra = f" and {microbatches} microbatches" if values.ndim == 2 else ""
+        raise ValueError(
+            f"{name} must be a number or one for each of {stages} stages{extra}, got shape "
+            f"{values.shape}"
+        )
+    return values if values.ndim == 2 else np.broadcast_to(values, stages)

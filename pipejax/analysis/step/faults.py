@@ -11,15 +11,15 @@ import numpy as np
 
 from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.step.step_parts import LANE, RULES, Part, step_parts, without_rules
+from pipejax.analysis.step.step_report import LANE, RULES, Part, step_parts, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.base.medians import medians_of_others
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.scaling import scaled_costs
+from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.table.table import ScheduleTable
 
 MIN_SLOW_RATIO = 1.02  # of a time to the median of the others; below, they count as equal

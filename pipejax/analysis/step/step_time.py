@@ -18,8 +18,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.jax_on_demand import jax, jnp
-from pipejax.base.trees import mapped
+from pipejax.base.jax_on_demand import jax, jnp, mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.costs.measured.measured_rows import BANDWIDTHS, OPS, STEP, MeasuredRows
@@ -34,9 +33,8 @@ from pipejax.costs.stage.stage_work import StageWork, work_of_stages
 from pipejax.costs.system.parts import Link, with_known
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import Program
+from pipejax.engine.lowering.program import Program, makespan_on_host
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

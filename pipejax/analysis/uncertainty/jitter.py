@@ -16,9 +16,9 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import check_types, is_number, whole_number, wrong
 from pipejax.base.compiled import compiled
 from pipejax.base.display import ResultList, short_repr, with_short_repr
+from pipejax.base.files import provenance
 from pipejax.base.machine import check_fits
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.provenance import provenance
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.batched.interpreter import LANES, interpreted_makespans

@@ -31,9 +31,8 @@ from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import priced, programs_of_batch
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.engine.lowering.program import NO_WORKER, makespan_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

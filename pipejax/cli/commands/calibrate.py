@@ -10,12 +10,9 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Count, Text
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import SYSTEM
-from pipejax.cli.output.numbers import digits, seconds
-from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, TextTable, pick, plain, rows_table
+from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.files import NO_OUTPUT, SYSTEM, Output
+from pipejax.cli.output.report import Column, TextTable, digits, pick, plain, rows_table, seconds
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter

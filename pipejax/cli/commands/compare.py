@@ -9,28 +9,30 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.analysis.comparison.closed_forms import NO_FORM
+from pipejax.analysis.comparison.comparison import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.option import options
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.options.values import Text, parse_counts
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, draw_runs
-from pipejax.cli.output.kinds import DRAWING
-from pipejax.cli.output.launches import layout_json
-from pipejax.cli.output.numbers import above, digits, gigabytes, percent, seconds
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
+from pipejax.cli.output.plans import layout_json
 from pipejax.cli.output.report import (
     Column,
     TextTable,
+    above,
+    digits,
+    gigabytes,
     grid,
     has_details,
     has_lines,
+    percent,
     pick,
     plain,
     rows_table,
+    seconds,
 )
 from pipejax.cli.output.runs import step_json
 from pipejax.schedules.cells.ops import COMMUNICATION

@@ -16,20 +16,28 @@ from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, named_launch, required, step_tokens
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, certify
-from pipejax.cli.output.kinds import CERTIFICATE
-from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
-from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds, short_percent
-from pipejax.cli.output.plans import evidence_json, evidence_line
+from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output, certify
+from pipejax.cli.output.plans import (
+    evidence_json,
+    evidence_line,
+    launch_json,
+    launch_lines,
+    layout_json,
+)
 from pipejax.cli.output.report import (
     Column,
     TextTable,
+    digits,
     facts,
+    gigabytes,
     grid,
     heading,
+    percent,
     pick,
     plain,
     rows_table,
+    seconds,
+    short_percent,
     table_sizes,
 )
 from pipejax.cli.output.runs import (

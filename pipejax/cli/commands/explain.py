@@ -10,18 +10,14 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options import line
-from pipejax.cli.options.costs import SHARED
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import RunOptions
+from pipejax.cli.options.run import SHARED, RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.options.values import Text, parse_layers
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import PAGE, TABLES
-from pipejax.cli.output.launches import layout_json
-from pipejax.cli.output.numbers import seconds
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.output.files import NO_OUTPUT, PAGE, TABLES, Output
+from pipejax.cli.output.plans import layout_json
 from pipejax.cli.output.remedies import (
     advice_details,
     advice_view,
@@ -31,7 +27,7 @@ from pipejax.cli.output.remedies import (
     takes_limit,
     write_table_files,
 )
-from pipejax.cli.output.report import heading, plain, table_sizes
+from pipejax.cli.output.report import heading, plain, seconds, table_sizes
 from pipejax.cli.output.report_pages import report_page
 
 OF_PLANS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)  # also of a run

@@ -7,8 +7,7 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import Output
-from pipejax.cli.output.kinds import ANY
+from pipejax.cli.output.files import ANY, Output
 from pipejax.runtimes.formats import FORMATS
 
 

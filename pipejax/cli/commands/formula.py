@@ -13,15 +13,21 @@ import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import options
-from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.run import LinkOptions, TableFields
+from pipejax.cli.options.tables import PaperSettings, labelled
 from pipejax.cli.options.values import Count, Text, parse_float, parse_seconds
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
-from pipejax.cli.output.kinds import CERTIFICATE, DRAWING
-from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import TextTable, facts, grid, heading, pick, plain, table_sizes
+from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.files import CERTIFICATE, DRAWING, NO_OUTPUT, Output, drawing
+from pipejax.cli.output.report import (
+    TextTable,
+    facts,
+    grid,
+    heading,
+    percent,
+    pick,
+    plain,
+    table_sizes,
+)
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
 

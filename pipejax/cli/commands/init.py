@@ -13,8 +13,7 @@ from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Text, parse_columns
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import TEMPLATE
+from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import plain
 from pipejax.costs.model.model import load_model, read_model
 from pipejax.costs.system.system import load_system, read_named

@@ -18,12 +18,19 @@ from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming
 from pipejax.cli.options.values import CountIfGiven, parse_ratio
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, drawing, write_dataset
-from pipejax.cli.output.kinds import DATASET, DRAWING
-from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.progress import progress
-from pipejax.cli.output.report import Column, TextTable, grid, has_lines, pick, plain, rows_table
+from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
+from pipejax.cli.output.report import (
+    Column,
+    TextTable,
+    grid,
+    has_lines,
+    percent,
+    pick,
+    plain,
+    rows_table,
+    seconds,
+)
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row

@@ -18,21 +18,29 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
 from pipejax.cli.options.values import CountIfGiven, parse_seconds
-from pipejax.cli.output.answer import Answer, best_so_far
-from pipejax.cli.output.files import NO_OUTPUT, Output, certify, check_modules, save_table
-from pipejax.cli.output.kinds import CERTIFICATE, TABLE
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, best_so_far, progress
+from pipejax.cli.output.files import (
+    CERTIFICATE,
+    NO_OUTPUT,
+    TABLE,
+    Output,
+    certify,
+    check_modules,
+    save_table,
+)
 from pipejax.cli.output.report import (
     FOUND,
     TextTable,
     facts,
+    gigabytes,
     grid,
     is_json,
+    percent,
     pick,
     print_json,
     saving,
     savings,
+    seconds,
 )
 from pipejax.schedules.cells.ops import format_cell
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.costs import SHARED, SharedOptions
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions
+from pipejax.cli.options.run import SHARED, LinkOptions, SharedOptions
 from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
 from pipejax.cli.options.values import (
     Count,
@@ -19,12 +18,25 @@ from pipejax.cli.options.values import (
     Text,
     parse_share,
 )
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
-from pipejax.cli.output.kinds import DRAWING, PLAN, SWEEPS
-from pipejax.cli.output.launches import launch_json, launch_lines, layout_json
-from pipejax.cli.output.plans import evidence_json, memory_json, plan_details, plan_view
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.output.files import (
+    DRAWING,
+    NO_OUTPUT,
+    PLAN,
+    SWEEPS,
+    Output,
+    check_modules,
+    drawing,
+)
+from pipejax.cli.output.plans import (
+    evidence_json,
+    launch_json,
+    launch_lines,
+    layout_json,
+    memory_json,
+    plan_details,
+    plan_view,
+)
 from pipejax.cli.output.report import pick, plain
 
 if TYPE_CHECKING:

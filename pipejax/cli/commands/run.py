@@ -15,15 +15,12 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.options.values import Count
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import TABLES
-from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import grid, pick, table_sizes
+from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.files import NO_OUTPUT, TABLES, Output
+from pipejax.cli.output.report import grid, percent, pick, seconds, table_sizes
 
 if TYPE_CHECKING:
-    from pipejax.runtimes.runtime_run import RuntimeRun
+    from pipejax.runtimes.processes import RuntimeRun
 
 
 @options
@@ -50,7 +47,7 @@ def run(
     Example:
       pipejax run -s zb-h1 -P 4 -M 8 --runtime jax
     """
-    from pipejax.runtimes.runtime_run import RUNTIMES, RuntimeJob, run_table
+    from pipejax.runtimes.processes import RUNTIMES, RuntimeJob, run_table
 
     name = resolve_choice(runtime, RUNTIMES, "--runtime")
     largest_error = positive(tolerance, "--tolerance")

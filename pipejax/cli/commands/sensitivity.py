@@ -8,10 +8,8 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build, check_alike, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
-from pipejax.cli.output.kinds import DRAWING
-from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import TextTable, grid, has_details, pick
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
+from pipejax.cli.output.report import TextTable, grid, has_details, percent, pick, seconds
 
 Ends = tuple[float | None, float | None]  # step times at both factors; none where nothing has it
 BAR = 8  # columns of the longest bar

@@ -1,5 +1,7 @@
 """`pipejax show`: timelines, in the terminal, drawn, or on a page that prices them anew."""
 
+import contextlib
+import itertools
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -7,20 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.base.checks import resolve_choice
-from pipejax.cli.commands.show_page import carried, save_page
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MismatchError, resolve_choice
+from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.option import options
-from pipejax.cli.options.picture import PaperSettings, labelled
 from pipejax.cli.options.run import SizedRunOptions, shown_scenarios
-from pipejax.cli.options.tables import OF_RUNS, naming
+from pipejax.cli.options.scenario import parse_scenario
+from pipejax.cli.options.tables import (
+    OF_RUNS,
+    PaperSettings,
+    SizedSchedule,
+    TableOptions,
+    labelled,
+    naming,
+)
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
-from pipejax.cli.output.answer import Answer, file_lines
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import ANY, TIMELINE
-from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import console, pick, plain, print_all, table_sizes
+from pipejax.cli.output.answer import Answer, file_lines, waiting
+from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
+from pipejax.cli.output.report import console, percent, pick, plain, print_all, table_sizes
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,
@@ -34,8 +42,8 @@ from pipejax.cli.output.terminal_timeline import (
 if TYPE_CHECKING:
     from pipejax.analysis.runs.timeline import Window
     from pipejax.plots.caption import TimeUnit
+    from pipejax.plots.explorer.payload import Carried, StepView
     from pipejax.plots.style import Paper
-
 
 PLACES = ("under", "beside")  # of a caption
 
@@ -327,3 +335,114 @@ def _print(scene: Scene, width: int | None) -> None:
     print_legend(out, shown)
     if scene.picture.caption == "under":
         print_all(plain(scene.caption))
+
+
+# The page that `pipejax show` writes: what is shown, and what can be chosen there
+
+# what a page carries to choose from
+WORKERS = (2, 4, 8, 16)
+MICROBATCHES = (4, 8, 16, 32)
+STAGES_PER_WORKER = (2, 4)
+
+
+def save_page(
+    scene: "Scene",
+    scenario: "pj.Scenario",
+    activations: ActivationOptions,
+    limit: MemoryLimit | None,
+    memory: bool,
+    choice: "Carried",
+    out: Output,
+) -> None:
+    """Write a page; without a memory limit, a model has that of its system."""
+    from pipejax.plots.explorer.payload import Explored, MemoryView, page
+
+    explored = []
+    for (name, run), sizes in zip(scene.runs.items(), scene.sizes, strict=True):
+        limits = _limits(run.table, sizes, scenario, activations, limit)
+        held = MemoryView(*sizes[:5], limits, sizes.static)
+        explored.append(Explored(run, held, _step(run, scenario), name))
+    flags = {"messages": scene.messages, "memory": memory}
+    show = {name: True for name, is_wanted in flags.items() if is_wanted}
+    show |= {"critical": False} if scene.picture.no_critical else {}
+    unit = "s" if scenario.has_times else "slots"
+    with waiting("looking for closed forms"):
+        title = scene.picture.title or ""
+        text = page(explored, unit=unit, show=show, view=scene.window, title=title, carried=choice)
+    out.save(lambda draft: write_file(draft, text))
+
+
+def carried(
+    run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
+) -> "Carried":
+    """Return further tables that a page can show."""
+    from pipejax.costs.sources import GivenTimes
+    from pipejax.plots.explorer.library import OfferedTimes
+    from pipejax.plots.explorer.payload import NOTHING, Carried
+
+    source, costs_edits = scenarios[0].source, run.cost_fields.edits
+    if (
+        costs_edits
+        or not isinstance(source, GivenTimes)
+        or len(source.messages) > 1
+        or "pair" in source.times  # a page prices the pairs of other tables by their two ops
+    ):
+        if choose:
+            raise ValueError(
+                "--choose needs times that hold for any schedule: give --worker-times or "
+                "--stage-times without pair=, and nothing that changes them"
+            )
+        return NOTHING
+    tables = [scenario.table() for scenario in scenarios]
+    times = OfferedTimes(source.for_tables(tables), source.per_worker)
+    return Carried(times, _every_table(run, options) if choose else {})
+
+
+def _every_table(
+    run: SizedRunOptions, options: TableOptions
+) -> "Mapping[str, Sequence[pj.ScheduleTable]]":
+    """Build what is built in for all sizes of a page; what does not exist for some is left out."""
+    from pipejax.schedules import REGISTRY
+
+    tables_by_name: dict[str, list[pj.ScheduleTable]] = {}
+    with waiting("building schedules to choose from"):
+        for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
+            takes = REGISTRY[name].options
+            if "offload" in takes:  # no page lowers offloads
+                continue
+            for count in STAGES_PER_WORKER if "stages_per_worker" in takes else (0,):
+                settings = options.only(name)
+                if count:
+                    settings = settings._replace(
+                        options={**settings.options, "stages_per_worker": count}
+                    )
+                with contextlib.suppress(MismatchError):
+                    point = SizedSchedule(name, workers, microbatches)
+                    scenario = parse_scenario(run, settings=settings, point=point)
+                    tables_by_name.setdefault(name, []).append(scenario.table())
+    return tables_by_name
+
+
+def _step(run: "pj.Evaluation", scenario: "pj.Scenario") -> "StepView | None":
+    """Return tokens and MFU of a step, if a model gives its costs."""
+    from pipejax.plots.explorer.payload import StepView
+
+    if scenario.workload is None or scenario.system is None:
+        return None
+    report = pj.step_report(run, scenario.workload, scenario.system)
+    return StepView(report.tokens_per_second * run.step_time, report.mfu * run.step_time)
+
+
+def _limits(
+    table: pj.ScheduleTable,
+    sized: StageSizes,
+    scenario: "pj.Scenario",
+    activations: ActivationOptions,
+    limit: MemoryLimit | None,
+) -> Float[NumpyArray, " workers"] | None:
+    """Return the memory limit of activations: the option, or the free memory of the system."""
+    if limit is not None:
+        return limit.levels(table, sized, activations, scenario.workload)
+    if sized.static is None or scenario.system is None:
+        return None
+    return (float(scenario.system.memory_available) - sized.static).clip(min=0.0)

@@ -11,10 +11,18 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
-from pipejax.cli.output.kinds import DRAWING
-from pipejax.cli.output.numbers import gigabytes, percent
-from pipejax.cli.output.report import Column, TextTable, grid, has_lines, heading, pick, rows_table
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
+from pipejax.cli.output.report import (
+    Column,
+    TextTable,
+    gigabytes,
+    grid,
+    has_lines,
+    heading,
+    percent,
+    pick,
+    rows_table,
+)
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
 # what lines and bars tell in the terminal, as plain numbers

@@ -20,15 +20,21 @@ from pipejax.base.ties import TIE
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Count, Text, parse_percent
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules, drawing
-from pipejax.cli.output.kinds import DRAWING, GRID, POINTS, SWEEPS
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.output.files import (
+    DRAWING,
+    GRID,
+    NO_OUTPUT,
+    POINTS,
+    SWEEPS,
+    Output,
+    check_modules,
+    drawing,
+)
 from pipejax.cli.output.report import folded, grid, has_details, has_lines, plain
 
 if TYPE_CHECKING:
-    from pipejax.sweep.questions import DistinctPoint, Knee, Regions
-    from pipejax.sweep.results import Points, SweepResults
+    from pipejax.sweep.results import DistinctPoint, Knee, Points, Regions, SweepResults
 
 
 @options
@@ -180,18 +186,17 @@ def sweep_show(
       pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
-    from pipejax.sweep.questions import distinct_best, distinct_front, knees, regions
-    from pipejax.sweep.results import read_results, selectable
+    from pipejax.sweep import results as stores
 
-    results = read_results(dataset)
+    results = stores.read_results(dataset)
     rank = resolve_choice(by.strip(), results.numbers(), "--by")
     sides = _pair(axes, results.numbers(), "--axes", AXES)
     percent = parse_percent(within, "--within")
     selected = results.where(where or ())
-    among = selected & selectable(results, memory_limit=not no_memory_limit)
-    first, front = distinct_best(results, among, rank, best), results.front(among, sides)
+    among = selected & stores.selectable(results, memory_limit=not no_memory_limit)
+    first, front = stores.distinct_best(results, among, rank, best), results.front(among, sides)
     front = front if pareto else front[:0]
-    fronts = distinct_front(results, among, sides, front)
+    fronts = stores.distinct_front(results, among, sides, front)
     near = {text: value for text in where or () if (value := results.nearest(text)) is not None}
     lacking = [*_lacking(results, selected, near, is_filtered=bool(where))] if not first else []
     if lacking and figure.path is not None:
@@ -201,14 +206,14 @@ def sweep_show(
     details: dict[str, Iterable[object]] = {}
     if knee is not None:
         axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
-        bends = [*knees(results, among, rank, axis, percent / 100)]
+        bends = [*stores.knees(results, among, rank, axis, percent / 100)]
         bend_rows = [bend._asdict() for bend in bends]
         asked["knee"] = {"axis": axis, "within": percent / 100, "rows": bend_rows}
         view += knee_lines(results, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(results, rank, axis, bends)
     if map is not None:
         across, up = _pair(map, results.axes, "--map", "network.bandwidth,microbatch_size")
-        shown = regions(results, among, rank, across, up)
+        shown = stores.regions(results, among, rank, across, up)
         asked["map"] = map_json(results, shown, across, up)
         view += map_lines(results, shown, across, up)
     if figure.path is not None and map is not None:
@@ -483,7 +488,7 @@ def draw_bends(
 ) -> None:
     """Draw the least cost along an axis for each schedule, all other axes at their best."""
     from pipejax.plots.fronts import Shown, draw_knee
-    from pipejax.sweep.questions import least_along
+    from pipejax.sweep.results import least_along
 
     is_several = len(results.axes.get("schedule", ())) > 1
     curves = least_along(results, among, rank, axis, "schedule" if is_several else None)

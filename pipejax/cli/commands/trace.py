@@ -17,10 +17,8 @@ from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
 from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_layers
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, check_modules
-from pipejax.cli.output.kinds import DRAWING, PAGE, SWEEPS, TABLES
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
 from pipejax.cli.output.remedies import remedies_json
 from pipejax.cli.output.report import facts, pick, plain
 from pipejax.cli.output.trace_report import (

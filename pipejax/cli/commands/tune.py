@@ -17,22 +17,22 @@ from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
-from pipejax.cli.output.answer import Answer, best_so_far
-from pipejax.cli.output.files import NO_OUTPUT, Output
-from pipejax.cli.output.kinds import LAYOUT
-from pipejax.cli.output.launches import launch_json, launch_lines
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, best_so_far, progress
+from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
+from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import (
     FOUND,
     Column,
     TextTable,
+    gigabytes,
     grid,
+    percent,
     pick,
     rows_table,
     saving,
     savings,
     search_end,
+    seconds,
     table_sizes,
 )
 from pipejax.schedules.naming import find, named

@@ -14,21 +14,31 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
 from pipejax.cli.options.values import Count, CountIfGiven, Text, parse_seconds, parse_share
-from pipejax.cli.output.answer import Answer, best_so_far, searched
-from pipejax.cli.output.files import NO_OUTPUT, Output, certify, draw_runs, save_table
-from pipejax.cli.output.kinds import CERTIFICATE, DRAWING, ORDER, TABLE
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.progress import progress
+from pipejax.cli.output.answer import Answer, best_so_far, progress, searched
+from pipejax.cli.output.files import (
+    CERTIFICATE,
+    DRAWING,
+    NO_OUTPUT,
+    ORDER,
+    TABLE,
+    Output,
+    certify,
+    draw_runs,
+    save_table,
+)
 from pipejax.cli.output.report import (
     FOUND,
     Column,
     TextTable,
+    gigabytes,
     grid,
+    percent,
     pick,
     rows_table,
     saving,
     savings,
     search_end,
+    seconds,
     table_sizes,
 )
 from pipejax.schedules.table.links import QUEUES

@@ -12,12 +12,9 @@ import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.cli.options.option import options
 from pipejax.cli.options.values import Text, parse_float
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import NO_OUTPUT, Output, drawing
-from pipejax.cli.output.kinds import DRAWING
-from pipejax.cli.output.numbers import digits, seconds
-from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Column, pick, plain, rows_table
+from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
+from pipejax.cli.output.report import Column, digits, pick, plain, rows_table, seconds
 
 SHOWN = 5  # worst rows
 MOST_NAMED = 14  # groups in a legend

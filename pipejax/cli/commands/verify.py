@@ -12,8 +12,7 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedCostOptions
 from pipejax.cli.options.scenario import build, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.numbers import seconds
-from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.report import pick, plain, seconds
 
 SHOWN = 10  # problems that the report lists
 

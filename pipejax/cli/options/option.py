@@ -21,8 +21,7 @@ from pipejax.cli.options.catalogue import (
     record,
 )
 from pipejax.cli.options.values import is_plain
-from pipejax.cli.output.files import Output, check_apart
-from pipejax.cli.output.kinds import OutputKind
+from pipejax.cli.output.files import Output, OutputKind, check_apart
 
 GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(PANELS)}
 # an entry of a docstring under `Attributes:` or `Options:`, with the lines that it goes on in

@@ -647,7 +647,7 @@ def named_launch(scenario: "pj.Scenario") -> "pj.results.Launch | None":
     """Return the options of the launcher that a run names; None if it names none."""
     if "launcher" not in scenario.files:
         return None
-    from pipejax.search.remedies.shelves import run_launch
+    from pipejax.search.remedies.candidates import run_launch
 
     return run_launch(scenario, scenario.files["launcher"])
 

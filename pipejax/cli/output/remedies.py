@@ -13,9 +13,8 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.line import written
 from pipejax.cli.options.scenario import command_line
 from pipejax.cli.options.values import Text
-from pipejax.cli.output.launches import launch_json, launch_lines
-from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import Column, plain, rows_table
+from pipejax.cli.output.plans import launch_json, launch_lines
+from pipejax.cli.output.report import Column, percent, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import share_bar
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import POSTINGS
@@ -200,7 +199,7 @@ def remedies_view(
 
 def _needs(row: Mapping[str, Any]) -> str:
     """Say what a remedy needs."""
-    from pipejax.search.remedies.shelves import SHELVES
+    from pipejax.search.remedies.candidates import SHELVES
 
     names = " or ".join(row["launchers"])
     return f"with {f'options of {names}' if names else SHELVES[row['shelf']]}"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from pipejax.cli.options.memory import ActivationOptions
-from pipejax.cli.output.numbers import seconds
-from pipejax.cli.output.progress import waiting
-from pipejax.cli.output.report import Figure, TextTable, is_number
+from pipejax.cli.output.answer import waiting
+from pipejax.cli.output.report import Figure, TextTable, is_number, seconds
 from pipejax.plots.palette import ink
 
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ def report_page(
     ran: Ran | None = None,
 ) -> str:
     """Return a page: the parts of a text, and the run, called `name`, in the explorer."""
-    from pipejax.plots.explorer.page import page, rendered
-    from pipejax.plots.explorer.payload import Explored
+    from pipejax.plots.explorer.payload import Explored, page, rendered
 
     runs = [explanation.run, *(remedy.scenario.evaluate() for remedy in explanation.remedies[:1])]
     explored = [

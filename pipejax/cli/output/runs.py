@@ -9,8 +9,16 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
-from pipejax.cli.output.report import Column, TextTable, grid, rows_table
+from pipejax.cli.output.report import (
+    Column,
+    TextTable,
+    digits,
+    gigabytes,
+    grid,
+    percent,
+    rows_table,
+    seconds,
+)
 
 IF_KNOWN = ("cost_per_step", "cost_per_token")
 

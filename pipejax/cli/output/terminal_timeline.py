@@ -15,7 +15,7 @@ from pipejax.plots import palette
 from pipejax.schedules.cells.ops import COMPUTING, WAITS, Op
 
 if TYPE_CHECKING:
-    from pipejax.analysis.runs.activation_memory import ActivationMemory
+    from pipejax.analysis.runs.evaluate import ActivationMemory
     from pipejax.analysis.runs.timeline import Arrow, Bar, Window
 
 Looks = Mapping[str, palette.Look]

@@ -9,9 +9,8 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import advice_details, effects_view, first_fault, remedies_view
-from pipejax.cli.output.report import Column, Figure, plain, rows_table
+from pipejax.cli.output.report import Column, Figure, percent, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import Phases, accelerator_tokens, boundary_bytes
 from pipejax.costs.model.layout import Group, Layout

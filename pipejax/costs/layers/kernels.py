@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.checks import wrong
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import (
     OPERAND_BYTES,

@@ -24,7 +24,7 @@ from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System
-from pipejax.schedules.recognition import schedule_name
+from pipejax.schedules.registry import schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
 PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed
 from pipejax.costs.model.workload_fields import PRECISIONS, RANK_ORDERS

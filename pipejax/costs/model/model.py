@@ -25,7 +25,7 @@ from pipejax.base.file_fields import (
     section,
     whole,
 )
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import register
 from pipejax.costs.model.workload_fields import UNFUSED, parse_recompute
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system.system import Number, names_in, read_named

@@ -22,7 +22,7 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.display import short_repr
-from pipejax.base.trees import mapped
+from pipejax.base.jax_on_demand import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout, Workers
 from pipejax.costs.model.model import Model

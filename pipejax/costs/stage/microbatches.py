@@ -17,7 +17,7 @@ from pipejax.base.checks import MismatchError, check_types, is_number, whole_num
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
-from pipejax.base.trees import mapped
+from pipejax.base.jax_on_demand import mapped
 from pipejax.costs.costs import Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload

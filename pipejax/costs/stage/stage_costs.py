@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Float
 from pipejax.base.checks import check_types
 from pipejax.base.compiled import compiled
-from pipejax.base.trees import mapped
+from pipejax.base.jax_on_demand import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.array_functions import Computed, stacked, stacked_trees
 from pipejax.costs.costs import Costs, with_leaves

@@ -26,7 +26,7 @@ from pipejax.base.file_fields import (
     unit_factors,
     whole,
 )
-from pipejax.base.trees import register
+from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, floats_in, is_traced
 

@@ -32,8 +32,8 @@ from pipejax.base.file_fields import (
     sections,
     whole,
 )
+from pipejax.base.jax_on_demand import register
 from pipejax.base.progress import Notice
-from pipejax.base.trees import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, as_float, is_traced
 from pipejax.costs.system.parts import (

@@ -11,7 +11,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.plots.palette import USUAL as USUAL_LOOKS, phase_looks
-from pipejax.schedules.cells import placement
+from pipejax.schedules.cells.cells import infer_placement
 from pipejax.schedules.cells.grammar import SLICE_RULES, USUAL, Grammar, Rule
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, memory_ledger
 from pipejax.schedules.cells.ops import (
@@ -176,7 +176,7 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
 def _unstated(table: ScheduleTable) -> dict[str, Any]:
     """Return placement and stage shares of a table, if its cells do not imply them."""
     fields: dict[str, Any] = {}
-    pipes, microbatch_pipes = placement.infer(list(table.rows()), table.grammar.compute)
+    pipes, microbatch_pipes = infer_placement(list(table.rows()), table.grammar.compute)
     placements = table.placement.tolist(), table.pipe_of_microbatch.tolist()
     if placements != (pipes.tolist(), microbatch_pipes.tolist()):
         fields |= {"placement": placements[0], "microbatchPipes": placements[1]}

@@ -17,8 +17,7 @@ from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.runtimes.exports import add_runtime_cells, check_sayable
-from pipejax.runtimes.processes import call_together
-from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
+from pipejax.runtimes.processes import RuntimeJob, RuntimeRun, call_together
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

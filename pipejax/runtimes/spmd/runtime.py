@@ -15,8 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import wrong
-from pipejax.runtimes.processes import call_together, serve
-from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
+from pipejax.runtimes.processes import RuntimeJob, RuntimeRun, call_together, serve
 from pipejax.runtimes.spmd.execute import (
     SmallModel,
     StageParameters,

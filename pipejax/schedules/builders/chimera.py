@@ -18,8 +18,8 @@ import numpy as np
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number
 from pipejax.schedules.builders.one_f_one_b import Ops, check_even, phase_ops
+from pipejax.schedules.cells.cells import Placement, bidirectional, zigzag
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
-from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.legality import check_slots

@@ -28,10 +28,9 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_even, check_groups
-from pipejax.schedules.cells.cells import EMPTY
+from pipejax.schedules.cells.cells import EMPTY, Placement, bidirectional, looped, zigzag
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import FOR_W, NETWORK, UNIT_SLOTS, WHOLE, OpKind, Phase, Slots
-from pipejax.schedules.cells.placement import Placement, bidirectional, looped, zigzag
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 

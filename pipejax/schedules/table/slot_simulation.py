@@ -13,10 +13,17 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.longest_path import CycleError, run_edges
-from pipejax.schedules.cells.cells import NEWEST, Cells, Content, WeightRule, empty_cells
+from pipejax.schedules.cells.cells import (
+    NEWEST,
+    Cells,
+    Content,
+    Placement,
+    WeightRule,
+    empty_cells,
+    looped,
+)
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import NO_PIPE, PHASES, Op, Phase, Slots
-from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links

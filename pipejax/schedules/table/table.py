@@ -16,8 +16,17 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import MismatchError, check_types, whole_numbers
 from pipejax.base.display import Drawn, abbreviated, grid_html
-from pipejax.schedules.cells import placement as placements
-from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Cells, Content, WeightRule, lay_out
+from pipejax.schedules.cells.cells import (
+    NEWEST,
+    NOWHERE,
+    Cells,
+    Content,
+    PipeOfMicrobatch,
+    Placement,
+    WeightRule,
+    infer_placement,
+    lay_out,
+)
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
@@ -73,7 +82,7 @@ class ScheduleTable(Content, Drawn):
 
     cells: Cells
     partners: Cells
-    placement: placements.Placement
+    placement: Placement
     name: str = "table"
     slots: Mapping[str, float] = dataclasses.field(default_factory=lambda: UNIT_SLOTS)
     stage_shares: Sequence[float] = ()
@@ -104,8 +113,8 @@ class ScheduleTable(Content, Drawn):
         cls,
         rows: Sequence[Sequence[Cell | str]],
         *,
-        placement: Sequence[Sequence[int]] | placements.Placement | None = None,
-        pipe_of_microbatch: Sequence[int] | placements.PipeOfMicrobatch | None = None,
+        placement: Sequence[Sequence[int]] | Placement | None = None,
+        pipe_of_microbatch: Sequence[int] | PipeOfMicrobatch | None = None,
         name: str = "table",
         slots: Mapping[str, float] = UNIT_SLOTS,
         stage_shares: Sequence[float] = (),
@@ -141,7 +150,7 @@ class ScheduleTable(Content, Drawn):
             raise ScheduleError("pipe_of_microbatch needs the placement of every pipe beside it")
         try:
             if placement is None:
-                placement, pipe_of_microbatch = placements.infer(cells, grammar.compute)
+                placement, pipe_of_microbatch = infer_placement(cells, grammar.compute)
         except ScheduleError as error:
             texts = [[grammar.text(cell) for cell in row] for row in cells]
             grid = format_grid(texts, (error.worker or 0, error.slot), MAX_SLOTS)

@@ -16,8 +16,8 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_local_search, check_types, whole_number
 from pipejax.base.display import ResultList, short_repr
+from pipejax.base.jax_on_demand import leaves, mapped
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.stage.microbatches import in_order, map_microbatches
 from pipejax.engine.lowering.program import Program
@@ -26,12 +26,12 @@ from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
-from pipejax.search.orders.local_search import LocalSearch
 from pipejax.search.orders.permutations import (
     BATCH,
     EXHAUSTIVE,
     PATIENCE,
     SHAKES,
+    LocalSearch,
     Orders,
     alone,
     batched_makespans,

@@ -12,8 +12,8 @@ from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr
+from pipejax.base.jax_on_demand import leaves, mapped
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.trees import leaves, mapped
 from pipejax.costs.costs import Costs, differs_by_microbatch
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.engine.pricing import lower_and_price

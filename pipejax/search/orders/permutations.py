@@ -8,23 +8,90 @@ import abc
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
 from pipejax.base import longest_path
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.progress import OnProgress, to_nobody
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.stage.microbatches import map_microbatches
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, HostRun, Program, run_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import HostRun, run_on_host
 from pipejax.schedules.cells.ops import ROW_OPS, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.found import Best
-from pipejax.search.orders.local_search import LocalSearch
+from pipejax.search.found import Best, Found, gap as gap_of
+
+# Driver of all local searches: deadline, interruption, progress and seed in one loop.
+#
+# A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
+
+
+class LocalSearch(abc.ABC, Generic[Best]):
+    """State of a search; the constructor of a subclass sets the start."""
+
+    value: float  # of the best candidate so far [s]
+    lower_bound: float  # on the value of every candidate [s]
+    baselines: Mapping[str, float | None]  # values of simple candidates by name [s]
+    precision = 1e-12
+
+    def __init__(self, seed: int) -> None:
+        self._begun = time.monotonic()
+        self.rng = np.random.default_rng(seed)
+        self.evaluated = 0
+        self.stale = 0  # steps since the last improvement
+
+    @abc.abstractmethod
+    def step(self, iteration: int) -> None:
+        """Evaluate neighbours of the present candidate, and continue from one of them."""
+
+    @abc.abstractmethod
+    def best_so_far(self) -> tuple[Best, float]:
+        """Return the best candidate, and its value as `evaluate` computes it [s]."""
+
+    def choose(self, values: Float[NumpyArray, " candidates"]) -> int:
+        """Choose the least value; ties at random."""
+        return int(np.lexsort((self.rng.random(len(values)), values))[0])
+
+    def run(
+        self,
+        iterations: int,
+        time_limit: float | None = None,
+        tell: OnProgress = to_nobody,
+        gap: float = 0.0,
+    ) -> Found[Best]:
+        """Search until one limit is reached: iterations, seconds since the start, or the gap."""
+        deadline = np.inf if time_limit is None else self._begun + time_limit
+        try:
+            for iteration in range(1, iterations + 1):
+                if self._is_optimal() or self._gap <= gap:
+                    break
+                if time.monotonic() >= deadline:
+                    return self.result("time")
+                self.step(iteration)
+                tell(iteration, iterations, f"best {self.value:.6g} s")
+        except KeyboardInterrupt:
+            return self.result("interrupted")
+        if self._is_optimal():
+            return self.result("optimal")
+        return self.result("gap" if self._gap <= gap else "iterations")
+
+    def result(self, stopped: str) -> Found[Best]:
+        """Return the result of the search so far."""
+        best, value = self.best_so_far()
+        return Found(best, value, self.lower_bound, self.baselines, self.evaluated, stopped)
+
+    @property
+    def _gap(self) -> float:
+        return gap_of(self.value, self.lower_bound)
+
+    def _is_optimal(self) -> bool:
+        return self.value <= self.lower_bound * (1 + self.precision)
+
 
 Order = Int[NumpyArray, " members"]
 Orders = Int[NumpyArray, "orders members"]
@@ -194,8 +261,8 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int 
     if len(program.fused):  # a pair is of two microbatches
         return bound
     busy = np.zeros(table.num_workers)
-    for worker, count, time in _worker_ops(table, program, costs, replicas):
-        busy[worker] += np.sort(time)[: count * replicas].sum() / replicas
+    for worker, count, durations in _worker_ops(table, program, costs, replicas):
+        busy[worker] += np.sort(durations)[: count * replicas].sum() / replicas
     return max(bound, float((around + busy).max()))
 
 
@@ -209,9 +276,9 @@ def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int
     size = table.num_microbatches
     num_members = size * replicas
     work = np.zeros((table.num_workers, num_members))
-    for worker, count, time in _worker_ops(table, program, costs, replicas):
+    for worker, count, durations in _worker_ops(table, program, costs, replicas):
         if count == size:  # each microbatch has such an op here
-            work[worker] += time
+            work[worker] += durations
     work = np.sort(work)
     totals = [
         work[:, num_members - k * replicas - 1 :][:, : k + 1].sum(axis=1)

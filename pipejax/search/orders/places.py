@@ -19,8 +19,8 @@ from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
+from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.model_topology import model_placements

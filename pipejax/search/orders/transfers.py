@@ -15,14 +15,14 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
+from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.communication_cells import producer_order, with_transfers
 from pipejax.schedules.table.links import LINK_MODELS, Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import GAP, TIME_LIMIT, Found
-from pipejax.search.orders.local_search import LocalSearch
+from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.orders.transfer_graph import (
     HeadsTails,
     Order,

@@ -23,8 +23,7 @@ from pipejax.base import longest_path
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.progress import if_interrupted
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
-from pipejax.engine.recurrence_host import HostRun
+from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, HostRun, Program
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.partition.holdings import HoldingPrices, Shares, Splits, dense_layers

@@ -27,8 +27,8 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_costs import stage_costs
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import System
+from pipejax.engine.lowering.program import run_on_host
 from pipejax.engine.pricing import cost_vector, lower_and_price
-from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.runs.activation_memory import activation_memory
-from pipejax.analysis.runs.evaluate import evaluate
+from pipejax.analysis.runs.evaluate import activation_memory, evaluate
 from pipejax.analysis.step.faults import ComputeTimes, slowest_place
-from pipejax.analysis.step.step_parts import SHARDING, without_rules
+from pipejax.analysis.step.step_report import SHARDING, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS

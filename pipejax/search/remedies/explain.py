@@ -11,13 +11,12 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import NEGLIGIBLE, WHY, Fault
-from pipejax.analysis.step.step_parts import Part
-from pipejax.analysis.step.step_report import breakdown
+from pipejax.analysis.step.step_report import Part, breakdown
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import short_repr
+from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.trees import mapped
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.launchers import Launch
 from pipejax.costs.model.workload import Workload
@@ -25,16 +24,23 @@ from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System
+from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import makespan_on_host
 from pipejax.schedules.naming import named
-from pipejax.schedules.recognition import registered
-from pipejax.schedules.registry import REGISTRY
+from pipejax.schedules.registry import REGISTRY, registered
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
-from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, first_candidate
-from pipejax.search.remedies.shelves import SHELVES, run_launch, run_launches, step_launchers
+from pipejax.search.remedies.candidates import (
+    SHELVES,
+    Candidate,
+    Memory,
+    TableSearch,
+    first_candidate,
+    run_launch,
+    run_launches,
+    step_launchers,
+)
 
 Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,

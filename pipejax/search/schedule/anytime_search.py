@@ -9,8 +9,8 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import spans
 from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.program import run_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found

@@ -9,9 +9,8 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import Program
+from pipejax.engine.lowering.program import HostRun, Program, run_on_host
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import HostRun, run_on_host
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts

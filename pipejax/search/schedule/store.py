@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pipejax.analysis.certificates import SIZES, certificate_checksum, new_certificate
-from pipejax.base.files import CACHE, cache_folder, write_file
+from pipejax.base.files import CACHE, cache_folder, code_hash, write_file
 from pipejax.base.progress import Notice
-from pipejax.base.provenance import code_hash
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json

@@ -27,7 +27,7 @@ from pipejax.schedules.naming import build
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import GAP, TIME_LIMIT, Found
-from pipejax.search.tuning.step_time_objective import Points, descend
+from pipejax.search.tuning.problem import Points, descend
 
 MOST_CHUNKS = 64  # where nothing says how many
 STARTS, STEPS, ROUNDS = 16, 60, 400  # of a descent; rounds in which whole tokens move

@@ -19,7 +19,14 @@ from pipejax.costs.model.launchers import launches
 from pipejax.costs.model.workload import StageLayers, Workload, with_stage_layers
 from pipejax.costs.model.workload_fields import check_recompute
 from pipejax.costs.system.system import Number
-from pipejax.search.tuning.problem import TuningProblem, identity_relaxation
+from pipejax.search.tuning.problem import (
+    Inputs,
+    Pair,
+    PerConfiguration,
+    TuningProblem,
+    descend,
+    identity_relaxation,
+)
 from pipejax.search.tuning.rounding import (
     MAX_EXHAUSTIVE,
     Points,
@@ -29,7 +36,6 @@ from pipejax.search.tuning.rounding import (
     swaps,
     whole_with_sum,
 )
-from pipejax.search.tuning.step_time_objective import Inputs, Pair, PerConfiguration, descend
 
 
 class NothingFitsError(ValueError):

@@ -38,7 +38,7 @@ from pipejax.schedules.table.sharding import (
 )
 from pipejax.schedules.table.table import ScheduleTable, without
 from pipejax.search.found import TIME_LIMIT, Found
-from pipejax.search.orders.local_search import LocalSearch
+from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.schedule.problem import InfeasibleError
 
 PYTORCH = 3  # stages that PyTorch's runtime gathers at once by default

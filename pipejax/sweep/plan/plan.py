@@ -20,8 +20,8 @@ from pipejax.analysis.step.evidence import (
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number, wrong
+from pipejax.base.files import is_dataset
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.provenance import is_dataset
 from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.launchers import find_launcher, launcher_defaults
 from pipejax.costs.model.model import Model, load_model

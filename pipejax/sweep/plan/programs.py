@@ -17,7 +17,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.base.trees import mapped
+from pipejax.base.jax_on_demand import mapped
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower

@@ -15,8 +15,7 @@ from pipejax.analysis.step.evidence import Evidence
 from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, with_short_repr
-from pipejax.base.files import atomic_write
-from pipejax.base.provenance import provenance
+from pipejax.base.files import atomic_write, provenance
 from pipejax.costs.model.launchers import LAUNCHERS, launcher_defaults
 from pipejax.costs.model.stack import AS_THE_SYSTEM
 from pipejax.costs.model.workload import Workload

@@ -13,7 +13,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
-from pipejax.schedules.recognition import registered
+from pipejax.schedules.registry import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
