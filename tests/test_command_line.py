@@ -371,7 +371,6 @@ COMPLETED = {
     "pipejax eval": ["evaluate"],
     "pipejax evaluate --schedule 1f": ["1f1b"],
     "pipejax evaluate -s 1f": ["1f1b"],
-    "pipejax compare --schedules gpipe,1f": ["gpipe,1f1b"],
     "pipejax evaluate --schedule = hana": ["hanayo"],
     "pipejax evaluate --latenc": ["--latency"],
     "pipejax plan --latenc": [],
@@ -380,27 +379,29 @@ COMPLETED = {
     "pipejax tune messages --wors": ["--worst"],
     "pipejax export --format ch": ["chrome-trace"],
     "pipejax evaluate --format la": ["latex"],
-    "pipejax --completion f": ["fish"],
     "pipejax swe": ["sweep"],
     "pipejax sweep s": ["show"],
     "pipejax sweep show mi": ["mine.csv"],
     "pipejax sweep show --par": ["--pareto"],
     "pipejax sweep run --par": [],
     "pipejax init m": ["model"],
-    "pipejax evaluate --schedule mi": ["mine.csv"],
+    "pipejax evaluate --table mi": ["mine.csv"],
 }
 
 
 def test_bash_completes(call, tmp_path):
     (tmp_path / "mine.csv").touch()
-    script = call("--completion", "bash")[1]
+    (tmp_path / "script").write_text(call("--completion", "bash")[1])
     ask = [
         f"COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _pipejax; "
         'echo "${COMPREPLY[*]}"'
         for line in COMPLETED
     ]
     done = subprocess.run(
-        ["bash", "-c", script + "\n".join(ask)], capture_output=True, text=True, cwd=tmp_path
+        ["bash", "-c", "\n".join(["source ./script", *ask])],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.stderr == ""
     assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())

@@ -155,12 +155,11 @@ def _run_program(words: Sequence[str]) -> None:
         sys.stdout.write(f"pipejax {pj.__version__}\n")
         return
     if words[0].partition("=")[0] == "--completion":
-        from pipejax.cli.options.option import command_options
         from pipejax.cli.output.completion import completion_script
 
         shell = words[0].partition("=")[2] or next(iter(words[1:]), "")
-        options = {called: command_options(command_function(called)) for called in COMMANDS}
-        sys.stdout.write(completion_script(shell, COMMANDS, options))
+        functions = {called: command_function(called) for called in COMMANDS}
+        sys.stdout.write(completion_script(shell, COMMANDS, functions))
         return
     kind = "option" if words[0].startswith("-") else "command"
     first_words = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
