@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 
 from pages.repository import ROOT
-from pipejax.cli.app import COMMANDS, command_function, run, split_command
+from pipejax.cli.app import COMMANDS, command_function, run, split_command, summary
 from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import parser
 
@@ -101,8 +101,8 @@ def commands_page(*, whole: bool) -> str:
         "(getting_started.md#on-the-command-line) has examples; what the files hold is in [own "
         "costs](own_costs.md).",
     ]
-    for name, about in COMMANDS.items():
-        parts += [f"## {name}", about]
+    for name in COMMANDS:
+        parts += [f"## {name}", summary(name)]
         if whole:
             parts.append(f"```text\n{command_output(f'pipejax {name} --help-all')}\n```")
     return "\n\n".join(parts) + "\n"

@@ -1,11 +1,13 @@
 """The application: commands, and how mistakes are reported."""
 
+import ast
 import importlib
 import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
@@ -17,54 +19,8 @@ from pipejax.cli.process import OutputError
 if TYPE_CHECKING:
     from pipejax.cli.options.line import LineOptions
 
-# each the function of its name, with _ between two words, in the module of its first word
-COMMANDS = {
-    "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
-    "explain": "Say why a step takes so long, and what would make it shorter, with the commands.",
-    "trace": "Replay a measured run, say who makes it slow, and what would make it faster.",
-    "compare": "Compare schedules as published formula, idealised table and communication-aware "
-    "run.",
-    "formula": "Show the exact closed form of the makespan: a maximum of sums, with regimes "
-    "and proof.",
-    "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "
-    "re-evaluations.",
-    "tune": "Find what makes the step shortest: microbatch size, layers, orders, places, and more.",
-    "tune messages": "Find which transfers block others under rendezvous, and search a better "
-    "order of them.",
-    "tune microbatches": "Search the order of microbatches that differ, against sorted and random "
-    "ones.",
-    "tune places": "Search the places of workers on a machine of nodes, against in order and round "
-    "robin.",
-    "tune lookahead": "Search how far ahead each worker gathers sharded weights, and of how many "
-    "stages at once.",
-    "tune chunks": "Cut a prompt into the chunks whose first token comes soonest, one stage on "
-    "each worker.",
-    "tune layers": "Split a model into the stages that make the step shortest, for Megatron and "
-    "torchtitan.",
-    "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
-    "calibrate": "Fit a system to measured runs, robustly.",
-    "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
-    "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
-    "times.",
-    "show": "Show timelines of schedules under one time axis; without times, in the tables' own "
-    "slots.",
-    "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "
-    "Perfetto.",
-    "run": "Run a table in a runtime: its gradients against those of the model without a pipeline.",
-    "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
-    "it can be.",
-    "verify": "Derive a certificate again by other means than the engine; of a table, what "
-    "evaluate says.",
-    "validate": "Predict measured runs, and show how far off the predictions are.",
-    "sweep run": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
-    "block.",
-    "sweep show": "Show the best points of a sweep, its front, where an axis stops to pay, and who "
-    "wins where.",
-    "init": "Write a file of a model, a system or measured rows to begin with.",
-    "schedules": "List the schedules that can be built, with their sources; also models, "
-    "systems and stacks.",
-}
-# what a person asks, and the commands that answer, in this order
+# what a person asks, and the commands that answer: each the function of its name, with _ between
+# two words, in the module of its first word
 QUESTIONS = {
     "Look at a schedule": (*("evaluate", "show", "compare", "formula", "jitter", "staleness"),),
     "Explain and improve": (
@@ -75,6 +31,7 @@ QUESTIONS = {
     "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
     "Files and names": ("init", "export", "schedules"),
 }
+COMMANDS = tuple(itertools.chain.from_iterable(QUESTIONS.values()))
 PLACES = {  # modules and functions of commands that have other names
     "tune messages": ("tune_orders", "messages"),
     "tune microbatches": ("tune_orders", "microbatches"),
@@ -90,14 +47,27 @@ NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
+def _place(called: str) -> tuple[str, str]:
+    """Return the module and the function of a command."""
+    return PLACES.get(called, (called.partition(" ")[0], called.replace(" ", "_")))
+
+
 def command_function(called: str) -> Callable[..., Any]:
     """Return the function of a command."""
-    usual_place = called.partition(" ")[0], called.replace(" ", "_")
-    module, name = PLACES.get(called, usual_place)
+    module, name = _place(called)
     function: Callable[..., Any] = getattr(
         importlib.import_module(f"pipejax.cli.commands.{module}"), name
     )
     return function
+
+
+def summary(called: str) -> str:
+    """Return what a command does, as its docstring says; nothing is imported for it."""
+    module, name = _place(called)
+    text = Path(__file__).with_name("commands").joinpath(f"{module}.py").read_text("utf-8")
+    functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    docstring = next(ast.get_docstring(node) for node in functions if node.name == name) or ""
+    return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -125,9 +95,9 @@ def _file_options(arguments: Sequence[str]) -> list[str]:
     return [*itertools.chain.from_iterable(options), *arguments[len(files) :]]
 
 
-def _subcommands(first: str) -> dict[str, str]:
+def _subcommands(first: str) -> list[str]:
     """Return the commands of two words that begin with a word."""
-    return {name: about for name, about in COMMANDS.items() if name.startswith(f"{first} ")}
+    return [name for name in COMMANDS if name.startswith(f"{first} ")]
 
 
 def _help(called: str | None, words: Sequence[str]) -> str | None:
@@ -135,12 +105,12 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
     from pipejax.cli.output.help import all_commands_help, command_help, program_help
 
     if called is None:
-        if subcommands := _subcommands(words[0]) if words else {}:
-            return all_commands_help({"Commands": subcommands})
-        if words != ["--help-all"]:
+        subcommands = _subcommands(words[0]) if words else []
+        if not subcommands and words != ["--help-all"]:
             return program_help(ABOUT, len(COMMANDS))
+        groups = {"Commands": subcommands} if subcommands else QUESTIONS
         return all_commands_help(
-            {title: {name: COMMANDS[name] for name in names} for title, names in QUESTIONS.items()}
+            {title: {name: summary(name) for name in names} for title, names in groups.items()}
         )
     if "--help-all" in words:
         return command_help(called, command_function(called), everything=True)
@@ -159,7 +129,7 @@ def _run_program(words: Sequence[str]) -> None:
 
         shell = words[0].partition("=")[2] or next(iter(words[1:]), "")
         functions = {called: command_function(called) for called in COMMANDS}
-        sys.stdout.write(completion_script(shell, COMMANDS, functions))
+        sys.stdout.write(completion_script(shell, functions))
         return
     kind = "option" if words[0].startswith("-") else "command"
     first_words = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)

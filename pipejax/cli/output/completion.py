@@ -22,9 +22,7 @@ PATHS = ("FILE", "FOLDER")  # parts of the placeholders of files
 SHELLS = "bash", "zsh", "fish"
 
 
-def completion_script(
-    shell: str, commands: Mapping[str, str], functions: Mapping[str, Callable[..., Any]]
-) -> str:
+def completion_script(shell: str, functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
     written_for: Any = resolve_choice(shell, SHELLS, "--completion SHELL")
     lists = {
@@ -36,10 +34,11 @@ def completion_script(
     program = App(name="pipejax", help_flags=(), version_flags=("--version",))
     for called, function in functions.items():
         first, _, second = called.partition(" ")
+        about = (inspect.getdoc(function) or "").partition("\n\n")[0]
         if first not in program:
-            program.command(App(name=first, help=commands[called], version_flags=()))
+            program.command(App(name=first, help=about, version_flags=()))
         if second:
-            program[first].command(App(name=second, help=commands[called], version_flags=()))
+            program[first].command(App(name=second, help=about, version_flags=()))
         app = program[first][second] if second else program[first]
         app.default(_completable(called, function, lists))
     script = program.generate_completion(shell=written_for, prog_name="pipejax")
