@@ -13,6 +13,7 @@ from justhtml import JustHTML
 from markupsafe import escape
 
 import pipejax as pj
+from pipejax.cli.commands import show
 from pipejax.plots.explorer.library import PagePhases, grammar_of_page, library
 from pipejax.plots.explorer.payload import SCRIPTS, pack, page
 from pipejax.schedules.cells.grammar import USUAL

@@ -50,7 +50,7 @@ LINES = {
     "schedules": "",
 }
 CLOCK = {"seconds", "store", "compile_seconds", "rate", "evaluated", "effort", "trace"}
-CLOCK |= {"found_after", "points_per_second", "source"}
+CLOCK |= {"found_after", "points_per_second", "source", "bytes"}  # a store names its commit
 LONG = 8  # entries of a list above which its head and its length are recorded
 
 

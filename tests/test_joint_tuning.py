@@ -13,6 +13,7 @@ from pipejax.cli.app import run
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
+from pipejax.search.tuning import problem as tuning_problem
 from pipejax.search.tuning.joint import (
     JointProblem,
     Settings,
@@ -88,7 +89,7 @@ def test_a_step_time_is_that_of_evaluate(result_case):
 
 def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     """Each is better than the one before, and the step time of what it says."""
-    monkeypatch.setattr(problem, "makespans", None)
+    monkeypatch.setattr(tuning_problem, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
     message = list(plain_answers(few()))
     times = [result_case.step_time for result_case in message]

@@ -17,6 +17,7 @@ from legal_sizes import WHOLE, build
 from strategies import tables
 
 import pipejax as pj
+from pipejax.runtimes import processes
 from pipejax.runtimes.spmd.execute import (
     SmallModel,
     StageParameters,

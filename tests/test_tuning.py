@@ -19,6 +19,7 @@ from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.engine.batched import pricing
+from pipejax.search.tuning import problem as tuning_problem
 from pipejax.search.tuning.joint import (
     PARTS,
     JointProblem,
@@ -127,7 +128,7 @@ def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
     at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
     with jax.enable_x64(True):
         host = objective.evaluate(at, problem.inputs(3))
-        monkeypatch.setattr(problem, "FEW", 0)
+        monkeypatch.setattr(tuning_problem, "FEW", 0)
         compiled = objective.evaluate(at, problem.inputs(3))
     np.testing.assert_allclose(host, compiled, rtol=1e-9, atol=1e-12)
 
@@ -353,7 +354,7 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
 @pytest.mark.slow
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
-    jitted = (pricing._compiled(pricing._priced, False), problem._move)
+    jitted = (pricing._compiled(pricing._priced, False), tuning_problem._move)
     first = pj.tune(scenario(workload), method="gradient")
     compiled = [answer._cache_size() for answer in jitted]
     seen = []

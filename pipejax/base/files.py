@@ -56,7 +56,7 @@ def is_dataset(path: Path) -> bool:
 
 def _commit() -> str:
     """Return the commit of the repository that tracks this file, or "unknown"."""
-    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    if _git("ls-files", "--error-unmatch", __file__) is None:
         return "unknown"
     changes = _git("status", "--porcelain", "--", ".")
     return (_git("rev-parse", "HEAD") or "unknown") + ("+changes" if changes else "")
