@@ -10,8 +10,14 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes
-from pipejax.schedules.cells.memory_ledger import END, START, held_change
-from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
+from pipejax.schedules.table.held_activations import (
+    END,
+    START,
+    held_change,
+    held_counts,
+    held_in_rows,
+    static_bytes,
+)
 
 THIRD = Fraction(1, 3)
 

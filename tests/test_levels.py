@@ -7,8 +7,7 @@ import pytest
 import pipejax as pj
 from pipejax.engine.batched.binary_program import Task, binary_ops, forward_program
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
-from pipejax.engine.batched.interpreter import interpreted_makespans
-from pipejax.engine.batched.levels import level_program
+from pipejax.engine.batched.interpreter import interpreted_makespans, level_program
 
 CASES = (
     ("1f1b", 3, "delay", "float32"),

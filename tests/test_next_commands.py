@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from pipejax.cli.options.line import command_line, config_text, written, written_as, written_but
-from pipejax.cli.options.values import parse_share
+from pipejax.cli.options.option import parse_share
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import printing
 

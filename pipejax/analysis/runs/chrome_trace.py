@@ -21,8 +21,8 @@ from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars, phases_beside
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.schedules.cells.memory_ledger import END, START, memory_ledger
 from pipejax.schedules.cells.ops import HOST, HOST_LINK, NO_MICROBATCH, NO_STAGE
+from pipejax.schedules.table.held_activations import END, START, memory_ledger
 from pipejax.schedules.table.table import ScheduleTable
 
 COMPUTE, COLLECTIVES, BESIDE, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom

@@ -14,9 +14,14 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program, run_on_host
 from pipejax.engine.pricing import Vector, lower_and_price
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts, is_in_ledger
 from pipejax.schedules.cells.ops import AT_WORK, IN_I
-from pipejax.schedules.table.held_activations import peak_in_flight
+from pipejax.schedules.table.held_activations import (
+    WEIGHT_SHARE,
+    HeldOps,
+    HeldParts,
+    is_in_ledger,
+    peak_in_flight,
+)
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -8,8 +8,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.cli.options.option import options
-from pipejax.cli.options.values import Count, Text
+from pipejax.cli.options.option import Count, Text, options
 from pipejax.cli.output.answer import Answer, waiting
 from pipejax.cli.output.files import NO_OUTPUT, SYSTEM, Output
 from pipejax.cli.output.report import Column, TextTable, digits, pick, plain, rows_table, seconds

@@ -11,11 +11,10 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.analysis.comparison.comparison import NO_FORM
 from pipejax.base.checks import MismatchError
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import Text, options, parse_counts
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
-from pipejax.cli.options.values import Text, parse_counts
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
 from pipejax.cli.output.plans import layout_json

@@ -11,10 +11,9 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, named_launch, required, step_tokens
-from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output, certify
 from pipejax.cli.output.plans import (

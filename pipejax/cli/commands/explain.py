@@ -11,10 +11,9 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import Text, options, parse_layers
 from pipejax.cli.options.run import SHARED, RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
-from pipejax.cli.options.values import Text, parse_layers
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import NO_OUTPUT, PAGE, TABLES, Output
 from pipejax.cli.output.plans import layout_json

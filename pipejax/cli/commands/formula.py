@@ -12,10 +12,9 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.file_fields import read_cell, whole
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import Count, Text, options, parse_float, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, labelled
-from pipejax.cli.options.values import Count, Text, parse_float, parse_seconds
 from pipejax.cli.output.answer import Answer, waiting
 from pipejax.cli.output.files import CERTIFICATE, DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (

@@ -10,8 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.option import options
-from pipejax.cli.options.values import Text, parse_columns
+from pipejax.cli.options.option import Text, options, parse_columns
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import plain

@@ -13,11 +13,10 @@ from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, options, parse_ratio
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming
-from pipejax.cli.options.values import CountIfGiven, parse_ratio
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.report import (

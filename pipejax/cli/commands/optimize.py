@@ -14,10 +14,9 @@ import pipejax as pj
 from pipejax.base.files import check_writable
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Room
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
-from pipejax.cli.options.values import CountIfGiven, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import (
     CERTIFICATE,

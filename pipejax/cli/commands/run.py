@@ -11,10 +11,9 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import positive, resolve_choice
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import Count, options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
-from pipejax.cli.options.values import Count
 from pipejax.cli.output.answer import Answer, waiting
 from pipejax.cli.output.files import NO_OUTPUT, TABLES, Output
 from pipejax.cli.output.report import grid, percent, pick, seconds, table_sizes

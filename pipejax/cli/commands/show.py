@@ -14,7 +14,7 @@ from pipejax.base.checks import MismatchError, resolve_choice
 from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions, shown_scenarios
 from pipejax.cli.options.scenario import parse_scenario
 from pipejax.cli.options.tables import (
@@ -25,7 +25,6 @@ from pipejax.cli.options.tables import (
     labelled,
     naming,
 )
-from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, file_lines, waiting
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.report import console, percent, pick, plain, print_all, table_sizes

@@ -18,8 +18,7 @@ from pipejax.base.printed import cell, display_scale, head, named, span, words
 from pipejax.base.progress import if_interrupted
 from pipejax.base.ties import TIE
 from pipejax.cli.options.line import command_line
-from pipejax.cli.options.option import options
-from pipejax.cli.options.values import Count, Text, parse_percent
+from pipejax.cli.options.option import Count, Text, options, parse_percent
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import (
     DRAWING,

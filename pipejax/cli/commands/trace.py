@@ -14,9 +14,8 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_columns, parse_layers
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
-from pipejax.cli.options.values import CountIfGiven, Text, parse_columns, parse_layers
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
 from pipejax.cli.output.remedies import remedies_json

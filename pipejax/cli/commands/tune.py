@@ -12,11 +12,10 @@ from rich.console import Console
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
 from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
-from pipejax.cli.options.values import CountIfGiven, Text, parse_seconds
 from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
 from pipejax.cli.output.plans import launch_json, launch_lines

@@ -10,10 +10,16 @@ import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.memory import read_weights_limit
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import (
+    Count,
+    CountIfGiven,
+    Text,
+    options,
+    parse_seconds,
+    parse_share,
+)
 from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
-from pipejax.cli.options.values import Count, CountIfGiven, Text, parse_seconds, parse_share
 from pipejax.cli.output.answer import Answer, best_so_far, progress, searched
 from pipejax.cli.output.files import (
     CERTIFICATE,

@@ -8,11 +8,10 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.options.values import Text, for_each, parse_list
+from pipejax.cli.options.option import Text, for_each, parse_list
 from pipejax.cli.output.report import gigabytes
-from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, WEIGHT_SHARE
 from pipejax.schedules.cells.ops import AT_WORK
-from pipejax.schedules.table.held_activations import static_bytes
+from pipejax.schedules.table.held_activations import LEDGER_SIZES, WEIGHT_SHARE, static_bytes
 
 _ROUNDING = 1e-9  # relative, of sums of sizes
 

@@ -7,10 +7,9 @@ from typing import Any
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.memory import ActivationOptions
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_list, parse_seconds
 from pipejax.cli.options.scenario import CostFields, build, parse_costs, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, ScheduleSettings, TableOptions
-from pipejax.cli.options.values import CountIfGiven, Text, parse_list, parse_seconds
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import (

@@ -16,7 +16,7 @@ from pipejax.base.progress import Notice
 from pipejax.cli.options import line
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
-from pipejax.cli.options.values import (
+from pipejax.cli.options.option import (
     number_text,
     parse_list,
     parse_number,

@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import options
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_list, parse_number
 from pipejax.cli.options.scenario import (
     PLANNED,
     check_used,
@@ -21,7 +21,6 @@ from pipejax.cli.options.scenario import (
     parse_scenario,
     written,
 )
-from pipejax.cli.options.values import CountIfGiven, Text, parse_list, parse_number
 from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import options_text
 from pipejax.schedules.table.table_files import REPAIRS

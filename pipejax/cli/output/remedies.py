@@ -11,8 +11,8 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import written
+from pipejax.cli.options.option import Text
 from pipejax.cli.options.scenario import command_line
-from pipejax.cli.options.values import Text
 from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import Column, percent, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import share_bar

@@ -39,7 +39,7 @@ from pipejax.costs.model.workload_fields import (
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system.system import Number, Numbers
 from pipejax.costs.topology import check_places, places_on
-from pipejax.schedules.cells.memory_ledger import is_recomputed
+from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]

@@ -57,9 +57,14 @@ from pipejax.costs.model.workload import (
 )
 from pipejax.costs.stage.slices import by_slice, check_whole
 from pipejax.costs.system.system import Number, Numbers
-from pipejax.schedules.cells.memory_ledger import LEDGER_SIZES, is_recomputed
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.held_activations import gathered_peak, held_in_rows, static_bytes
+from pipejax.schedules.table.held_activations import (
+    LEDGER_SIZES,
+    gathered_peak,
+    held_in_rows,
+    is_recomputed,
+    static_bytes,
+)
 from pipejax.schedules.table.table import ScheduleTable
 
 PerKind = tuple[PerStage, ...]

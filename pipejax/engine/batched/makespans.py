@@ -45,12 +45,13 @@ from pipejax.engine.batched.cost_rows import (
 from pipejax.engine.batched.interpreter import (
     LANES,
     Counts,
+    LevelProgram,
     Pieces,
     batch_sharding,
     interpreted_makespans,
+    level_program,
     spread_out,
 )
-from pipejax.engine.batched.levels import LevelProgram, level_program
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
     KernelWithCounts,

@@ -13,7 +13,6 @@ from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.plots.palette import USUAL as USUAL_LOOKS, phase_looks
 from pipejax.schedules.cells.cells import infer_placement
 from pipejax.schedules.cells.grammar import SLICE_RULES, USUAL, Grammar, Rule
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, memory_ledger
 from pipejax.schedules.cells.ops import (
     AT_WORK,
     CHECKPOINT,
@@ -28,6 +27,7 @@ from pipejax.schedules.cells.ops import (
     CustomPhase,
     Phase,
 )
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE, memory_ledger
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import grammar_data
 

@@ -29,8 +29,8 @@ from pipejax.plots.explorer.factors import (
     read_by,
 )
 from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
-from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts, with_items
 from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
+from pipejax.schedules.table.held_activations import HeldOps, HeldParts, with_items
 from pipejax.schedules.table.links import LINK_MODELS, LINKS
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -17,7 +17,6 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
 from pipejax.schedules.cells.dependencies import cell_edges, find_versions
-from pipejax.schedules.cells.memory_ledger import is_recomputed
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     COMMUNICATION,
@@ -26,6 +25,7 @@ from pipejax.schedules.cells.ops import (
     WEIGHT_GRADS,
     Phase,
 )
+from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable, without
 
 # what a device can do, by number; MEAN averages the weights of all runs after the last update of

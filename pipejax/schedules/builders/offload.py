@@ -10,7 +10,6 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, phase_ops
 from pipejax.schedules.cells.cells import Placement, looped
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
 from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Cell, Op, Phase, Slots
 from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe,
@@ -27,8 +26,8 @@ from pipejax.schedules.heuristics.timeline import (
     Work,
     rows_from_starts,
 )
-from pipejax.schedules.table.host_links import known_groups
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts
+from pipejax.schedules.table.slot_simulation import known_groups, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 # Zero-bubble schedules: backwards are split, and weight gradients fill idle time.

@@ -20,7 +20,6 @@ from pipejax.base.longest_path import run_edges
 from pipejax.schedules.builders.one_f_one_b import Ops, one_f_one_b, phase_ops
 from pipejax.schedules.cells.cells import zigzag
 from pipejax.schedules.cells.grammar import Grammar
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import (
     INPUT_GRADS,
     NETWORK,
@@ -43,9 +42,14 @@ from pipejax.schedules.heuristics.building_block import (
 )
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, TimedOps, Timeline, Work
-from pipejax.schedules.table.host_links import waiting_cells
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.slot_simulation import durations, slot_times, spread_rows
+from pipejax.schedules.table.slot_simulation import (
+    durations,
+    slot_times,
+    spread_rows,
+    waiting_cells,
+)
 from pipejax.schedules.table.table import ScheduleTable
 
 # Search for the run of building blocks with the shortest span of a worker.

@@ -12,9 +12,9 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.cells import Placement
-from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, held_change
 from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, SPLIT, Cell, Op, Phase
-from pipejax.schedules.table.host_links import align_columns
+from pipejax.schedules.table.held_activations import END, START, WEIGHT_SHARE, held_change
+from pipejax.schedules.table.slot_simulation import align_columns
 
 Time = int | float
 FOREVER = float("inf")

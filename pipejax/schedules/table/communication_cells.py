@@ -25,12 +25,6 @@ from pipejax.schedules.cells.ops import (
     Phase,
     matching_receive,
 )
-from pipejax.schedules.table.host_links import (
-    check_host_links,
-    host_edges,
-    in_host_order,
-    waiting_cells,
-)
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.sharding import (
     STAGES,
@@ -38,6 +32,12 @@ from pipejax.schedules.table.sharding import (
     dense_rows,
     with_gathers,
     with_reductions,
+)
+from pipejax.schedules.table.slot_simulation import (
+    check_host_links,
+    host_edges,
+    in_host_order,
+    waiting_cells,
 )
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
 

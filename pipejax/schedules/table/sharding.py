@@ -22,7 +22,7 @@ from pipejax.schedules.cells.ops import (
     Op,
     Phase,
 )
-from pipejax.schedules.table.host_links import in_host_order
+from pipejax.schedules.table.slot_simulation import in_host_order
 from pipejax.schedules.table.table import ScheduleTable, without
 
 USES, STAGES = COUNTED = "uses", "stages"  # units of a lookahead

@@ -10,9 +10,9 @@ from pipejax.base.checks import check_types, whole_number, wrong
 from pipejax.base.display import abbreviated
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.table.host_links import host_link_ids
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.slot_simulation import host_link_ids
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.schedule.plan import Optimum

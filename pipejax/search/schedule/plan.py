@@ -11,10 +11,9 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import HostRun, Program, run_on_host
 from pipejax.engine.pricing import cost_vector
-from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
-from pipejax.schedules.table.held_activations import held_in_rows
+from pipejax.schedules.table.held_activations import HeldOps, HeldParts, held_in_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import NAMES, PerStage, Problem

@@ -16,8 +16,8 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import ArgumentError, as_floats, resolve_choice, wrong
 from pipejax.costs.costs import Costs
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, UPDATES, Phase
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 

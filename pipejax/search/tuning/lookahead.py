@@ -25,7 +25,6 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, Cell, Op, Phase
 from pipejax.schedules.table.held_activations import gathered_peak
-from pipejax.schedules.table.host_links import in_host_order
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.sharding import (
     STAGES,
@@ -36,6 +35,7 @@ from pipejax.schedules.table.sharding import (
     with_gathers,
     with_reductions,
 )
+from pipejax.schedules.table.slot_simulation import in_host_order
 from pipejax.schedules.table.table import ScheduleTable, without
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch

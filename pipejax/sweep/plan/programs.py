@@ -23,10 +23,9 @@ from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.periodic_makespan import extrapolated_makespans
-from pipejax.schedules.cells.memory_ledger import is_recomputed
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.registry import ANY
-from pipejax.schedules.table.held_activations import HeldCounts, held_counts
+from pipejax.schedules.table.held_activations import HeldCounts, held_counts, is_recomputed
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.schedule_axis import Choice, built
