@@ -25,8 +25,8 @@ from rich.table import Table
 
 import pipejax as pj
 from benchmarks import alternatives, compiled_simd, prepare_output
+from pipejax.base.compiled import cpu_options
 from pipejax.base.files import write_file
-from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from benchmarks import compiled_simd
-from pipejax.base.machine import cpu_options
+from pipejax.base.compiled import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans, unrolled as unrolled_form
 from pipejax.engine.batched.binary_program import (

@@ -10,10 +10,9 @@ from importlib import resources
 import pytest
 
 import pipejax as pj
-from pipejax.base import machine
-from pipejax.base.checks import divisors, legal_divisors
+from pipejax.base import checks
+from pipejax.base.checks import check_fits, divisors, legal_divisors, memory
 from pipejax.base.files import read_file
-from pipejax.base.machine import check_fits, memory
 
 TOO_LARGE = "need(s)? at least .* GB of memory; this machine has"
 HUGE = 10**9
@@ -30,12 +29,12 @@ def test_tables_that_cannot_fit_are_refused_at_once(name, workers, microbatches)
 
 def test_the_memory_that_is_there_decides(monkeypatch):
     size = {"num_workers": 8, "num_microbatches": 500}
-    monkeypatch.setattr(machine, "memory", lambda: 5_000_000)  # 8000 ops of 600 bytes, and cells
+    monkeypatch.setattr(checks, "memory", lambda: 5_000_000)  # 8000 ops of 600 bytes, and cells
     for name in ("gpipe", "chimera", "hanayo", "interleaved-1f1b"):
         with pytest.raises(ValueError, match=TOO_LARGE):
             pj.schedules.build(name, **size)
     pj.schedules.build("pipedream", **size)  # which needs less: it is drawn, not made of objects
-    monkeypatch.setattr(machine, "memory", lambda: 500_000)
+    monkeypatch.setattr(checks, "memory", lambda: 500_000)
     with pytest.raises(ValueError, match=TOO_LARGE):
         pj.schedules.build("pipedream", **size)
 
@@ -51,7 +50,7 @@ def test_uneven_rows_and_programs_are_refused_too(monkeypatch):
     rows = [["0F0", "0B0"], *[[f"{w}F0", f"{w}B0"] for w in range(1, 40)]]
     rows[0] += [""] * 10_000
     table = pj.ScheduleTable.from_rows(rows)
-    monkeypatch.setattr(machine, "memory", lambda: 10_000 * 40 * 32)
+    monkeypatch.setattr(checks, "memory", lambda: 10_000 * 40 * 32)
     with pytest.raises(ValueError, match=f"40 workers x 10002 slots {TOO_LARGE}"):
         pj.ScheduleTable.from_rows(rows)
     with pytest.raises(ValueError, match=f"a program of .* slots {TOO_LARGE}"):
@@ -109,7 +108,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_refuse_at_once(command, mistake, monkeypatch):
-    monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)
+    monkeypatch.setattr(checks, "memory", lambda: 25 * 10**9)
     arguments, message = COMMANDS[command]
     began = time.process_time()
     line = mistake(*arguments)
@@ -149,7 +148,7 @@ TRAINING = {  # and what the error says before the memory
 
 @pytest.mark.parametrize("size", TRAINING)
 def test_training_refuses_at_once(size, monkeypatch):
-    monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)
+    monkeypatch.setattr(checks, "memory", lambda: 25 * 10**9)
     call, words = TRAINING[size]
     began = time.process_time()
     with pytest.raises(ValueError, match=f"{words}.*{TOO_LARGE}"):

@@ -1,17 +1,22 @@
-"""Checks of single values, from Python, the command line or a file."""
+"""Checks of single values, from Python, the command line or a file, and of memory."""
 
+import contextlib
 import difflib
 import math
 import operator
+import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipejax.base.display import abbreviated
 
+CGROUPS = Path("/sys/fs/cgroup")
+ALWAYS_FREE = 1 << 18  # bytes that every process has, so no limit is read
 MAX_LISTED = 12  # legal values that an error lists
 MAX_COUNT = 10**9  # limit of all counts, so that products of two are exact
 
@@ -242,3 +247,44 @@ def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int
         received = abbreviated(time_limit)
         raise wrong("time_limit", f"must be at least 0, or None for no limit, got {received}")
     return whole_number(iterations, "iterations", minimum=0), whole_number(seed, "seed", minimum=0)
+
+
+def memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes this process can have: least of machine, container and process limits."""
+    limits = [sys.maxsize]
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(ImportError, OSError):
+        import resource
+
+        limits += [
+            soft
+            for soft, _ in map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+            if soft != resource.RLIM_INFINITY
+        ]
+    return min(limits + list(_container_limits(cgroups, membership)))
+
+
+def _container_limits(cgroups: Path, membership: Path) -> Iterator[int]:
+    """Yield the memory limits [bytes] of this process's control groups, version 1 or 2."""
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            folder = cgroups / controllers / name.lstrip("/")
+            for group in (folder, *folder.parents):
+                for file in ("memory.max", "memory.limit_in_bytes"):
+                    with contextlib.suppress(OSError, ValueError):  # "max": there is none
+                        yield int((group / file).read_text())
+                if group == cgroups:
+                    break
+
+
+def check_fits(num_bytes: int, what: str) -> None:
+    """Raise a ValueError if the machine has less memory; `what` is its subject and verb."""
+    if num_bytes > ALWAYS_FREE and num_bytes > (available := memory()):
+        raise ValueError(
+            f"{what} at least {num_bytes // 10**9:,} GB of memory; this machine has "
+            f"{available / 1e9:,.1f} GB"
+        )

@@ -5,6 +5,8 @@ function. Linux kills a process at 65,530 maps. So a process with hundreds of sc
 programs of our functions, and compiles them again when it needs them. Other functions keep theirs.
 """
 
+import functools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from pipejax.base.jax_on_demand import jax
 if TYPE_CHECKING:
     from jax.stages import Wrapped
 
+Options = dict[str, int | bool]  # of XLA, by name
 MAX_MAPS = 4000  # memory maps of this process, beyond which programs are dropped
 CHECK_INTERVAL = 16  # compilations from one count of the maps to the next
 MAX_COMPILATIONS = 256  # without a count of maps, programs are dropped after so many
@@ -75,3 +78,23 @@ def _count_maps(maps_file: Path = Path("/proc/self/maps")) -> int | None:
         return maps_file.read_bytes().count(b"\n")
     except OSError:
         return None
+
+
+def cpu_options(**options: int | bool) -> Options:
+    """Drop XLA options that this backend lacks or XLA_FLAGS sets; the rest suits `jax.jit`."""
+    if jax.default_backend() != "cpu":
+        return {}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {
+        name: value for name, value in options.items() if name not in flags and _knows(name, value)
+    }
+
+
+@functools.cache
+def _knows(name: str, value: int | bool) -> bool:
+    """Return whether XLA knows an option; another version may not."""
+    try:
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipejax.base.machine import memory
+from pipejax.base.checks import memory
 from pipejax.base.progress import if_interrupted
 
 # Origin of a result: version, commit and code, for the attributes of datasets

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.cached_method import cached_method
-from pipejax.base.checks import MAX_COUNT, check_types, whole_number, wrong
+from pipejax.base.checks import MAX_COUNT, check_fits, check_types, whole_number, wrong
 from pipejax.base.display import ResultDict
-from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import bitpipe, chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.dualpipe import (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import check_types
+from pipejax.base.checks import check_fits, check_types
 from pipejax.base.data_files import load_toml, to_si
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.file_fields import (
@@ -30,7 +30,6 @@ from pipejax.base.file_fields import (
     unit_factors,
     whole,
 )
-from pipejax.base.machine import check_fits
 from pipejax.costs.model.launchers import find_launcher, launcher_defaults
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout

@@ -191,3 +191,26 @@ def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]
         pairs.append((producers[rows], consumers[columns]))
     producers, consumers = map(np.concatenate, zip(*pairs, strict=True))
     return producers, consumers
+
+
+# workers of a collective, by a word in the name of its phase; the first match counts. "replicas":
+# all copies of a stage; "ends": first and last worker of a pipeline; "all": all workers of all
+# replicas; "alone": no other worker of a trace (tensor parallelism)
+SCOPES: tuple[tuple[str, str], ...] = (
+    ("layernorm", "alone"),
+    ("embedding", "ends"),
+    ("clip", "all"),
+    ("all-gather", "replicas"),
+    ("all_gather", "replicas"),
+    ("allgather", "replicas"),
+    ("reduce-scatter", "replicas"),
+    ("reduce_scatter", "replicas"),
+    ("all-reduce", "replicas"),
+    ("all_reduce", "replicas"),
+    ("allreduce", "replicas"),
+)
+
+
+def collective_scope(phase: str) -> str | None:
+    """Return the scope of a collective with this name; None if it is no collective."""
+    return next((scope for word, scope in SCOPES if word in phase.lower()), None)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, whole_number, wrong
-from pipejax.base.machine import check_fits
+from pipejax.base.checks import MAX_COUNT, check_fits, whole_number, wrong
 
 Tree = Any  # a pytree of arrays
 Leaf = Any  # an array; while JAX takes an objective apart, whatever stands for one

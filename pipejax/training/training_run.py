@@ -10,9 +10,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import are_positive, is_number, resolve_choice, whole_number, wrong
+from pipejax.base.checks import (
+    are_positive,
+    check_fits,
+    is_number,
+    resolve_choice,
+    whole_number,
+    wrong,
+)
 from pipejax.base.display import short_repr
-from pipejax.base.machine import check_fits
 from pipejax.training.objective import TrainingObjective
 
 # The random choices of training runs: they depend on the seed and the number of a gradient only.

@@ -13,11 +13,10 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.uncertainty.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import check_types, is_number, whole_number, wrong
+from pipejax.base.checks import check_fits, check_types, is_number, whole_number, wrong
 from pipejax.base.compiled import compiled
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.files import provenance
-from pipejax.base.machine import check_fits
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite

@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
-from pipejax.base.compiled import compiled
-from pipejax.base.machine import cpu_options
+from pipejax.base.compiled import compiled, cpu_options
 from pipejax.engine.batched.binary_program import (
     LEAST_OPS,
     LEAST_SLOTS,

@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipejax.base.array_types import Array, NumpyArray
-from pipejax.base.machine import Options
+from pipejax.base.compiled import Options
 from pipejax.engine.batched.binary_program import (
     GROUP,
     NEVER_SLOT,

@@ -25,8 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.compiled import compiled
-from pipejax.base.machine import Options, cpu_options
+from pipejax.base.compiled import Options, compiled, cpu_options
 from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.binary_program import (

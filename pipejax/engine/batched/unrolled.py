@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
-from pipejax.base.machine import cpu_options
+from pipejax.base.compiled import cpu_options
 from pipejax.costs.precision import accept_type
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves

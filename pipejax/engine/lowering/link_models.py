@@ -256,9 +256,7 @@ def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "
 
 
 def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
-    """Return a mask of the messages below `Links.eager_below`, as bytes; empty without a limit."""
-    if not links.eager_below:
-        return b""
+    """Return a mask of the messages below `Links.eager_below`, as bytes."""
     if costs is None:
         raise wrong(
             "eager_below",

@@ -15,8 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.cached_method import cached_method
-from pipejax.base.checks import check_types
-from pipejax.base.machine import check_fits
+from pipejax.base.checks import check_fits, check_types
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import (
     Which,
@@ -95,7 +94,8 @@ def cost_sizes(table: ScheduleTable) -> Sizes:
 
 def lowered(table: ScheduleTable, links: Links, step_end: bool, costs: Costs | None) -> Program:
     """Lower a table as `lower` does, without a check of the costs' shapes."""
-    return _lowered(table, links, step_end, smaller_messages(table, links, costs))
+    smaller = smaller_messages(table, links, costs) if links.eager_below else b""
+    return _lowered(table, links, step_end, smaller)
 
 
 @cached_method

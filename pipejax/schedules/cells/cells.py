@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import check_fits, whole_number
 from pipejax.base.display import short_repr
-from pipejax.base.machine import check_fits
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
     COMPUTE,

@@ -29,7 +29,6 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.sharding import (
     STAGES,
     Lookahead,
-    dense_rows,
     with_gathers,
     with_reductions,
 )
@@ -39,7 +38,7 @@ from pipejax.schedules.table.slot_simulation import (
     in_host_order,
     waiting_cells,
 )
-from pipejax.schedules.table.table import ScheduleTable, row_order, without
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, row_order, without
 
 # PyTorch's runtime inserts more cells into a table: it gathers parameters before the first op that
 # needs them and drops them when other stages come next (UNSHARD, RESHARD), reduces gradients after

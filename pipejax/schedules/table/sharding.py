@@ -23,7 +23,7 @@ from pipejax.schedules.cells.ops import (
     Phase,
 )
 from pipejax.schedules.table.slot_simulation import in_host_order
-from pipejax.schedules.table.table import ScheduleTable, without
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, without
 
 USES, STAGES = COUNTED = "uses", "stages"  # units of a lookahead
 LANE_OPS = Phase.UNSHARD.name, Phase.REDUCE_GRAD.name  # sharding ops that may run on a lane
@@ -102,11 +102,6 @@ def on_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
     if lanes == table.grammar.lanes:
         return table
     return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, lanes=lanes))
-
-
-def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
-    """Return the cells of each worker without idle ones."""
-    return [[cell for cell in row if cell] for row in table.rows()]
 
 
 def _per_worker(value: EachWorker, num_workers: int, name: str, least: int) -> list[int]:

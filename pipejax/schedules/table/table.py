@@ -341,6 +341,11 @@ def check_usual(table: ScheduleTable, who: str) -> None:
         raise MismatchError(f"{who} knows the usual ops and rules alone, and {has}")
 
 
+def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
+    """Return the cells of each worker without idle ones."""
+    return [[cell for cell in row if cell] for row in table.rows()]
+
+
 def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     """Return a table without the cells of some phases; the table itself if it has none."""
     return table if len(row_order(table, phases)) == 0 else _without(table, phases)

@@ -29,14 +29,13 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.sharding import (
     STAGES,
     Lookahead,
-    dense_rows,
     insert_sharding,
     on_lane,
     with_gathers,
     with_reductions,
 )
 from pipejax.schedules.table.slot_simulation import in_host_order
-from pipejax.schedules.table.table import ScheduleTable, without
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, without
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.schedule.problem import InfeasibleError

@@ -17,8 +17,7 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
-from pipejax.traces.readers.parts import collective_scope
-from pipejax.traces.record import NONE
+from pipejax.traces.record import NONE, collective_scope
 from pipejax.traces.replaying.messages import link_name
 from pipejax.traces.replaying.replay import Replay
 from pipejax.traces.replaying.step_graph import find_rests, step_graph

@@ -7,7 +7,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MAX_LISTED, wrong
 from pipejax.schedules.cells.ops import Phase
-from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace
+from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace, collective_scope
 
 Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace, one entry per row
 
@@ -113,22 +113,6 @@ _NAMES = {
     "SEND_B": "send-b backward-send send-backward bwd-send send-bwd",
     "RECV_B": "recv-b backward-recv recv-backward bwd-recv recv-bwd backward-receive",
 }
-# workers of a collective, by a word in the name of its phase; the first match counts. "replicas":
-# all copies of a stage; "ends": first and last worker of a pipeline; "all": all workers of all
-# replicas; "alone": no other worker of a trace (tensor parallelism)
-SCOPES: tuple[tuple[str, str], ...] = (
-    ("layernorm", "alone"),
-    ("embedding", "ends"),
-    ("clip", "all"),
-    ("all-gather", "replicas"),
-    ("all_gather", "replicas"),
-    ("allgather", "replicas"),
-    ("reduce-scatter", "replicas"),
-    ("reduce_scatter", "replicas"),
-    ("all-reduce", "replicas"),
-    ("all_reduce", "replicas"),
-    ("allreduce", "replicas"),
-)
 _NAME_PHASES = {name: phase for phase, names in _NAMES.items() for name in names.split()}
 
 
@@ -151,11 +135,6 @@ def phase_positions(
     meanings = {name: phase_names.get(name) or phase_name(name) for name in names}
     phases = tuple(dict.fromkeys(meanings.values()))
     return {name: phases.index(phase) for name, phase in meanings.items()}, phases
-
-
-def collective_scope(phase: str) -> str | None:
-    """Return the scope of a collective with this name; None if it is no collective."""
-    return next((scope for word, scope in SCOPES if word in phase.lower()), None)
 
 
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:

@@ -18,8 +18,7 @@ from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.schedules.cells.ops import MESSAGES as TRANSFERS
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.traces.readers.parts import collective_scope
-from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
+from pipejax.traces.record import MESSAGES, NONE, OPS, Trace, collective_scope
 from pipejax.traces.replaying.pipelines import (
     CellCount,
     CellSlices,
