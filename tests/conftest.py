@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
+from answers import check_answer
 
 from pipejax.cli.app import run
 
@@ -48,6 +49,8 @@ def call(capsys):
     def call(*arguments):
         code = run([str(a) for a in arguments])
         captured = capsys.readouterr()
+        if "--json" in arguments and captured.out and code != 2:
+            check_answer([str(a) for a in arguments], json.loads(captured.out))
         return code, captured.out, captured.err
 
     return call

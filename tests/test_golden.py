@@ -48,6 +48,7 @@ LINES = {
     "run": "-s 1f1b -P 2 -M 3",
     "init": "model --model gpt-22b --out model.json",
     "schedules": "",
+    "schema": "",
 }
 CLOCK = {"seconds", "store", "compile_seconds", "rate", "evaluated", "effort", "trace"}
 CLOCK |= {"found_after", "points_per_second", "source", "bytes"}  # a store names its commit

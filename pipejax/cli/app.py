@@ -29,7 +29,7 @@ QUESTIONS = {
     ),
     "Design a job or a machine": ("plan", "sweep run", "sweep show"),
     "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
-    "Files and names": ("init", "export", "schedules"),
+    "Files and names": ("init", "export", "schedules", "schema"),
 }
 COMMANDS = tuple(itertools.chain.from_iterable(QUESTIONS.values()))
 PLACES = {  # modules and functions of commands that have other names
@@ -44,6 +44,7 @@ PLACES = {  # modules and functions of commands that have other names
 _SUGGESTION = re.compile(r"(.*)[:;] ((?:give|choose|write|did you mean) .*)")
 HELP = ("--help", "-h", "--help-all")
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
+SKILL = Path(pj.__file__).parent / "SKILL.md"  # instructions for programs that call this one
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
@@ -120,9 +121,12 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
 
 
 def _run_program(words: Sequence[str]) -> None:
-    """Answer `--version` and `--completion`."""
+    """Answer `--version`, `--skill` and `--completion`."""
     if words[0] == "--version":
         sys.stdout.write(f"pipejax {pj.__version__}\n")
+        return
+    if words[0] == "--skill":
+        sys.stdout.write(SKILL.read_text())
         return
     if words[0].partition("=")[0] == "--completion":
         from pipejax.cli.output.completion import completion_script

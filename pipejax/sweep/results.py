@@ -2,8 +2,7 @@
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,7 @@ import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import match_name, resolve_name, unknown, wrong
-from pipejax.base.data_files import WRITTEN, read_quantity
+from pipejax.base.conditions import SIGNS, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named
@@ -26,15 +25,6 @@ MORE_IS_BETTER = ("tokens_per_second", "tokens_per_second_per_gpu")
 MEASURES = ("step_time", "memory_bytes", "bubble_ratio", *MORE_IS_BETTER)
 EQUAL = 1e-9  # by which numbers of conditions differ from those of axes that they mean
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
-_CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*\S)\s*")
-_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
-    "=": np.equal,
-    "!=": np.not_equal,
-    "<": np.less,
-    "<=": np.less_equal,
-    ">": np.greater,
-    ">=": np.greater_equal,
-}
 
 
 class SweepResults(NamedTuple):
@@ -147,10 +137,10 @@ class SweepResults(NamedTuple):
 
     def _read(self, text: str) -> tuple[str, str, str]:
         """Read a condition: name, sign and value, a number in SI units."""
-        match = _CONDITION.fullmatch(text)
-        if match is None:
+        condition = split_condition(text)
+        if condition is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
-        key, sign, value = match.groups()
+        key, sign, value = condition
         name = match_name(_KEYS.get(key, key), [*self.axes, *self.fixed, *self.measures])
         if name is None:
             valid_names = [*self.axes, *self.measures, *self.fixed]
@@ -159,8 +149,7 @@ class SweepResults(NamedTuple):
 
     def _in_si(self, name: str, value: str, condition: str) -> str:
         """Convert a number with a unit, as 60GB."""
-        unit = self.units.get(name, "")
-        number = read_quantity(value, unit, f"where {condition}:") if unit in WRITTEN else None
+        number = si_number(value, self.units.get(name, ""), f"where {condition}:")
         return value if number is None else repr(number)
 
 
@@ -191,7 +180,7 @@ def _compare(
             raise ValueError(f"where {condition}: {texts} all print so: give more of its digits")
     if sign in ("=", "!="):
         return equal if sign == "=" else ~equal
-    compared: NumpyArray = _COMPARED[sign](values, number)
+    compared: NumpyArray = SIGNS[sign](values, number)
     return compared | equal if sign in ("<=", ">=") else compared & ~equal
 
 

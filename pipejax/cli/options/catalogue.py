@@ -310,6 +310,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         "format": Option(NAME, "|".join(_FORMATS), "f", names=_FORMATS),
         "details": _often(FLAG, "print the whole report, not its first screen"),
         "json": _often(FLAG, "print one JSON object", "j"),
+        "assert_": Option(RULES, "condition of success, as 'makespan<0.75s'; else exit code 3"),
         "config": Option(FILE, "options from a file (.toml or .json)"),
         "help": Option(FLAG, "show this screen", "h"),
         "help_all": Option(FLAG, "explain every option"),

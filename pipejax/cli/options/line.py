@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass as is_record
@@ -15,6 +16,7 @@ from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
 
 from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
 from pipejax.base.data_files import load_json, load_toml
+from pipejax.cli.options.assertions import failed_assertions, parse_assertions
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.option import COMMON, check_outputs, parser, value_kinds
 from pipejax.cli.output.files import Output
@@ -61,7 +63,7 @@ NEEDS: Mapping[str, Needs] = {
     "distinct_counts": Needs("paths"),
     "exchange": Needs("diff"),
 }
-BARE = ("files",)  # what stands on a line without the name of an option
+BARE = ("files", "command")  # what stands on a line without the name of an option
 
 
 class LineOptions:
@@ -249,6 +251,7 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: 
     common = {name: arguments[name] for name in COMMON if name in arguments}
     for name in common.keys() - takes.keys():
         del arguments[name]
+    assertions = parse_assertions(options.command, common.get("assert_") or ())
     outputs = check_outputs(command, arguments, force=common.get("force", False))
     format = None if "format" in takes else common.get("format")  # else that of its file
     style = printing(format, json=common["json"], details=common["details"])
@@ -257,6 +260,9 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: 
         result.show()
     for output in outputs:
         output.end(json=common["json"])
+    if failures := failed_assertions(assertions, result.as_json()):
+        sys.stderr.write("".join(f"{line}\n" for line in failures))
+        return 3
     return 0 if result.holds else 1
 
 
@@ -315,7 +321,17 @@ def _is_table(value: Any) -> bool:
 
 
 # options of what this command printed and wrote, or that are written out already
-ANSWERED = ("json", "details", "format", "config", "out", "figure", "certificate", "force")
+ANSWERED = (
+    "json",
+    "details",
+    "format",
+    "config",
+    "out",
+    "figure",
+    "certificate",
+    "force",
+    "assert_",
+)
 
 _written: list[Mapping[str, Any]] = [{}]  # options of the command that runs: the last one counts
 

@@ -272,10 +272,14 @@ COMMON: Mapping[str, tuple[Any, Any]] = {
     "details": (bool, False),
     "force": (bool, False),
     "json": (bool, False),
+    "assert_": (list[str] | None, None),
     "config": (str | None, None),
 }
 HELP = ("help", "help_all")  # options that the program answers itself
-DETAILS = {"config": "keys are names of options; an option on the line wins."}
+DETAILS = {
+    "assert_": "names and units of `pipejax schema COMMAND`; of a list for all entries; several.",
+    "config": "keys are names of options; an option on the line wins.",
+}
 NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 

@@ -66,15 +66,19 @@ class Answer(NamedTuple):
     next: tuple[str, ...] = ()  # command lines to go on with
     details: Mapping[str, Iterable[object]] = {}  # parts that `--details` adds, by their names
 
+    def as_json(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return what `--json` prints."""
+        if not isinstance(self.result, dict):
+            return self.result
+        result = self.result | ({"next": self.next} if self.next else {})
+        for output in self.written.values():
+            result = result | output.as_json()
+        return result
+
     def show(self) -> None:
         """Print the answer; raise the error of the first file that could not be written."""
         if is_json():
-            result = self.result
-            if isinstance(result, dict):
-                result = result | ({"next": self.next} if self.next else {})
-                for output in self.written.values():
-                    result = result | output.as_json()
-            print_json(result)
+            print_json(self.as_json())
         else:
             print_all(*self.view)
             if has_details():

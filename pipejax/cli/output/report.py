@@ -74,7 +74,12 @@ def console() -> Console:
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print one JSON object on stdout, or one list of them."""
-    sys.stdout.write(json.dumps(data, default=_json_value, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(data) + "\n")
+
+
+def json_text(data: Any) -> str:
+    """Write a value as JSON, with arrays as lists."""
+    return json.dumps(data, default=_json_value, allow_nan=False)
 
 
 def _json_value(value: Any) -> Any:

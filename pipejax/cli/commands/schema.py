@@ -1,0 +1,33 @@
+"""`pipejax schema`: what the JSON of a command holds."""
+
+import json
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from pipejax.base.checks import resolve_name
+from pipejax.cli.app import COMMANDS
+from pipejax.cli.options.option import options
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.report import plain
+from pipejax.cli.output.schemas import read_schema
+
+
+@options
+def schema(
+    *command: Annotated[str, Parameter(name="COMMAND", help="Command, as sweep show.")],
+) -> Answer:
+    """Print the JSON Schema of what a command answers with `--json`; without one, their names.
+
+    Each key has its type, what it means and the unit of its number; `required` are those that every
+    answer has. Keys are only added while `version` stays the same.
+
+    Example:
+      pipejax schema evaluate
+    """
+    if not command:
+        names = [{"command": name} for name in COMMANDS]
+        return Answer(names, [plain("\n".join(COMMANDS))])
+    called = resolve_name(" ".join(command), COMMANDS, "command")
+    content = read_schema(called)
+    return Answer(content, [plain(json.dumps(content, indent=2, ensure_ascii=False))])

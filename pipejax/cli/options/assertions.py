@@ -1,0 +1,127 @@
+"""`--assert`: conditions on what a command answers, such as step_time < 0.75 s."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pipejax.base.checks import nearest
+from pipejax.base.conditions import SIGNS, si_number, split_condition
+from pipejax.cli.options.values import parse_float, parse_ratio
+from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
+from pipejax.cli.output.report import json_text
+from pipejax.cli.output.schemas import (
+    KeyPath,
+    inner_schema,
+    inner_values,
+    leaf_paths,
+    read_schema,
+    split_path,
+)
+
+SHOWN = {"s": seconds, "B": gigabytes, "1": percent}  # how numbers of a unit are written
+
+
+class Assertion(NamedTuple):
+    """A condition on a value of an answer, or on all entries of a list."""
+
+    text: str  # as it is written
+    path: KeyPath
+    sign: str
+    value: float | str | bool  # a number in the unit of the key, a text or a truth
+    unit: str
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value meets the condition; null meets none."""
+        if value is None or isinstance(value, str) != isinstance(self.value, str):
+            return False
+        return bool(SIGNS[self.sign](value, self.value))
+
+    def failure(self, result: Any) -> str | None:
+        """Return a line that says by how much an answer fails; None if the condition holds.
+
+        Raises:
+          ValueError: if the answer has no such value.
+        """
+        values = [*inner_values(result, self.path)]
+        if not values:
+            raise ValueError(f"--assert {self.text!r}: this answer has no {values_name(self.path)}")
+        failing = [(where, value) for where, value in values if not self.holds(value)]
+        if not failing:
+            return None
+        numbers = [pair for pair in failing if isinstance(pair[1], int | float)]
+        where, value = failing[0]
+        if numbers and isinstance(self.value, float):
+            limit = self.value
+            where, value = max(numbers, key=lambda pair: abs(pair[1] - limit))
+        return f"assert: {self.text} does not hold: {where} is {self._compared(value)}"
+
+    def _compared(self, value: Any) -> str:
+        """Write a value and how far it is from the one of the condition."""
+        if isinstance(value, str | bool | None) or not isinstance(self.value, float):
+            return json.dumps(value).strip('"')
+        show = SHOWN.get(self.unit, lambda number: f"{digits(number)} {self.unit}".rstrip())
+        if not self.value:
+            return show(value)
+        difference = value / self.value - 1
+        side = "above" if value > self.value else "below"
+        return f"{show(value)}, {percent(abs(difference))} {side} {show(self.value)}"
+
+
+def failed_assertions(assertions: Sequence[Assertion], answer: Any) -> list[str]:
+    """Return a line for each condition that an answer does not meet."""
+    if not assertions:
+        return []
+    result = json.loads(json_text(answer))
+    return [line for line in (assertion.failure(result) for assertion in assertions) if line]
+
+
+def values_name(path: KeyPath) -> str:
+    """Write a path."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).lstrip(".")
+
+
+def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:
+    """Read conditions on the answer of a command, before it runs.
+
+    Raises:
+      ValueError: if a text is no condition, or its name, unit or value does not fit the schema.
+    """
+    return [_parse(command, text) for text in texts]
+
+
+def _parse(command: str, text: str) -> Assertion:
+    where = f"--assert {text!r}"
+    condition = split_condition(text)
+    if condition is None:
+        raise ValueError(f"--assert must be as 'makespan < 0.75 s', got {text!r}")
+    name, sign, value = condition
+    path, schema = split_path(name), read_schema(command)
+    key_schema = inner_schema(schema, path)
+    if key_schema is None or "properties" in key_schema:
+        raise ValueError(
+            f"{where}: {command} --json has no value {name!r}"
+            f"{nearest(name, [*leaf_paths(schema)])} (all keys: pipejax schema {command})"
+        )
+    types = key_schema.get("type", "number")  # of an axis of a sweep nothing is known
+    kinds, unit = {types} if isinstance(types, str) else {*types}, key_schema.get("unit", "")
+    if kinds & {"number", "integer"}:
+        return Assertion(text, path, sign, _number(value, unit, where), unit)
+    if kinds & {"boolean"}:
+        if value not in ("true", "false"):
+            raise ValueError(f"{where}: {name} is true or false")
+        return Assertion(text, path, sign, value == "true", "")
+    if sign not in ("=", "!="):
+        raise ValueError(f"{where}: texts are compared by = or !=")
+    return Assertion(text, path, sign, value, "")
+
+
+def _number(text: str, unit: str, where: str) -> float:
+    """Read a number in the unit of a key: with a unit of the same dimension, or without one."""
+    number = si_number(text, unit, f"{where}:")
+    if number is None:
+        number = parse_ratio(text) if unit == "1" else parse_float(text.removesuffix(unit).strip())
+    if number != number:
+        unit = {"1": "a number or a percentage", "": "a number"}.get(unit, f"a number of {unit}")
+        raise ValueError(f"{where} must compare with {unit}, got {text!r}")
+    return number

@@ -1,0 +1,68 @@
+"""JSON Schemas of what commands print with `--json`: keys, their units and what they mean."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "schemas"
+KeyPath = Sequence[str | int]  # keys of objects and places in lists
+
+
+def read_schema(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of what a command prints with `--json`."""
+    schema: dict[str, Any] = json.loads((FOLDER / f"{command.replace(' ', '_')}.json").read_bytes())
+    return schema
+
+
+def split_path(text: str) -> list[str | int]:
+    """Split the path of a value: "remedies[0].saves" is remedies, 0 and saves."""
+    parts = re.findall(r"[^.\[\]]+|\[\d+\]", text)
+    return [int(part[1:-1]) if part.startswith("[") else part for part in parts]
+
+
+def inner_schema(schema: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any] | None:
+    """Return the schema of the values at a path, where a key of a list is one of its entries'."""
+    inner: Any = schema
+    for part in path:
+        if isinstance(part, int):
+            inner = inner.get("items")
+        else:
+            inner = entries_schema(inner)
+            others = inner.get("additionalProperties")
+            inner = inner.get("properties", {}).get(part, others)
+        if not isinstance(inner, dict):
+            return None
+    return entries_schema(inner)
+
+
+def entries_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of what a list, or a list of lists, holds."""
+    while "items" in schema:
+        schema = schema["items"]
+    return schema
+
+
+def inner_values(value: Any, path: KeyPath, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values at a path, each with its own path; of lists all entries."""
+    if path and isinstance(path[0], int):
+        if isinstance(value, list) and path[0] < len(value):
+            yield from inner_values(value[path[0]], path[1:], f"{where}[{path[0]}]")
+    elif isinstance(value, list):
+        for place, entry in enumerate(value):
+            yield from inner_values(entry, path, f"{where}[{place}]")
+    elif path:
+        if isinstance(value, dict) and path[0] in value:
+            yield from inner_values(value[path[0]], path[1:], f"{where}.{path[0]}".lstrip("."))
+    else:
+        yield where, value
+
+
+def leaf_paths(schema: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """Yield the paths of all values that are neither objects nor lists."""
+    schema = entries_schema(schema)
+    for key, inner in schema.get("properties", {}).items():
+        yield from leaf_paths(inner, f"{where}.{key}".lstrip("."))
+    if not schema.get("properties") and "additionalProperties" not in schema:
+        yield where

@@ -1,0 +1,206 @@
+"""Schemas of `--json`: every answer keeps its own, a changed key is named, units reach `--assert`."""
+
+import json
+import re
+import shlex
+
+import jsonschema
+import pytest
+from answers import check_schema
+from test_golden import GOLDEN
+
+from pages.schemas import (
+    KEYS,
+    VERSION,
+    lookups,
+    promises,
+    undescribed,
+    union,
+    value_schema,
+    vocabulary,
+)
+from pipejax.cli.app import COMMANDS
+from pipejax.cli.output.schemas import FOLDER, read_schema
+
+RUN = shlex.split("evaluate -s 1f1b -P 4 -M 8 -T F=1ms,B=2ms")  # 1F1B: (P - 1 + M) (F + B) = 33 ms
+ANSWERED = json.loads(GOLDEN.read_text())
+
+
+def uncut(value):
+    """A recorded answer without the counts that stand for what is cut from long lists."""
+    if isinstance(value, dict):
+        return {key: uncut(item) for key, item in value.items()}
+    if isinstance(value, list):
+        is_cut = value and isinstance(value[-1], str) and value[-1].endswith(" in all")
+        return [uncut(item) for item in (value[:-1] if is_cut else value)]
+    return value
+
+
+def test_every_command_has_a_schema_of_this_version():
+    assert {path.stem for path in FOLDER.glob("*.json")} == {c.replace(" ", "_") for c in COMMANDS}
+    for command in COMMANDS:
+        schema = read_schema(command)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema["version"] == VERSION
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_the_recorded_answers_keep_their_schemas(command):
+    schema = read_schema(command)
+    answer = uncut(ANSWERED[command])
+    clock = [
+        key for key in schema.get("required", ()) if isinstance(answer, dict) and key not in answer
+    ]
+    problems = [
+        error.message
+        for error in jsonschema.Draft202012Validator(schema).iter_errors(answer)
+        if error.validator != "required"  # what a clock says is not recorded
+    ]
+    assert problems == []
+    assert {*clock} <= {
+        "seconds",
+        "store",
+        "compile_seconds",
+        "effort",
+        "trace",
+        "source",
+        "evaluated",
+        "found_after",
+        "points_per_second",
+    }
+
+
+@pytest.mark.parametrize(("old", "new"), [("makespan", "duration"), ("busy", "busy_seconds")])
+def test_a_renamed_key_is_named(answer, old, new):
+    result = answer(*RUN)
+    check_schema("evaluate", result)
+    result[new] = result.pop(old)
+    with pytest.raises(AssertionError, match=f"{old}|{new}"):
+        check_schema("evaluate", result)
+
+
+@pytest.mark.parametrize("line", ["--link rendezvous --comm 1ms --eager-below 2ms"])
+def test_rare_keys_are_in_the_schemas(answer, line):
+    assert answer(*RUN, *shlex.split(line))
+
+
+def test_a_version_keeps_its_promises():
+    old = value_schema({"a": 1, "b": [0.5], "c": {"d": "x"}}, ("evaluate",))
+    fewer = union(old, value_schema({"a": None, "b": [0.5], "c": {}}, ("evaluate",)))
+    assert promises(old) - promises(fewer) == {"the answer.a is integer", "the answer.c has d"}
+    answer = {"a": 1, "b": [], "c": {"d": "x", "e": 1}, "f": 1}
+    assert promises(old) <= promises(union(old, value_schema(answer, ("evaluate",))))
+
+
+def test_every_meaning_is_of_a_key_that_is_there():
+    used = set()
+
+    def walk(schema, names):
+        used.update(lookups(names), lookups(tuple(name for name in names if name != "*")))
+        for key in ("items", "additionalProperties"):
+            if schema.get(key):
+                walk(schema[key], names if key == "items" else (*names, "*"))
+        for key, inner in schema.get("properties", {}).items():
+            walk(inner, (*names, key))
+
+    for command in COMMANDS:
+        walk(undescribed(read_schema(command)), (command,))
+    listed = vocabulary()
+    assert {*listed["keys"], *listed["maps"], *listed["opaque"], *listed["open"]} - used == set()
+
+
+def test_units_are_those_of_the_documentation():
+    header = KEYS.read_text().partition("\n\n")[0]
+    units = {entry[0] for entry in vocabulary()["keys"].values() if isinstance(entry, list)}
+    assert all(
+        re.search(rf"(?<![\w/]){re.escape(unit)}(?![\w/])", header) for unit in units if unit
+    )
+
+
+def test_the_command_prints_it(call):
+    code, out, err = call("schema", "sweep", "show")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == read_schema("sweep show")
+    code, out, _ = call("schema")
+    assert (code, out.split("\n")) == (0, [*COMMANDS, ""])
+
+
+def test_an_unknown_command_is_named(mistake):
+    assert "unknown command 'evaluat'" in mistake("schema", "evaluat")
+
+
+HOLDING = [
+    "makespan < 34ms",
+    "makespan<=0.033001",
+    "makespan > 32.9 ms",
+    "busy = 24 ms",  # of all entries: M (F + B)
+    "busy[3] <= 24.001ms",
+    "peak_in_flight <= 4",  # 4 3 2 1
+    "peak_in_flight[3] == 1",
+    "bubble_ratio < 28 %",  # (P - 1) / (P - 1 + M) = 3 / 11
+    "bubble_ratio < 0.28",
+    "schedule = 1f1b",
+    "schedule != gpipe",
+    "critical_path.B >= 66 %",
+]
+
+
+def test_conditions_that_hold(call):
+    options = [word for text in HOLDING for word in ("--assert", text)]
+    code, out, err = call(*RUN, *options, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["makespan"] == pytest.approx(0.033)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("makespan < 30 ms", "makespan is 33 ms, 10 % above 30 ms"),
+        ("makespan > 44ms", "makespan is 33 ms, 25 % below 44 ms"),
+        ("peak_in_flight < 2", "peak_in_flight[0] is 4, 100 % above 2"),
+        ("bubble_ratio < 0.25", "bubble_ratio is 27.3 %, 9.09 % above 25 %"),
+        ("bubble_ratio = 0", "bubble_ratio is 27.3 %"),
+        ("schedule = gpipe", "schedule is 1f1b"),
+    ],
+)
+def test_conditions_that_fail(call, text, message):
+    code, out, err = call(*RUN, "--assert", text, "--assert", "makespan < 1 h")
+    assert out.startswith("33 ms per step")
+    assert (code, err) == (3, f"assert: {text} does not hold: {message}\n")
+
+
+def test_each_condition_that_fails_has_its_line(call):
+    code, _, err = call(*RUN, "--assert", "makespan<30ms", "--assert", "bubble_ratio<0.2")
+    assert (code, err.count("assert: ")) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("makespam < 1", "no value 'makespam'; did you mean makespan"),
+        ("makespan", "--assert must be as 'makespan < 0.75 s', got 'makespan'"),
+        ("makespan < 30GB", "unknown unit 'GB'"),
+        ("makespan < fast", "must compare with a number of s, got 'fast'"),
+        ("bubble_ratio < 3 s", "must compare with a number or a percentage, got '3 s'"),
+        ("schedule < gpipe", "texts are compared by = or !="),
+        ("lanes < 3", "no value 'lanes'"),
+        ("busy.worker < 3", "no value 'busy.worker'"),
+    ],
+)
+def test_conditions_that_cannot_be_read(mistake, text, message):
+    assert message in mistake(*RUN, "--assert", text)
+
+
+def test_a_value_that_this_answer_lacks(call):
+    code, _, err = call(*RUN, "--assert", "tokens_per_second > 3")
+    assert (code, err) == (
+        2,
+        "error: --assert 'tokens_per_second > 3': this answer has no tokens_per_second\n",
+    )
+
+
+def test_printed_commands_do_not_repeat_conditions(answer):
+    model = "-m llama3-8b -y h100 --minibatch 4 --tensor-parallel 8"
+    result = answer(*shlex.split(f"tune size -s 1f1b -P 2 {model} --assert 'step_time < 1h'"))
+    assert result["next"]
+    assert all("--assert" not in line for line in result["next"])
