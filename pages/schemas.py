@@ -155,15 +155,17 @@ def write_schemas(answers: Iterable[Mapping[str, Any]]) -> None:
     ]
     if broken:
         raise ValueError(f"raise VERSION, for these hold no longer: {'; '.join(broken)}")
-    FOLDER.mkdir(exist_ok=True)
-    for command, schema in joined.items():
-        head = {
+    contents = {
+        command: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "title": f"pipejax {command} --json",
             "description": COMMANDS[command],
             "version": VERSION,
         }
-        content = head | described(schema, (command,))
+        | described(schema, (command,))
+        for command, schema in joined.items()
+    }
+    for command, content in contents.items():
         schema_path(command).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -4,11 +4,13 @@ import json
 import re
 import shlex
 
+import host_runs
 import jsonschema
 import pytest
 from answers import check_schema
 from test_golden import GOLDEN
 
+import pipejax as pj
 from pages.schemas import (
     KEYS,
     VERSION,
@@ -82,6 +84,13 @@ def test_a_renamed_key_is_named(answer, old, new):
 @pytest.mark.parametrize("line", ["--link rendezvous --comm 1ms --eager-below 2ms"])
 def test_rare_keys_are_in_the_schemas(answer, line):
     assert answer(*RUN, *shlex.split(line))
+
+
+def test_budgets_of_devices_are_in_the_schema(answer, tmp_path):
+    run, _ = host_runs.host_run(pj.schedules.build("1f1b", num_workers=2, num_microbatches=4))
+    host_runs.write_nsight(tmp_path, run)
+    budget = answer("trace", tmp_path, "--schedules", "1f1b")["budgets"][0]
+    assert {"compute", "exposed", "blocking", "launch_starved", "dependency_stalled"} <= {*budget}
 
 
 def test_a_version_keeps_its_promises():
