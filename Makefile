@@ -25,7 +25,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs docs-serve formulas paper pipedream optpipe findings sweeps fidelity figures quick test test-papers test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench format lock clean
+.PHONY: help demo docs docs-serve formulas paper pipedream optpipe findings sweeps fidelity figures quick test test-papers test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench dist schemas format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -162,6 +162,16 @@ bench: $(READY)  ## benchmark engine, sweep, tuning, training and search
 	$(BIN)/python -m benchmarks.optimize --out $(RESULTS)/benchmark_optimize.json
 	$(BIN)/python -m benchmarks.optimize_plain --out $(RESULTS)/benchmark_optimize_plain.json
 
+dist: $(READY)  ## build wheel and source distribution in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	ls dist
+
+schemas: $(READY)  ## write the schemas of --json from what the tests answer (seven minutes)
+	rm -rf $(RESULTS)/answers && mkdir -p $(RESULTS)/answers
+	PIPEJAX_ANSWERS=$(abspath $(RESULTS)/answers) $(PYTEST) -m "not slow" tests
+	$(BIN)/python -m pages.schemas $(RESULTS)/answers
+
 format: $(READY)  ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -171,4 +181,4 @@ lock:  ## rewrite requirements.lock (needs uv)
 		--fork-strategy fewest --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 
 clean:  ## remove generated files
-	rm -rf .venv $(RUNTIMES) $(RESULTS) $(FIGURES) $(SITE) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist $(RUNTIMES) $(RESULTS) $(FIGURES) $(SITE) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

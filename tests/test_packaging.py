@@ -9,9 +9,11 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import pipejax
 
@@ -134,3 +136,70 @@ def test_the_wheel_runs_without_the_repository(installed, tmp_path):
     code, out, err = run([installed / "python", "-c", READS_ALL_DATA], tmp_path)
     assert (code, err) == (0, "")
     assert out.startswith(f"{PROJECT['version']} ")
+
+
+def requirements(extra):
+    """Distributions that an extra of the project brings, with all that these need, by name."""
+    needed, waiting = set(), [Requirement(f"pipejax[{extra}]" if extra else "pipejax")]
+    while waiting:
+        requirement = waiting.pop()
+        for extra_name in requirement.extras or {""}:
+            if (requirement.name, extra_name) not in needed:
+                needed.add((requirement.name, extra_name))
+                texts = metadata.requires(requirement.name) or ()
+                inner = [Requirement(text) for text in texts]
+                environment = {"extra": extra_name}
+                waiting += [r for r in inner if r.marker is None or r.marker.evaluate(environment)]
+    return {name for name, _ in needed} - {"pipejax"}
+
+
+def isolated(wheel, extra, home):
+    """A fresh environment that holds the wheel and what the extra brings, and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
+    package = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(package)
+    (package / "extra.txt").write_text(extra)
+    for name in requirements(extra):
+        distribution = metadata.distribution(name)
+        tops = {Path(file).parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            if not (package / top).exists():
+                (package / top).symlink_to(distribution.locate_file(top))
+    return home / "bin" / "python"
+
+
+RUN = """
+import pipejax as pj
+table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+assert run.makespan == 9.0  # (P - 1 + M) (F + B)
+"""
+SPLIT = "pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)"
+MODEL = """
+workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
+costs = pj.costing.ModelCosts(workload, pj.load_system("h100"))
+scenario = pj.Scenario("1f1b", num_workers=4, costs=costs)
+"""
+SWEEP = """
+grid = {"schedules": ["gpipe"], "workers": 4, "minibatch": 8, "microbatch_size": 1, "models": "gpt-22b"}
+pj.run_sweep(pj.read_sweep(grid | {"systems": ["h100"]}), "grid.zarr")
+"""
+OF_EXTRAS = {  # what a user does with an extra alone
+    "": RUN,
+    "cli": f"import sys; from pipejax.cli import main; sys.argv = 'pipejax evaluate {ONE}'.split(); main()",
+    "figures": f"{RUN}run.plot().savefig('run.png')",
+    "sweeps": f"{RUN}{SWEEP}",
+    "cluster": f"import distributed\n{RUN}{SWEEP}",
+    "tuning": f"{RUN}{MODEL}pj.tune(scenario, method='gradient')",
+    "optimize": f"{RUN}pj.optimize(pj.Scenario(table, costs={SPLIT}), memory_limit=2, effort=1)",
+    "traces": f"{RUN}pj.traces.read({str(ROOT / 'examples/production_job.parquet')!r})",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", OF_EXTRAS)
+def test_an_extra_alone_does_its_work(extra, built, tmp_path):
+    python = isolated(built[1], extra, tmp_path / "home")
+    code, _, err = run([python, "-c", OF_EXTRAS[extra]], tmp_path, PIPEJAX_CACHE=str(tmp_path))
+    assert code == 0, err
