@@ -54,9 +54,9 @@ from pipejax.schedules.table.links import (
     parse_pair_links,
     parse_pairs,
 )
+from pipejax.sweep.outputs import OUTPUTS
 from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
 
-OUTPUTS = ("bubble_ratio", "tokens_per_second", "tokens_per_second_per_gpu", "bound_by", "share")
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each

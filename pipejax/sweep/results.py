@@ -15,14 +15,13 @@ from pipejax.base.conditions import SIGNS, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named
+from pipejax.sweep.outputs import MEASURES, MORE_IS_BETTER
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Points = Int[NumpyArray, " found"]
-MORE_IS_BETTER = ("tokens_per_second", "tokens_per_second_per_gpu")
-MEASURES = ("step_time", "memory_bytes", "bubble_ratio", *MORE_IS_BETTER)
 EQUAL = 1e-9  # by which numbers of conditions differ from those of axes that they mean
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
 

@@ -44,6 +44,7 @@ from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links, parse_pairs
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.sweep.declaration import Axis, Sweep, label, read_sweep
+from pipejax.sweep.outputs import OUTPUTS, SystemRuns
 from pipejax.sweep.schedule_axis import built
 from pipejax.sweep.store import (
     FEASIBLE,
@@ -63,7 +64,6 @@ MANY_POINTS = 500_000  # from which code that computes quickly is worth its comp
 MOST_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
-OF_PATHS = {"share", "bound_by"}  # outputs that ask for critical paths
 FLAGGED = ("collectives", "kernels")
 
 # fields of the workload that are none of the axes, or are read otherwise
@@ -258,7 +258,7 @@ def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) ->
         systems,
         dtype=sweep.dtype,
         quickly=sweep.num_points < MANY_POINTS,
-        slopes=bool(OF_PATHS & {*sweep.outputs}),
+        slopes=_needs_paths(sweep),
     )
     slowed_costs = point.slowed.costs(priced.costs)
     if point.workload.pair_factor != 1:
@@ -288,25 +288,23 @@ def _run_program(
     """Return the step time and the sweep's outputs of one program on all systems."""
     program = by_microbatch(program) if point.slowed.differ else program
     size = len(np.asarray(priced.systems.gpus_per_node))
-    results: Values = {}
-    if OF_PATHS & {*sweep.outputs}:
+    share: NumpyArray = np.zeros((0, 0))
+    if _needs_paths(sweep):
         steps, shares = resource_shares(program, priced, slowed=point.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
-        results |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
         times = _step_times(program, priced.costs, size)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     workers = point.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
-    busy = _busy(priced.costs, program)
-    results |= {
-        "step_time": times,
-        "bubble_ratio": 1 - busy / times,
-        "tokens_per_second": tokens / times,
-        "tokens_per_second_per_gpu": tokens / times / gpus,
-    }
-    return {name: results[name] for name in ("step_time", *sweep.outputs)}
+    runs = SystemRuns(times, _busy(priced.costs, program), tokens, gpus, share)
+    return {"step_time": times} | {name: OUTPUTS[name].values(runs) for name in sweep.outputs}
+
+
+def _needs_paths(sweep: Sweep) -> bool:
+    """Return whether an output of the sweep follows from critical paths."""
+    return any(OUTPUTS[name].needs_paths for name in sweep.outputs)
 
 
 def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, " batch"]:

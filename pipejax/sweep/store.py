@@ -24,6 +24,7 @@ from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.files import DRAFT, LOCK, draft_folder, locked, name_in_errors, provenance
 from pipejax.sweep.declaration import Sweep, label
+from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 
 STATUS = ("not evaluated", "feasible", "out of memory", "illegal")
 FEASIBLE, OUT_OF_MEMORY, ILLEGAL = 1, 2, 3
@@ -79,24 +80,21 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
         ),
         "reason": Variable("str", "", "1", "why the point is illegal", False),
     }
-    resource = (("resource", RESOURCES),)
-    chosen = {
-        "bubble_ratio": Variable(sweep.dtype, np.nan, "1", "idle share of the workers", True),
-        "tokens_per_second": Variable(sweep.dtype, np.nan, "token/s", "tokens of a second", True),
-        "tokens_per_second_per_gpu": Variable(
-            sweep.dtype, np.nan, "token/s", "tokens of a second by accelerator", True
-        ),
-        "bound_by": Variable(
-            "int8",
-            NO_RESOURCE,
-            "1",
-            "resource that takes the largest share of the critical path",
-            True,
-            flags=RESOURCES,
-        ),
-        "share": Variable("float32", np.nan, "1", "share of the critical path", True, resource),
-    }
-    return always | {name: chosen[name] for name in sweep.outputs}
+    chosen = {name: _output_variable(OUTPUTS[name], sweep.dtype) for name in sweep.outputs}
+    return always | chosen
+
+
+def _output_variable(output: SweepOutput, dtype: str) -> Variable:
+    """Return how a dataset keeps an output."""
+    return Variable(
+        output.dtype or dtype,
+        NO_RESOURCE if output.is_resource else np.nan,
+        output.unit,
+        output.meaning,
+        per_system=True,
+        extra=(("resource", RESOURCES),) if output.per_resource else (),
+        flags=RESOURCES if output.is_resource else (),
+    )
 
 
 class Block(NamedTuple):

@@ -516,7 +516,7 @@ def draw_front(
 ) -> None:
     """Draw points by their two objectives and by schedule, with a ring around the best."""
     from pipejax.plots.fronts import Shown, draw_results
-    from pipejax.sweep.results import MORE_IS_BETTER
+    from pipejax.sweep.outputs import MORE_IS_BETTER
 
     groups = {"points": among}
     if "schedule" in results.axes:
