@@ -15,8 +15,8 @@ from pipejax.costs.planning import for_times
 from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
 from pipejax.costs.system.system import System
 from pipejax.costs.topology import PlacedCosts, places_on
+from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.naming import find
-from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table

@@ -13,7 +13,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules import naming
-from pipejax.schedules.registry import Builder
+from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.table.table import ScheduleTable
 
 TOLERANCE = 1e-6  # of the mean forward, to which times of a plan are rounded

@@ -1,5 +1,6 @@
 """Schedules by name, own ones, and what tables hold."""
 
+from pipejax.schedules.builders.published import Builder as Builder
 from pipejax.schedules.cells.cells import WeightRule as WeightRule
 from pipejax.schedules.cells.grammar import Grammar as Grammar, Rule as Rule
 from pipejax.schedules.cells.ops import OpKind as OpKind
@@ -15,11 +16,7 @@ from pipejax.schedules.naming import (
     names as names,
     register as register,
 )
-from pipejax.schedules.registry import (
-    EXTENDED as EXTENDED,
-    REGISTRY as REGISTRY,
-    Builder as Builder,
-)
+from pipejax.schedules.registry import EXTENDED as EXTENDED, REGISTRY as REGISTRY
 from pipejax.schedules.table.held_activations import (
     gathered_peak as gathered_peak,
     held_in_rows as held_in_rows,

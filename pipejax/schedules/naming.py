@@ -31,8 +31,9 @@ from pipejax.base.checks import (
 )
 from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
+from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.cells.ops import ScheduleError
-from pipejax.schedules.registry import BUILT_IN, Builder, check_size
+from pipejax.schedules.registry import BUILT_IN, check_size
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import FORMAT, read_table, to_json
 

@@ -1,52 +1,15 @@
 """Published schedules: every builder with its source and its checks."""
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import MAX_COUNT, check_fits, check_types, whole_number, wrong
 from pipejax.base.display import ResultDict
-from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
-from pipejax.schedules.builders.chimera import bitpipe, chimera, chimera_asymmetric, hanayo
-from pipejax.schedules.builders.dualpipe import (
-    braided_dualpipe,
-    braided_dualpipe_v,
-    combined_1f1b,
-    dualpipe,
-    dualpipe_v,
-)
-from pipejax.schedules.builders.encoders import encoders_1f1b, filled_encoders
-from pipejax.schedules.builders.offload import (
-    ada_offload,
-    interleaved_zb,
-    pipe_offload,
-    zb_1p,
-    zb_2p,
-    zb_h1,
-    zb_h2,
-    zero_bubble,
-)
-from pipejax.schedules.builders.one_f_one_b import (
-    chunked_prefill,
-    circular,
-    eager_1f1b,
-    gpipe,
-    interleaved_1f1b,
-    looped_bfs,
-    one_f_one_b,
-    seq_1f1b,
-    slimpipe,
-    terapipe,
-)
-from pipejax.schedules.builders.v_shape import (
-    v_half,
-    v_min,
-    vocabulary_1f1b,
-    vocabulary_v_half,
-    zb_v,
-)
+from pipejax.schedules.builders.published import ANY, EXTENDED_BUILDERS, USUAL_BUILDERS, Builder
 from pipejax.schedules.cells.cells import BYTES_PER_CELL
 from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.legality import check_shares, check_slots
@@ -116,162 +79,10 @@ def _rows_without_idle(table: ScheduleTable, ignored: Collection[Phase]) -> list
     return [[cell for cell in row if cell] for row in cells]
 
 
-class Builder(NamedTuple):
-    """A schedule that can be built.
-
-    Attributes:
-      function: makes the table.
-      source: where the schedule was published.
-      planned: whether its order follows from times, so that it should be built from those of
-        the run where they are known.
-      bytes_per_op: that making a table and its program takes, measured and rounded down.
-      stages_per_worker: where no option says how many.
-      sizes: workers and microbatches where there is one table alone, read from a file.
-      legal: numbers of workers P and microbatches M that can be built, in words; of a user's own
-        schedule nothing is known.
-      content: of a user's own schedule, what tells it from another one of the same name.
-
-    Example:
-      >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
-      (('waves',), 'Huang et al., GPipe (arXiv:1811.06965)')
-    """
-
-    function: Callable[..., ScheduleTable]
-    source: str
-    planned: bool = False
-    bytes_per_op: int = 600
-    stages_per_worker: int = 1
-    sizes: tuple[int, int] | None = None
-    legal: str = ""
-    content: str = ""
-
-    @property
-    def summary(self) -> str:
-        """Return the first line of the builder's docstring."""
-        lines = (inspect.getdoc(inspect.unwrap(self.function)) or "").splitlines()
-        return lines[0].rstrip(".") if lines else ""
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Return the parameters beyond workers, microbatches and slots."""
-        common = {"num_workers", "num_microbatches", "slots"}
-        return tuple(name for name in self._parameters if name not in common)
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """Return the options, and slots if the schedule is drawn in slots."""
-        return (*self.options, *(["slots"] if "slots" in self._parameters else []))
-
-    @property
-    def _parameters(self) -> list[str]:
-        parameters = inspect.signature(self.function).parameters.values()
-        return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-
-ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
-CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
-ZERO_BUBBLE = "Qi et al., Zero Bubble (arXiv:2401.10241)"
-PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables with known starts
-BRAIDED = 1500  # bytes per op with all its parts
-
-_PUBLISHED = {
-    "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
-    "1f1b": Builder(one_f_one_b, "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)"),
-    "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
-    "interleaved-1f1b": Builder(interleaved_1f1b, "Narayanan et al. (arXiv:2104.04473)"),
-    "circular": Builder(
-        circular,
-        "MaxText's circular pipeline (AI-Hypercomputer/maxtext); GPipe is arXiv:1811.06965",
-        legal="any P, M a multiple of P",
-    ),
-    "looped-bfs": Builder(looped_bfs, "Lamy-Poirier (arXiv:2211.05953)"),
-    "chimera": Builder(
-        chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED, legal=EVEN
-    ),
-    "chimera-asymmetric": Builder(
-        chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED, legal=EVEN
-    ),
-    "bitpipe": Builder(
-        bitpipe, "Wu et al., BitPipe (arXiv:2410.19367)", stages_per_worker=2, legal="P even, any M"
-    ),
-    "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED),
-    "dualpipe": Builder(
-        dualpipe, "DeepSeek-AI, DualPipe (arXiv:2412.19437)", legal=f"{EVEN}, {PAIRED}"
-    ),
-    "dualpipe-v": Builder(
-        dualpipe_v,
-        "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; DualPipe is arXiv:2412.19437)",
-        stages_per_worker=2,
-        legal=f"any P, {PAIRED}",
-    ),
-    "zb-h1": Builder(zb_h1, ZERO_BUBBLE),
-    "zb-h2": Builder(zb_h2, ZERO_BUBBLE),
-    "interleaved-zb": Builder(interleaved_zb, f"PyTorch, after {ZERO_BUBBLE}"),
-    "zero-bubble": Builder(zero_bubble, ZERO_BUBBLE, True, PLANNED),
-    "zb-1p": Builder(zb_1p, ZERO_BUBBLE, True, PLANNED),
-    "zb-2p": Builder(zb_2p, ZERO_BUBBLE, True, PLANNED),
-    "v-half": Builder(v_half, CONTROLLABLE, True, PLANNED, stages_per_worker=2),
-    "v-min": Builder(v_min, CONTROLLABLE, True, PLANNED, stages_per_worker=2),
-    "zb-v": Builder(zb_v, ZERO_BUBBLE, True, PLANNED, stages_per_worker=2),
-    "pipe-offload": Builder(
-        pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)", True, PLANNED
-    ),
-    "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", True, PLANNED),
-    "naive": Builder(
-        naive, "Ilin and Richtarik (arXiv:2606.03498); GPipe's figure 2b", bytes_per_op=DRAWN
-    ),
-    "pipedream": Builder(
-        pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)", bytes_per_op=DRAWN
-    ),
-    "pipedream-2bw": Builder(
-        pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)", bytes_per_op=DRAWN
-    ),
-    "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
-    "seq-1f1b": Builder(seq_1f1b, "Sun et al., Seq1F1B (arXiv:2406.03488)"),
-    "terapipe": Builder(terapipe, "Li et al., TeraPipe (arXiv:2102.07988)"),
-    "chunked-prefill": Builder(
-        chunked_prefill, "Qin et al., Mooncake (arXiv:2407.00079); sgl-project/sglang"
-    ),
-    "slimpipe": Builder(slimpipe, "Li et al., SlimPipe (arXiv:2504.14519)", stages_per_worker=2),
-}
-
-_EXTENDED = {
-    "combined-1f1b": Builder(
-        combined_1f1b,
-        "NVIDIA, Megatron-LM's combined_1f1b.py; interleaving is arXiv:2104.04473",
-        bytes_per_op=BRAIDED,
-    ),
-    "braided-dualpipe": Builder(
-        braided_dualpipe,
-        "DeepSeek-AI, DeepSeek-V3, figure 4 (arXiv:2412.19437)",
-        bytes_per_op=BRAIDED,
-        legal=f"{EVEN}, {PAIRED}",
-    ),
-    "braided-dualpipe-v": Builder(
-        braided_dualpipe_v,
-        "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; the pair is arXiv:2412.19437, figure 4)",
-        bytes_per_op=BRAIDED,
-        stages_per_worker=2,
-        legal=f"any P, {PAIRED}",
-    ),
-    "vocabulary-1f1b": Builder(
-        vocabulary_1f1b, "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)"
-    ),
-    "vocabulary-v-half": Builder(
-        vocabulary_v_half,
-        "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)",
-        bytes_per_op=PLANNED,
-        stages_per_worker=2,
-    ),
-    "encoders-1f1b": Builder(
-        encoders_1f1b,
-        "Jang et al., Cornstarch's modality parallelism (arXiv:2503.11367)",
-        legal="P at least 3, any M",
-    ),
-    "filled-encoders": Builder(
-        filled_encoders, "Feng et al., Optimus (arXiv:2408.03505)", bytes_per_op=PLANNED
-    ),
-}
+# modules with builders: lists of schedules have their order
+MODULES = ("one_f_one_b", "chimera", "dualpipe", "offload", "v_shape", "asynchronous", "encoders")
+for _module in MODULES:
+    importlib.import_module(f"pipejax.schedules.builders.{_module}")
 
 
 def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
@@ -306,8 +117,8 @@ def _registered(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
     )
 
 
-REGISTRY = _registered(_PUBLISHED)  # of the usual ops, which the same costs price
-EXTENDED = _registered(_EXTENDED)  # with a grammar of their own
+REGISTRY = _registered(USUAL_BUILDERS)  # the same costs price them
+EXTENDED = _registered(EXTENDED_BUILDERS)  # with a grammar of their own
 BUILT_IN = {**REGISTRY, **EXTENDED}
 
 

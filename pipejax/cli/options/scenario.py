@@ -26,9 +26,9 @@ from pipejax.cli.options.option import (
     whole_numbers,
 )
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
+from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.cells.ops import HOST_LINK, SPLIT, STEP_END, TIMED
 from pipejax.schedules.naming import find
-from pipejax.schedules.registry import Builder
 from pipejax.schedules.table.links import format_pair_links, format_pairs
 from pipejax.schedules.table.table_files import REPAIRS
 

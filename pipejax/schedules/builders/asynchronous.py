@@ -16,6 +16,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, resolve_choice, whole_number
 from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
+from pipejax.schedules.builders.published import DRAWN, published
 from pipejax.schedules.cells.cells import NEWEST, WeightRule
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
 from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
@@ -25,6 +26,7 @@ Starts = Int[NumpyArray, "workers microbatches"]
 ADMISSIONS = ("each-stage", "first-stage")
 
 
+@published("naive", "Ilin and Richtarik (arXiv:2606.03498); GPipe's figure 2b", bytes_per_op=DRAWN)
 def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS) -> ScheduleTable:
     """No pipelining: a microbatch enters when the one before it has updated all stages.
 
@@ -44,6 +46,7 @@ def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
     return _table_with_updates("naive", forward, backward, has_update, slots, NEWEST)
 
 
+@published("pipedream", "Harlap et al., PipeDream (arXiv:1806.03377)", bytes_per_op=DRAWN)
 def pipedream(
     num_workers: int,
     num_microbatches: int,
@@ -73,6 +76,9 @@ def pipedream(
     return _table_with_updates("pipedream", forward, backward, has_update, slots, NEWEST)
 
 
+@published(
+    "pipedream-2bw", "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)", bytes_per_op=DRAWN
+)
 def pipedream_2bw(
     num_workers: int,
     num_microbatches: int,
@@ -155,6 +161,7 @@ def _table_with_updates(
     return table if is_equal else spread(table)
 
 
+@published("local-sgd", "Ilin and Richtarik (arXiv:2606.03498)")
 def local_sgd(
     num_workers: int,
     num_microbatches: int,

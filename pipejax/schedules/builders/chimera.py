@@ -18,6 +18,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number
 from pipejax.schedules.builders.one_f_one_b import Ops, check_even, phase_ops
+from pipejax.schedules.builders.published import EVEN, PLANNED, published
 from pipejax.schedules.cells.cells import Placement, bidirectional, zigzag
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
@@ -29,6 +30,9 @@ from pipejax.schedules.table.table import ScheduleTable
 DOWN, UP = 0, 1  # legs of a V
 
 
+@published(
+    "chimera", "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED, legal=EVEN
+)
 def chimera(
     num_workers: int,
     num_microbatches: int,
@@ -56,6 +60,9 @@ def chimera(
     return _bidirectional("chimera", num_workers, num_microbatches, shares, slots, in_flight, pipes)
 
 
+@published(
+    "chimera-asymmetric", "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED, legal=EVEN
+)
 def chimera_asymmetric(
     num_workers: int,
     num_microbatches: int,
@@ -120,6 +127,7 @@ def _bidirectional(
     )
 
 
+@published("hanayo", "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED)
 def hanayo(
     num_workers: int, num_microbatches: int, *, waves: int = 1, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -166,6 +174,9 @@ def _admitted(
 # long; in the middle of a V a message stays on its worker (arXiv:2410.19367).
 
 
+@published(
+    "bitpipe", "Wu et al., BitPipe (arXiv:2410.19367)", stages_per_worker=2, legal="P even, any M"
+)
 def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """Two V-shaped pipes against each other: at M = P idle for (P - 2) max(F, B) of a stage.
 

@@ -28,6 +28,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_even, check_groups
+from pipejax.schedules.builders.published import BRAIDED, EVEN, PAIRED, published
 from pipejax.schedules.cells.cells import EMPTY, Placement, bidirectional, looped, zigzag
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import FOR_W, NETWORK, UNIT_SLOTS, WHOLE, OpKind, Phase, Slots
@@ -41,6 +42,7 @@ ANY_DIRECTION = -1  # direction of a W: that of the earliest I without W
 NO_OP = EMPTY[:3]
 
 
+@published("dualpipe", "DeepSeek-AI, DualPipe (arXiv:2412.19437)", legal=f"{EVEN}, {PAIRED}")
 def dualpipe(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -70,6 +72,12 @@ def two_pipes(
     return rows, bidirectional(num_workers), [m % 2 for m in range(num_microbatches)]
 
 
+@published(
+    "dualpipe-v",
+    "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; DualPipe is arXiv:2412.19437)",
+    stages_per_worker=2,
+    legal=f"any P, {PAIRED}",
+)
 def dualpipe_v(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -206,6 +214,12 @@ SPLIT_ORDERS: Orders = {
 }
 
 
+@published(
+    "combined-1f1b",
+    "NVIDIA, Megatron-LM's combined_1f1b.py; interleaving is arXiv:2104.04473",
+    bytes_per_op=BRAIDED,
+    extends_grammar=True,
+)
 def combined_1f1b(
     num_workers: int,
     num_microbatches: int,
@@ -244,6 +258,13 @@ def _paired(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Seq
     return warmup_cells + pairs + [[op] for op in backward_ops[len(pairs) :]]
 
 
+@published(
+    "braided-dualpipe",
+    "DeepSeek-AI, DeepSeek-V3, figure 4 (arXiv:2412.19437)",
+    bytes_per_op=BRAIDED,
+    legal=f"{EVEN}, {PAIRED}",
+    extends_grammar=True,
+)
 def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipe whose pairs are braided: what is fused there is ops on compute and network here."""
     # The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
@@ -257,6 +278,14 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     )
 
 
+@published(
+    "braided-dualpipe-v",
+    "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; the pair is arXiv:2412.19437, figure 4)",
+    bytes_per_op=BRAIDED,
+    stages_per_worker=2,
+    legal=f"any P, {PAIRED}",
+    extends_grammar=True,
+)
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipeV whose pairs are braided: what is fused there is ops on compute and network here."""
     rows = one_pipe("braided-dualpipe-v", num_workers, num_microbatches)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pipejax.base.checks import MismatchError, positive
 from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
+from pipejax.schedules.builders.published import PLANNED, published
 from pipejax.schedules.cells.grammar import Edge, Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
@@ -57,6 +58,12 @@ class _Stages(NamedTuple):
         return self.per_encoder - 1 - stage % self.per_encoder + self.model
 
 
+@published(
+    "encoders-1f1b",
+    "Jang et al., Cornstarch's modality parallelism (arXiv:2503.11367)",
+    legal="P at least 3, any M",
+    extends_grammar=True,
+)
 def encoders_1f1b(
     num_workers: int,
     num_microbatches: int,
@@ -87,6 +94,12 @@ def encoders_1f1b(
     return spread_rows("encoders-1f1b", rows, slots, grammar=Grammar(graph=stages.graph))
 
 
+@published(
+    "filled-encoders",
+    "Feng et al., Optimus (arXiv:2408.03505)",
+    bytes_per_op=PLANNED,
+    extends_grammar=True,
+)
 def filled_encoders(
     num_workers: int,
     num_microbatches: int,

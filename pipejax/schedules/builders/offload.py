@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, phase_ops
+from pipejax.schedules.builders.published import PLANNED, ZERO_BUBBLE, published
 from pipejax.schedules.cells.cells import Placement, looped
 from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Cell, Op, Phase, Slots
 from pipejax.schedules.heuristics.memory_limited_pipe import (
@@ -39,6 +40,7 @@ from pipejax.schedules.table.table import ScheduleTable
 # other schedules are planned for given times, under a memory limit.
 
 
+@published("zb-h1", ZERO_BUBBLE)
 def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W."""
     # Worker r holds P - r whole activations and, of r more, what their weight gradients need.
@@ -46,6 +48,7 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     return _table("zb-h1", [num_workers - r for r in delays], delays, num_microbatches, slots)
 
 
+@published("zb-h2", ZERO_BUBBLE)
 def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W."""
     # Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
@@ -78,6 +81,7 @@ def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int)
     return ops[np.lexsort((np.repeat(range(3), len(k)), turns))]
 
 
+@published("interleaved-zb", f"PyTorch, after {ZERO_BUBBLE}")
 def interleaved_zb(
     num_workers: int,
     num_microbatches: int,
@@ -103,6 +107,7 @@ def interleaved_zb(
     return spread_rows("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
 
 
+@published("zero-bubble", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED)
 def zero_bubble(
     num_workers: int,
     num_microbatches: int,
@@ -129,6 +134,7 @@ def zero_bubble(
     return planned("zero-bubble", pipe, zero_bubble_starts(pipe), slots)
 
 
+@published("zb-1p", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED)
 def zb_1p(
     num_workers: int,
     num_microbatches: int,
@@ -147,6 +153,7 @@ def zb_1p(
     return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
 
 
+@published("zb-2p", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED)
 def zb_2p(
     num_workers: int,
     num_microbatches: int,
@@ -324,6 +331,9 @@ def activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " 
     return HeldParts.from_ops(held).peaks(sizes, int(ops.worker.max(initial=-1)) + 1)
 
 
+@published(
+    "pipe-offload", "Wan et al., PipeOffload (arXiv:2503.01328)", planned=True, bytes_per_op=PLANNED
+)
 def pipe_offload(
     num_workers: int,
     num_microbatches: int,
@@ -436,6 +446,9 @@ def _offload_candidates(
                 yield from ((loop * workers + worker, m) for worker in range(workers))
 
 
+@published(
+    "ada-offload", "Li et al., OptPipe (arXiv:2510.05186)", planned=True, bytes_per_op=PLANNED
+)
 def ada_offload(
     num_workers: int,
     num_microbatches: int,

@@ -6,6 +6,7 @@ import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.checks import MismatchError
+from pipejax.schedules.builders.published import published
 from pipejax.schedules.cells.cells import looped
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, AnyPhase, Phase, Slots
@@ -32,11 +33,13 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
     return np.concatenate([forwards[:warmup], steady, backwards[turns:]])
 
 
+@published("gpipe", "Huang et al., GPipe (arXiv:1811.06965)")
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """All forwards, then all backwards; holds every microbatch."""
     return _breadth_first("gpipe", num_workers, num_microbatches, 1, slots)
 
 
+@published("1f1b", "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)")
 def one_f_one_b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -44,6 +47,7 @@ def one_f_one_b(
     return _one_f_one_b("1f1b", 1, num_workers, num_microbatches, slots)
 
 
+@published("eager-1f1b", "Zhuang et al. (arXiv:2211.05322)")
 def eager_1f1b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -101,6 +105,7 @@ class Turns(NamedTuple):
         return phase_ops(phase, loop * self.num_workers + worker, self.microbatch)
 
 
+@published("interleaved-1f1b", "Narayanan et al. (arXiv:2104.04473)")
 def interleaved_1f1b(
     num_workers: int,
     num_microbatches: int,
@@ -157,6 +162,7 @@ def check_groups(num_workers: int, num_microbatches: int, group_size: int) -> No
         )
 
 
+@published("looped-bfs", "Lamy-Poirier (arXiv:2211.05953)")
 def looped_bfs(
     num_workers: int,
     num_microbatches: int,
@@ -180,6 +186,11 @@ def looped_bfs(
     )
 
 
+@published(
+    "circular",
+    "MaxText's circular pipeline (AI-Hypercomputer/maxtext); GPipe is arXiv:1811.06965",
+    legal="any P, M a multiple of P",
+)
 def circular(
     num_workers: int,
     num_microbatches: int,
@@ -253,6 +264,7 @@ def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) ->
 # time at both ends of a step and memory of the warm-up shrink with it.
 
 
+@published("seq-1f1b", "Sun et al., Seq1F1B (arXiv:2406.03488)")
 def seq_1f1b(
     num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -272,6 +284,7 @@ def seq_1f1b(
     return spread_rows("seq-1f1b", rows, slots, grammar=grammar)
 
 
+@published("terapipe", "Li et al., TeraPipe (arXiv:2102.07988)")
 def terapipe(
     num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -287,6 +300,7 @@ def terapipe(
     return spread_rows("terapipe", rows, slots, grammar=Grammar(slices=slices))
 
 
+@published("slimpipe", "Li et al., SlimPipe (arXiv:2504.14519)", stages_per_worker=2)
 def slimpipe(
     num_workers: int,
     num_microbatches: int,
@@ -327,6 +341,7 @@ def slimpipe(
     return spread_rows("slimpipe", rows, slots, placement, grammar=Grammar(slices=slices))
 
 
+@published("chunked-prefill", "Qin et al., Mooncake (arXiv:2407.00079); sgl-project/sglang")
 def chunked_prefill(
     num_workers: int, num_microbatches: int, *, slices: int = 4, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:

@@ -18,6 +18,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, resolve_choice, share
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.builders.one_f_one_b import Ops, one_f_one_b, phase_ops
+from pipejax.schedules.builders.published import CONTROLLABLE, PLANNED, ZERO_BUBBLE, published
 from pipejax.schedules.cells.cells import zigzag
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import (
@@ -131,6 +132,7 @@ ZB_V = Waits(forward=[3, 1], gradient=[1, 3], turns=[2, 0, 2])
 DENSE_ZB_V = ZB_V._replace(turns=[0, 0, 0])  # without waits between the two stages of a worker
 
 
+@published("v-half", CONTROLLABLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
 def v_half(
     num_workers: int, num_microbatches: int, *, transfer: float = 0.0, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -154,6 +156,7 @@ def v_half(
     return _planned("v-half", num_microbatches, _half_waits(num_workers), limits, slots, transfer)
 
 
+@published("v-min", CONTROLLABLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
 def v_min(
     num_workers: int, num_microbatches: int, *, transfer: float = 0.0, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
@@ -176,6 +179,7 @@ def v_min(
     return _planned("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
 
 
+@published("zb-v", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
 def zb_v(
     num_workers: int,
     num_microbatches: int,
@@ -376,6 +380,11 @@ VARIANTS = {
 }
 
 
+@published(
+    "vocabulary-1f1b",
+    "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)",
+    extends_grammar=True,
+)
 def vocabulary_1f1b(
     num_workers: int,
     num_microbatches: int,
@@ -397,6 +406,13 @@ def vocabulary_1f1b(
     return _with_vocabulary("vocabulary-1f1b", table, Phase.B, variant, overlap)
 
 
+@published(
+    "vocabulary-v-half",
+    "Yeung et al., Vocabulary Parallelism (arXiv:2411.05288)",
+    bytes_per_op=PLANNED,
+    stages_per_worker=2,
+    extends_grammar=True,
+)
 def vocabulary_v_half(
     num_workers: int,
     num_microbatches: int,

@@ -23,8 +23,8 @@ from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.periodic_makespan import extrapolated_makespans
+from pipejax.schedules.builders.published import ANY
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.registry import ANY
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts, is_recomputed
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

@@ -1,0 +1,83 @@
+"""The record of a schedule that can be built, and the decorator that makes one."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from pipejax.schedules.table.table import ScheduleTable
+
+
+class Builder(NamedTuple):
+    """A schedule that can be built.
+
+    Attributes:
+      function: makes the table.
+      source: where the schedule was published.
+      planned: whether its order follows from times, so that it should be built from those of
+        the run where they are known.
+      bytes_per_op: that making a table and its program takes, measured and rounded down.
+      stages_per_worker: where no option says how many.
+      sizes: workers and microbatches where there is one table alone, read from a file.
+      legal: numbers of workers P and microbatches M that can be built, in words; of a user's own
+        schedule nothing is known.
+      content: of a user's own schedule, what tells it from another one of the same name.
+
+    Example:
+      >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
+      (('waves',), 'Huang et al., GPipe (arXiv:1811.06965)')
+    """
+
+    function: Callable[..., ScheduleTable]
+    source: str
+    planned: bool = False
+    bytes_per_op: int = 600
+    stages_per_worker: int = 1
+    sizes: tuple[int, int] | None = None
+    legal: str = ""
+    content: str = ""
+
+    @property
+    def summary(self) -> str:
+        """Return the first line of the builder's docstring."""
+        lines = (inspect.getdoc(inspect.unwrap(self.function)) or "").splitlines()
+        return lines[0].rstrip(".") if lines else ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the parameters beyond workers, microbatches and slots."""
+        common = {"num_workers", "num_microbatches", "slots"}
+        return tuple(name for name in self._parameters if name not in common)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Return the options, and slots if the schedule is drawn in slots."""
+        return (*self.options, *(["slots"] if "slots" in self._parameters else []))
+
+    @property
+    def _parameters(self) -> list[str]:
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
+CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
+ZERO_BUBBLE = "Qi et al., Zero Bubble (arXiv:2401.10241)"
+PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables with known starts
+BRAIDED = 1500  # bytes per op with all its parts
+
+Function = TypeVar("Function", bound=Callable[..., ScheduleTable])
+USUAL_BUILDERS: dict[str, Builder] = {}  # of the usual ops, which the same costs price
+EXTENDED_BUILDERS: dict[str, Builder] = {}  # with a grammar of their own
+
+
+def published(
+    name: str, source: str, *, extends_grammar: bool = False, **fields: Any
+) -> Callable[[Function], Function]:
+    """Register a builder under a name, with its source and further fields of `Builder`."""
+
+    def register(function: Function) -> Function:
+        builders = EXTENDED_BUILDERS if extends_grammar else USUAL_BUILDERS
+        builders[name] = Builder(function, source, **fields)
+        return function
+
+    return register
