@@ -18,6 +18,7 @@ from pages.input_files import input_file_pages
 from pages.live import LIVE, address, live_page
 from pages.notebooks import notebook_files, scripts
 from pages.options import options_page
+from pages.programs import program_files
 from pages.repository import SHOWN, for_the_site, shown
 
 
@@ -34,6 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     contents[LIVE] = live_page(whole=is_whole())
     contents |= {"commands.md": commands_page(whole=is_whole()), "options.md": options_page()}
     contents |= api_pages() | input_file_pages()
+    contents |= program_files(config.site_name, str(config.site_description), config.nav)
     for script in scripts():
         files.remove(files.src_uris[f"examples/{script.name}"])
         contents |= notebook_files(script, execute=is_whole())
