@@ -13,7 +13,7 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from pipejax.cli.app import COMMANDS
+from pipejax.cli.app import COMMANDS, summary
 from pipejax.cli.output.schemas import FOLDER
 
 VERSION = 1  # to be raised when a key goes, is renamed, or means something else
@@ -159,7 +159,7 @@ def write_schemas(answers: Iterable[Mapping[str, Any]]) -> None:
         command: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "title": f"pipejax {command} --json",
-            "description": COMMANDS[command],
+            "description": summary(command),
             "version": VERSION,
         }
         | described(schema, (command,))

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from pipejax.base.checks import nearest
 from pipejax.base.conditions import SIGNS, si_number, split_condition
-from pipejax.cli.options.values import parse_float, parse_ratio
-from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
-from pipejax.cli.output.report import json_text
+from pipejax.cli.options.option import parse_float, parse_ratio
+from pipejax.cli.output.report import digits, gigabytes, json_text, percent, seconds
 from pipejax.cli.output.schemas import (
     KeyPath,
     inner_schema,
