@@ -25,7 +25,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs docs-serve formulas paper pipedream optpipe findings sweeps fidelity figures quick test test-papers test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench dist schemas format lock clean
+.PHONY: help demo docs docs-serve formulas paper pipedream optpipe findings sweeps fidelity figures quick near test test-papers test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench dist schemas format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -101,6 +101,9 @@ docs-serve: $(READY)  ## serve the documentation at http://127.0.0.1:8000 while 
 
 quick: lint  ## lint and fast tests, without compilation, solver or process
 	$(PYTEST) --quick tests
+
+near: $(READY)  ## test the files that changed since main: tests/near.py says which tests
+	tests=$$($(BIN)/python tests/near.py) && $(PYTEST) -m "not slow" $$tests
 
 test: lint  ## run lint, types, tests, doctests
 	$(MAKE) -j 2 types tests

@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from near import get_tests
+
 ROOT = Path(__file__).parent.parent
 # arithmetic, comparisons, numbers, booleans: not annotations, decorators and what is raised
 OPERATORS = re.compile(
@@ -29,111 +31,6 @@ excluded-modules = []
 test-command = "{python} -m pytest -q -x --tb=no -p no:cacheprovider -m 'not slow' {tests}"
 distributor.name = "local"
 """
-
-# Tests by what they look at. A file has the tests of the longest prefix of its path.
-TESTS = {
-    "pipejax/": "public_api objects",
-    "pipejax/base": "sizes files objects outputs progress doors incremental longest_paths twins",
-    "pipejax/search/orders/transfer_swaps.py": "incremental",
-    "pipejax/base/longest_path.py": "schedules longest_paths recurrence incremental",
-    "pipejax/schedules": (
-        "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz"
-        " fuzz_runs pair_links posting overlapped_pairs staleness schedules activation_memory"
-        " recurrence"
-    ),
-    "pipejax/schedules/builders": (
-        "closed_forms staleness schedules published v_schedules published_forms"
-        " published_predicates registry_grid overlapped_pairs activation_memory"
-        " fused_schedules memory_limits"
-    ),
-    "pipejax/schedules/heuristics": (
-        "building_blocks closed_forms staleness schedules published v_schedules"
-        " published_forms published_predicates registry_grid overlapped_pairs transfer_order"
-        " memory_limits optimize"
-    ),
-    "pipejax/schedules/naming.py": "own_schedules schedules",
-    "pipejax/schedules/table/table_files.py": (
-        "doors whole_files pytorch_tables table own_schedules"
-    ),
-    "pipejax/costs": (
-        "costs models sizes workload layout stragglers topology by_microbatch doors step_report"
-    ),
-    "pipejax/costs/layers": (
-        "layer_ops activations kernel_time published models collectives workload step_report"
-        " exchanges_beside_products overlap"
-    ),
-    "pipejax/costs/measured": (
-        "measured_rows measured_tables measured_memory profiles doors costs megatron_log"
-        " step_time calibrate validation"
-    ),
-    "pipejax/costs/model": (
-        "models layer_ops activations pipeline_layout published layout measured_memory"
-        " hugging_face megatron_log workload step_report one_memory_rule"
-    ),
-    "pipejax/costs/stage": (
-        "activation_memory one_memory_rule measured_memory staleness pipeline_layout workload"
-        " step_report overlap topology sensitivity"
-    ),
-    "pipejax/costs/system": (
-        "system_sections calibrated_numbers kernel_time models doors collectives workload"
-        " step_report"
-    ),
-    "pipejax/engine": "twins fuzz_runs recurrence transformations engine_pairs one_meaning",
-    "pipejax/engine/lowering": (
-        "links table host_links whole_files one_memory_rule pytorch_tables closed_forms fuzz"
-        " fuzz_runs pair_links posting overlapped_pairs staleness transfer_order"
-        " by_microbatch stragglers recurrence engine_pairs formula one_meaning"
-    ),
-    "pipejax/engine/batched": "batch engine_pairs transformations devices one_meaning",
-    "pipejax/engine/batched/pricing.py": "batch step_time jitter_factors jitter",
-    "pipejax/engine/steady_state.py": "long_schedules engine_pairs",
-    "pipejax/engine/periodic_makespan.py": "long_schedules engine_pairs one_meaning",
-    "pipejax/analysis": "activation_memory objects compare diff step_report",
-    "pipejax/analysis/comparison": "closed_forms compare diff fused_schedules",
-    "pipejax/analysis/formula": "formula formula_family formula_batch",
-    "pipejax/analysis/paths": "longest_paths transfer_order twins",
-    "pipejax/analysis/runs": (
-        "host_links staleness activation_memory pictures chrome_trace compare step_report"
-        " recurrence"
-    ),
-    "pipejax/analysis/step": "validation step_time step_report sensitivity calibrate",
-    "pipejax/analysis/uncertainty": "corners jitter jitter_factors sensitivity",
-    "pipejax/checker": "certificates formula fuzz_runs grammar_runs",
-    "pipejax/search": "tuning joint_tuning",
-    "pipejax/search/calibration": (
-        "robust_fit hold_outs bands calibrated_numbers calibrate calibrate_links"
-    ),
-    "pipejax/search/orders": "transfer_order transfer_swaps microbatch_order deal topology",
-    "pipejax/search/partition": "partition",
-    "pipejax/search/schedule": (
-        "neighbourhoods building_blocks effort optimize search_answers optimize_store optimize_cli"
-    ),
-    "pipejax/search/tuning": "tuning joint_tuning",
-    "pipejax/sweep": "results sweep sweep_store plan",
-    "pipejax/sweep/plan": "plan",
-    "pipejax/runtimes": "mpmd_export torch_lowering runtimes",
-    "pipejax/traces": "trace_readers trace_suspects trace replay trace_truth",
-    "pipejax/training": "objectives replay training",
-    "pipejax/plots": "pictures shown figures training_figures",
-    "pipejax/plots/explorer": "explorer",
-    "pipejax/cli": "cli command_line doors shown printed_tables outputs init mistakes environment",
-    "pipejax/cli/commands": (
-        "cli command_line doors shown printed_tables outputs init mistakes compare diff"
-        " formula certificates staleness plan jitter results optimize_cli transfer_order"
-        " microbatch_order partition tuning"
-    ),
-}
-
-
-def get_tests(path):
-    """Test files for a source file: those of the longest prefix, and itself if it has examples."""
-    prefix = max((prefix for prefix in TESTS if path.startswith(prefix)), key=len)
-    names = TESTS[prefix].split()
-    examples = [path] if ">>>" in (ROOT / path).read_text() else []
-    files = {test.stem.removeprefix("test_"): test for test in (ROOT / "tests").rglob("test_*.py")}
-    if missing := {*names} - files.keys():
-        sys.exit(f"TESTS names what is not there: {', '.join(sorted(missing))}")
-    return [*examples, *(str(files[name].relative_to(ROOT)) for name in names)]
 
 
 def survivors(path, folder, count, seed):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from near import ALWAYS, FILES as TEST_FILES, TESTS, near_tests
 from public_names import NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -187,3 +188,21 @@ def test_figures_take_names_from_sweeps_and_compute_nothing_with_them():
     assert others == {"sweeps.pipedream.words.fraction"}
     tabular = [name for p in (ROOT / "figures" / "tabular").glob("*.py") for name in imports(p)]
     assert not [name for name in tabular if name.startswith(("sweeps", "jax"))]
+
+
+def test_changed_files_have_tests():
+    """`make near` runs each test file for a folder, and tests for each folder."""
+    names = {name for line in TESTS.values() for name in line.split()}
+    assert names - TEST_FILES.keys() == set()
+    without_line = {file for name, file in TEST_FILES.items() if name not in names} - {*ALWAYS}
+    assert [file for file in without_line if not file.startswith("tests/papers/")] == []
+    assert [path for path in TESTS if not (ROOT / path).exists()] == []
+    folders = {str(path.parent.relative_to(ROOT)) for path in FILES}
+    assert folders - {path.rstrip("/") for path in TESTS} == set()
+    for path, test in {
+        "pipejax/search/orders/deal.py": "tests/test_deal.py",
+        "tests/strategies.py": "tests/test_fuzz.py",
+        "tests/data/mistakes.json": "tests/test_mistakes.py",
+        "sweeps/findings/links.py": "tests/papers/test_findings.py",
+    }.items():
+        assert test in near_tests(path), path
