@@ -9,6 +9,7 @@ from pipejax.analysis.formula.parameters import (
     named_parameters as named_parameters,
 )
 from pipejax.analysis.formula.versus import versus as versus
+from pipejax.analysis.frames import frame as frame
 from pipejax.analysis.paths.longest_paths import longest_paths as longest_paths
 from pipejax.analysis.runs.evaluate import (
     activation_memory as activation_memory,

@@ -16,3 +16,4 @@ from pipejax.plots.charts import (
     tornado_entries as tornado_entries,
     violin_entries as violin_entries,
 )
+from pipejax.plots.widget import ExplorerWidget as ExplorerWidget, explore as explore

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.output.answer import waiting
 from pipejax.cli.output.report import Figure, TextTable, is_number, seconds
 from pipejax.plots.palette import ink
@@ -16,8 +15,6 @@ from pipejax.plots.palette import ink
 if TYPE_CHECKING:
     from pipejax.analysis.runs.evaluate import Evaluation
     from pipejax.base.array_types import Float, NumpyArray
-    from pipejax.plots.explorer.payload import MemoryView
-    from pipejax.schedules.table.table import ScheduleTable
     from pipejax.search.remedies.explain import Explanation
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -60,16 +57,18 @@ def report_page(
     ran: Ran | None = None,
 ) -> str:
     """Return a page: the parts of a text, and the run, called `name`, in the explorer."""
-    from pipejax.plots.explorer.payload import Explored, page, rendered
+    from pipejax.plots.explorer.payload import Explored, MemoryView, page, rendered
 
     runs = [explanation.run, *(remedy.scenario.evaluate() for remedy in explanation.remedies[:1])]
     explored = [
-        Explored(run, _memory(run.table), name=called)
+        Explored(run, MemoryView.in_activations(run.table), name=called)
         for called, run in zip((name, "first remedy"), runs, strict=False)
     ]
     names = [name, *(remedy.what for remedy in explanation.remedies[:1])]
     if ran is not None:
-        replayed = Explored(ran.run, _memory(ran.run.table), None, "replayed", ran.starts)
+        replayed = Explored(
+            ran.run, MemoryView.in_activations(ran.run.table), None, "replayed", ran.starts
+        )
         explored.insert(0, replayed)
         names = [f"{ran.title}, as it ran", "replayed", *names]
     first, *below = names
@@ -99,10 +98,3 @@ def _page_part(part: object) -> dict[str, Any]:
         return {"rows": rows, "heads": heads, "title": part.title, "caption": part.caption}
     line = part if isinstance(part, Text) else Text.from_markup(str(part))
     return {"line": line.plain.strip()}
-
-
-def _memory(table: "ScheduleTable") -> "MemoryView":
-    """Return the activations that a table holds, in numbers and not in bytes."""
-    from pipejax.plots.explorer.payload import MemoryView
-
-    return MemoryView(*ActivationOptions(None, None).stage_sizes(table, None)[:5], None)

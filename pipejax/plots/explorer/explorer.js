@@ -252,6 +252,7 @@ export class Explorer {
     this.selected = op;
     const { focused } = this;
     state.selected = op < 0 ? "" : focused.label(op);
+    window.parent.postMessage({ selectedOp: state.selected }, "*"); // a notebook listens
     if (op >= 0 && !focused.error) {
       if (focused.ops.worker[op] >= 0) state.worker = focused.ops.worker[op];
       this.view.reveal(focused.start(op), focused.finish(op));

@@ -29,8 +29,8 @@ from pipejax.plots.explorer.factors import (
     read_by,
 )
 from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
-from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
-from pipejax.schedules.table.held_activations import HeldOps, HeldParts, with_items
+from pipejax.schedules.cells.ops import AT_WORK, IN_FLIGHT, ScheduleError
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts, with_items
 from pipejax.schedules.table.links import LINK_MODELS, LINKS
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -53,6 +53,13 @@ class MemoryView(NamedTuple):
     at_work: Float[NumpyArray, "ops stages *microbatches"]  # held while B, I, W run
     limits: Float[NumpyArray, " workers"] | None  # (workers) limit of activations
     static: Float[NumpyArray, " workers"] | None = None  # (workers) memory of the whole step
+
+    @classmethod
+    def in_activations(cls, table: ScheduleTable) -> "MemoryView":
+        """Return a view that counts activations, without limits."""
+        ones = np.ones(table.num_stages)
+        at_work = np.zeros((len(AT_WORK), table.num_stages))
+        return cls("activations", ones, WEIGHT_SHARE * ones, ones, at_work, None)
 
 
 class StepView(NamedTuple):

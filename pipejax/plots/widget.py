@@ -1,0 +1,50 @@
+"""The explorer in a cell of a notebook."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.plots.explorer.payload import Explored, MemoryView, page
+
+
+class ExplorerWidget(anywidget.AnyWidget):
+    """The explorer's page as a widget, which tells Python the op that is chosen in it.
+
+    Attributes:
+      page: HTML of the page.
+      height: of the cell [pixels].
+      selected: op that is chosen, as "2F5"; "" if none is.
+    """
+
+    _esm = Path(__file__).with_name("widget.js")
+    page = traitlets.Unicode().tag(sync=True)
+    height = traitlets.Int(640).tag(sync=True)
+    selected = traitlets.Unicode().tag(sync=True)
+
+
+def explore(runs: Evaluation | Sequence[Evaluation], *, height: int = 640) -> ExplorerWidget:
+    """Show runs in a notebook as a page in which times can be changed and ops chosen.
+
+    Args:
+      runs: runs with equal kinds of cost, the first one on top.
+      height: of the cell [pixels].
+
+    Returns:
+      A widget; `widget.observe(function, "selected")` follows the op that is chosen.
+
+    Raises:
+      ModuleNotFoundError: without `pip install 'pipejax[notebook]'`.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> widget = pj.plots.explore(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
+      >>> widget.selected, "1f1b" in widget.page
+      ('', True)
+    """
+    runs = [runs] if isinstance(runs, Evaluation) else list(runs)
+    explored = [Explored(run, MemoryView.in_activations(run.table)) for run in runs]
+    return ExplorerWidget(page=page(explored), height=height)
