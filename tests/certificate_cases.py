@@ -11,9 +11,9 @@ from hypothesis import assume, strategies as st
 from legal_sizes import WHOLE, is_legal
 
 import pipejax as pj
-from pipejax.checker.bounds import Question, derive_bounds
 from pipejax.checker.prices import read_links, read_memory, read_seconds
 from pipejax.checker.table import Table
+from pipejax.checker.verify import Question, derive_bounds
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import to_table
 from pipejax.search.schedule.problem import build_problem

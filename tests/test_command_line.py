@@ -13,14 +13,7 @@ import pytest
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS, QUESTIONS, command_function
-from pipejax.cli.options.catalogue import (
-    CATALOGUE,
-    EXCEPTIONS,
-    PANELS,
-    SHORT,
-    flag,
-    record,
-)
+from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
 from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import command_options, value_kinds
 

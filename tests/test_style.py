@@ -16,7 +16,7 @@ from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
 from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions, draw_tornado
 from pipejax.plots.fronts import Shown, draw_plan, draw_results
-from pipejax.plots.regions import Height, Side, draw_regions
+from pipejax.plots.heat_maps import Height, Side, draw_regions
 from pipejax.schedules import Grammar, OpKind
 
 SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009

@@ -4,23 +4,318 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-from pipejax.checker.bounds import DERIVED, Question, derive_bounds
 from pipejax.checker.claims import Discrepancy, derive, derive_optimum, differences, tolerance
 from pipejax.checker.form import check_form, form_text, read_form
-from pipejax.checker.prices import Prices, read_links, read_memory, read_seconds
+from pipejax.checker.prices import MESSAGE, NO_LINKS, Prices, read_links, read_memory, read_seconds
 from pipejax.checker.run import DeadlockError, Run
 from pipejax.checker.table import Table
 from pipejax.checker.values import (
     IllegalError,
     MalformedError,
+    at_microbatch,
     check_keys,
     check_numbers,
     check_word,
+    depth,
     is_time,
     require,
 )
+
+# Lower bounds of a makespan or span, added up again.
+#
+# All but "path" hold for every order of the ops. Times are the least over microbatches.
+
+DERIVED = ("path", "worker", "stage", "memory chain", "memory area")
+ROUNDING = 1e-9
+
+
+class PipeStage(NamedTuple):
+    """A stage of a pipe that has microbatches; times [s] and sizes are the least over these."""
+
+    worker: int
+    stage: int
+    microbatches: int
+    forward: float
+    update: float
+    gradient: float  # B, or I and W
+    input_gradient: float  # B or I
+    step_end: float  # A and U
+    head: float  # from the start of the run to the first F
+    trip: float  # from F to the input gradient
+    tail: float  # from the input gradient to the end of the run
+    weight: float  # W, where a whole B is no faster than I and W
+    link: float  # O and L
+    size: float
+    share: float  # of the size that stays for W
+
+
+class Question(NamedTuple):
+    """The question that bounds answer."""
+
+    is_span: bool
+    limits: list[float] | None
+    may_offload: bool
+
+
+Group = list[tuple[list[PipeStage], float]]  # stages and limits of workers that share a host link
+
+
+def derive_bounds(
+    table: Table, links: Prices, seconds: Prices, memory: Prices, question: Question
+) -> dict[str, float]:
+    """Return the largest lower bound [s] of each kind in `DERIVED` that applies."""
+    is_span, limits, may_offload = question
+    bounds = {}
+    if not is_span:  # a span excludes the time before its first op
+        free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}
+        bounds["path"] = max(Run(table, free, seconds).end.values())
+    if not table.rules.is_usual:
+        return bounds
+    pipes = range(len(table.placement))
+    stages = [s for pipe in pipes for s in pipe_stages(table, seconds, memory, pipe)]
+    workers = range(len(table.rows))
+    worker_stages = {worker: [s for s in stages if s.worker == worker] for worker in workers}
+    bounds["worker"] = max(work(worker_stages[worker], is_span) for worker in workers)
+    bounds["stage"] = max(chain(stage, None, is_span) for stage in stages)
+    if limits is not None and not may_offload:
+        bounds["memory chain"] = max(chain(s, limits[s.worker], is_span) for s in stages)
+    if limits is not None and (not may_offload or {"O", "L"} <= set(seconds)):
+        shared = [] if is_span else links["host_links"]  # spans of two workers need not meet
+        single = [[worker] for worker in workers if not any(worker in group for group in shared)]
+        groups: list[Group] = [
+            [(worker_stages[worker], limits[worker]) for worker in group if worker_stages[worker]]
+            for group in [*shared, *single]
+        ]
+        ends = [least_end(group, is_span, may_offload) for group in groups if group]
+        unit = common_unit(list_durations(table, links, seconds, may_offload))
+        bounds["memory area"] = round_up(max(ends, default=0.0), unit)
+    return bounds
+
+
+def _least(values: Any, axes: int) -> Any:
+    """Return nested lists with the smallest over microbatches, the axis after `axes` others."""
+    if axes:
+        return [_least(entry, axes - 1) for entry in values]
+    return min(values) if isinstance(values, list) else values
+
+
+def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
+    """Return the stages of a pipe, an empty list without microbatches."""
+    count, workers = table.pipes.count(pipe), table.placement[pipe]
+    if not count:
+        return []
+    times = {key: _least(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
+    sizes = {key: _least(memory[key], 1) for key in ("sizes", "weight_share")}
+    f, b, i, w, a, u = (times[letters] for letters in "FBIWAU")
+    stages = range(table.num_stages)
+
+    def hop(way: int, boundary: int) -> float:
+        """Return the time of a message over a boundary, 0 within a worker [s]."""
+        if workers[boundary] == workers[boundary + 1]:
+            return 0.0
+        return float(sum(times[key][way][pipe][boundary] for key in MESSAGE))
+
+    gradient = [min(b[s], i[s] + w[s]) for s in stages]
+    input_gradient = [min(b[s], i[s]) for s in stages]
+    step_end = [a[s] + u[s] for s in stages]
+    rest = [gradient[s] - input_gradient[s] + step_end[s] for s in stages]
+    head, tail, trip = [0.0], [rest[0]], [0.0] * table.num_stages
+    for s in stages[1:]:
+        head.append(head[-1] + f[s - 1] + hop(0, s - 1))
+        tail.append(max(rest[s], hop(1, s - 1) + input_gradient[s - 1] + tail[-1]))
+    for s in reversed(stages[:-1]):
+        trip[s] = hop(0, s) + f[s + 1] + trip[s + 1] + input_gradient[s + 1] + hop(1, s)
+    has_link = {"O", "L"} <= set(times)
+    return [
+        PipeStage(
+            worker=workers[s],
+            stage=s,
+            microbatches=count,
+            forward=f[s],
+            update=u[s],
+            gradient=gradient[s],
+            input_gradient=input_gradient[s],
+            step_end=step_end[s],
+            head=head[s],
+            trip=trip[s],
+            tail=tail[s],
+            weight=w[s] if b[s] >= i[s] + w[s] else 0.0,
+            link=times["O"][s] + times["L"][s] if has_link else math.inf,
+            size=sizes["sizes"][s],
+            share=sizes["weight_share"][s],
+        )
+        for s in stages
+    ]
+
+
+def work(stages: list[PipeStage], is_span: bool) -> float:
+    """Return the least end of a worker: time to its first op, all its ops, then the step end."""
+    busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
+    if is_span or not stages:
+        return busy
+    updates = sum({s.stage: s.update for s in stages}.values())
+    # the last op is followed by the end of the step of its stage, and by all updates of the worker
+    after_all = max(min(s.step_end for s in stages), updates)
+    # or after the last input gradient, from which the shortest way leads to the end of the run
+    until_inputs = sum(s.microbatches * (s.forward + s.input_gradient) for s in stages)
+    shortest_tail = min(s.tail for s in stages)
+    return min(s.head for s in stages) + max(busy + after_all, until_inputs + shortest_tail)
+
+
+def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
+    """Return the length of the longest path through one stage.
+
+    Each F follows the last one, each input gradient the last one and its own F. If the limit has
+    no room for an activation, its F waits for gradients.
+    """
+    forward, ends, rest = 0.0 if is_span else s.head, [0.0], s.gradient - s.input_gradient
+    for k in range(s.microbatches):
+        if limit is not None and s.size:
+            # limit of 2.5 activations, third F (k = 2): 0.5 too many, so it waits for 1 gradient
+            excess = k + 1 - limit / s.size
+            num_gradients = math.ceil(max(0.0, excess - ROUNDING))
+            # input gradients leave the share of W: is a weight gradient needed too?
+            left_over = excess - num_gradients * (1 - s.share)
+            needs_weight = left_over > (num_gradients - 1 + ROUNDING) * s.share
+            if num_gradients:
+                weight = min(s.input_gradient, rest) if s.share > 0 and needs_weight else 0.0
+                forward = max(forward, ends[min(num_gradients, k)] + weight)
+        forward += s.forward
+        ends.append(max(forward + s.trip, ends[-1]) + s.input_gradient)
+    return ends[-1] + (rest if is_span else s.tail)
+
+
+# --------------------------------------------------------------------------------- memory area
+def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
+    """Return the least end by which the shared host link of a group can carry enough [s]."""
+    stages = [s for worker_stages, _ in group for s in worker_stages]
+    idle = min(_head(s, is_span) + s.forward for s in stages)
+    idle += min(s.input_gradient + _tail(s, is_span) for s in stages)
+
+    def is_enough(end: float) -> bool:
+        """Return whether all offloads and loads fit on the link in a run that ends then."""
+        needed = sum(link_time(s, limit, end, is_span, may_offload) for s, limit in group)
+        return needed <= max(0.0, end - idle)
+
+    low, high = 0.0, 1.0  # doubled until enough, then bisected
+    while not is_enough(high):
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _head(s: PipeStage, is_span: bool) -> float:
+    return 0.0 if is_span else s.head
+
+
+def _tail(s: PipeStage, is_span: bool) -> float:
+    return s.gradient - s.input_gradient if is_span else s.tail
+
+
+def _filled(stages: list[PipeStage], limit: float) -> float:
+    """Return the memory that whole activations can fill, if all have one size; else all of it."""
+    room = max(0.0, min(limit, sum(s.microbatches * s.size for s in stages)))
+    sizes = {s.size for s in stages}
+    size = min(sizes)
+    if len(sizes) > 1 or not size:
+        return room
+    return math.floor(room / size + ROUNDING) * size
+
+
+def link_time(
+    stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
+) -> float:
+    """Return the seconds of the host link that a worker needs for a run that ends at `end`.
+
+    Activations need memory times time, an area; offloads must make up for the area that lacks.
+    """
+    length = end - min(_head(s, is_span) for s in stages)
+    length -= min(_tail(s, is_span) for s in stages)
+    room = _filled(stages, limit)
+    if length < sum(s.microbatches * (s.forward + s.input_gradient) for s in stages) or room <= 0:
+        return math.inf
+    needed = sum(s.microbatches * s.size * (s.forward + s.trip + s.input_gradient) for s in stages)
+    lack = needed + _unused(stages, limit, room, is_span) - room * length
+    if lack <= ROUNDING * room * length:
+        return 0.0
+    link = {s: s.link if may_offload else math.inf for s in stages}
+    saved = {s: s.size * max(0.0, s.trip - link[s]) for s in stages}  # area by one offload
+    offloaded = sorted((s for s in stages if saved[s] > 0), key=lambda s: link[s] / saved[s])
+    if not offloaded:
+        return math.inf
+    largest = max(saved[s] for s in offloaded)
+    least = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in offloaded)
+    seconds = 0.0
+    for s in offloaded:  # first those that save most for a second of the link
+        area = min(lack, s.microbatches * saved[s])
+        seconds += link[s] * area / saved[s]
+        lack -= area
+    return math.inf if lack > ROUNDING * room * length else max(least, seconds)
+
+
+def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
+    """Return the memory times time that no activation can use.
+
+    At the start, one F after the other takes memory, and at the end, one input gradient after the
+    other frees it. While an activation's share for W is kept, fewer others may fit.
+    """
+    largest, total = max(s.size for s in stages), sum(s.microbatches * s.size for s in stages)
+    steps = int(room / largest + ROUNDING)
+    step = min(s.forward for s in stages) + min(s.input_gradient for s in stages)
+    filling = step * sum(room - k * largest for k in range(1, steps + 1))
+    spare = {
+        s: max(0.0, room - _filled(stages, min(limit, total) - s.size * s.share)) for s in stages
+    }
+    after = min(_tail(s, is_span) for s in stages)
+    after -= min(0.0 if is_span else s.step_end for s in stages)
+    lost = sum(s.microbatches * s.weight * spare[s] for s in stages)
+    return filling + max(0.0, lost - max(spare.values()) * after)
+
+
+def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bool) -> list[float]:
+    """List the durations above 0 of all ops and messages [s]."""
+    times: list[float] = []
+    for letters in (*"FBIWAU", *("OL" if may_offload else "")):
+        for time in seconds.get(letters, []):
+            times += time if isinstance(time, list) else [time]
+    is_delay = {links["model"], *links["pairs"].values()} == {"delay"}
+    for way in (0, 1):
+        for pipe, home in enumerate(table.placement):
+            for k in range(table.num_stages - 1):
+                parts = [seconds[key][way][pipe][k] for key in MESSAGE]
+                count = len(table.pipes) if any(map(depth, parts)) else 1
+                for microbatch in range(count if home[k] != home[k + 1] else 0):
+                    pair = [at_microbatch(part, microbatch) for part in parts]
+                    times += [sum(pair)] if is_delay else pair
+    return [time for time in times if time]
+
+
+def common_unit(times: list[float]) -> float | None:
+    """Return the unit of which all durations are whole multiples, if there is one."""
+    if not times:
+        return None
+    scale = 10.0 ** math.ceil(math.log10(max(times)))
+    fractions = [Fraction(time / scale).limit_denominator(10**8) for time in times]
+    pairs = zip(fractions, times, strict=True)
+    if not all(math.isclose(fraction, time / scale, rel_tol=1e-9) for fraction, time in pairs):
+        return None
+    # 1/2 and 3/4 are 2 and 3 quarters: their unit is gcd(2, 3) quarters
+    denominator = math.lcm(*(fraction.denominator for fraction in fractions))
+    divisor = math.gcd(*(int(fraction * denominator) for fraction in fractions))
+    return scale * float(Fraction(divisor, denominator))
+
+
+def round_up(bound: float, unit: float | None) -> float:
+    """Round a bound up to whole units, as ends of runs are."""
+    if unit is None or not math.isfinite(bound) or unit <= ROUNDING * bound:
+        return bound
+    return math.ceil(bound / unit * (1 - ROUNDING)) * unit
+
 
 VERSION = 2
 KEYS = ("kind", "version", "table", "costs", "claim", "proof")

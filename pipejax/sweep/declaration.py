@@ -33,12 +33,7 @@ from pipejax.base.file_fields import (
 from pipejax.costs.model.launchers import find_launcher, launcher_defaults
 from pipejax.costs.model.model import Model, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.stack import (
-    AS_THE_SYSTEM,
-    OF_WORKLOAD,
-    Stack,
-    load_stack,
-)
+from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.scaling import parse_stragglers

@@ -295,7 +295,7 @@ def _draw(
 ) -> "RegimeMap":
     """Draw the fastest schedule over two parameters, in times of the first."""
     from pipejax.analysis.formula.versus import regime_map
-    from pipejax.plots.regions import Side, draw_regions
+    from pipejax.plots.heat_maps import Side, draw_regions
 
     regimes = regime_map(forms)
     unit, *others = regimes.parameters

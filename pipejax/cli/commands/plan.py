@@ -9,13 +9,7 @@ from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import (
-    Count,
-    CountIfGiven,
-    Text,
-    options,
-    parse_share,
-)
+from pipejax.cli.options.option import Count, CountIfGiven, Text, options, parse_share
 from pipejax.cli.options.run import SHARED, LinkOptions, SharedOptions
 from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
 from pipejax.cli.output.answer import Answer, progress

@@ -461,7 +461,7 @@ def draw_map(
     results: "SweepResults", rank: str, shown: "Regions", across: str, up: str, figure: Output
 ) -> None:
     """Draw which schedule is best over two axes, with lines of equal costs."""
-    from pipejax.plots.regions import Height, Side, draw_regions
+    from pipejax.plots.heat_maps import Height, Side, draw_regions
 
     sides = []
     for axis in (across, up):

@@ -26,12 +26,7 @@ from pipejax.schedules.cells.ops import (
     matching_receive,
 )
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.sharding import (
-    STAGES,
-    Lookahead,
-    with_gathers,
-    with_reductions,
-)
+from pipejax.schedules.table.sharding import STAGES, Lookahead, with_gathers, with_reductions
 from pipejax.schedules.table.slot_simulation import (
     check_host_links,
     host_edges,

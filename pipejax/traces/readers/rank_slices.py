@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,12 @@ class Rows(NamedTuple):
         start, end, label = np.array(sorted(slices), np.float64).reshape(-1, 3).T
         return cls(rank, label.astype(np.int64), start, end)
 
+    def take(self, index: NumpyArray) -> "Rows":
+        """Return the rows with some of the slices."""
+        step = None if self.step is None else self.step[index]
+        fields = {name: getattr(self, name)[index] for name in ("label", "start", "end")}
+        return self._replace(**fields, step=step)
+
 
 class RankFile(NamedTuple):
     """Slices of each rank in a file."""
@@ -82,8 +88,7 @@ def innermost(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Row
     if count := int(is_outer.sum()):
         why = "others of their phase lie inside"
         left_out.append(LeftOut(f"ranges of rank {rows.rank}", why, count))
-    fields = {name: getattr(rows, name)[~is_outer] for name in ("label", "start", "end")}
-    return rows._replace(**fields)
+    return rows.take(~is_outer)
 
 
 def number_steps(
@@ -347,20 +352,18 @@ def _shift(rows: Rows, delay: float) -> Rows:
 
 def _join(first: Rows, second: Rows) -> Rows:
     """Join the rows of two files of one rank."""
-    start = np.concatenate([first.start, second.start])
-    order = np.argsort(start, kind="stable")
-    return first._replace(
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(second, name)], axis=-1)
+        for name in ("label", "start", "end", "receives", "work", "syncs")
+    }
+    joined = first._replace(
+        **arrays,
         world=max(first.world, second.world),
-        label=np.concatenate([first.label, second.label])[order],
-        start=start[order],
-        end=np.concatenate([first.end, second.end])[order],
-        receives=np.concatenate([first.receives, second.receives], axis=1),
-        work=np.concatenate([first.work, second.work], axis=1),
-        syncs=np.concatenate([first.syncs, second.syncs], axis=1),
         marks=[*first.marks, *second.marks],
         is_cut=first.is_cut or second.is_cut,
         is_ours=first.is_ours or second.is_ours,
     )
+    return joined.take(np.argsort(joined.start, kind="stable"))
 
 
 def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
@@ -460,9 +463,7 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
         stays = rows.start < late.min()
         why = "the capture ended before their kernels"
         left_out.append(LeftOut(f"slices of rank {rows.rank}", why, int(np.sum(~stays))))
-        step = None if rows.step is None else rows.step[stays]
-        fields = {"label": rows.label[stays], "start": rows.start[stays], "end": rows.end[stays]}
-        return _kernel_times(rows._replace(**fields, step=step), cells, left_out)
+        return _kernel_times(rows.take(stays), cells, left_out)
     # an op without kernels ends after the host and all kernels of the ops before it
     done = np.maximum.accumulate(np.where(no_kernel, rows.end[ops], finish[ops]))
     begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
@@ -475,11 +476,8 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
     np.minimum.at(begin, launcher[is_launched], start[is_launched])
     begins = others[np.isfinite(begin[others]) & ~is_receive[rows.label[others]]]
     new_start[begins] = begin[begins]
-    order = np.argsort(new_start, kind="stable")
-    step = None if rows.step is None else rows.step[order]
-    return rows._replace(
-        label=rows.label[order], start=new_start[order], end=new_end[order], step=step
-    )
+    timed = rows._replace(start=new_start, end=new_end)
+    return timed.take(np.argsort(new_start, kind="stable"))
 
 
 def _find_launchers(
