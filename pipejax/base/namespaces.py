@@ -5,7 +5,6 @@ people, type checkers and this module read it. So the command line can answer `-
 """
 
 import ast
-import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -22,13 +21,14 @@ def lazy(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
             exports = [alias.name for alias in statement.names if alias.asname == alias.name]
             modules.update(dict.fromkeys(exports, str(statement.module)))
 
-    @functools.cache
     def get_attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {namespace!r} has no attribute {name!r}")
         if modules[name] == namespace:
             return importlib.import_module(f"{namespace}.{name}")
-        return getattr(importlib.import_module(modules[name]), name)
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[namespace], name, value)  # this function is called once for a name
+        return value
 
     names = sorted(modules, key=lambda name: (not name[0].isupper(), name))  # classes first
     return get_attribute, lambda: names, names
