@@ -1,4 +1,4 @@
-"""Atomic files and folders, drafted beside their final path, then moved there; folder locks."""
+"""Atomic files and folders, moved to their final path when complete; locks; origin of results."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Processes of a runtime: started and ended together.
+"""Requests to a runtime, its results, and its processes, which start and end together.
 
 The environment of a process is set before it imports the library of the runtime. A process gets one
 request on stdin, which stays open: when this process ends, for whatever reason, the others end.

@@ -1,4 +1,4 @@
-"""Published schedules: every builder with its source and its checks."""
+"""Published schedules: every builder with its source and its checks, and the one of a table."""
 
 import functools
 import importlib
@@ -80,7 +80,7 @@ def _rows_without_idle(table: ScheduleTable, ignored: Collection[Phase]) -> list
 
 
 # modules with builders: lists of schedules have their order
-MODULES = ("one_f_one_b", "chimera", "dualpipe", "offload", "v_shape", "asynchronous", "encoders")
+MODULES = ("one_f_one_b", "chimera", "dualpipe", "zero_bubble", "v_shape", "asynchronous", "encoders")
 for _module in MODULES:
     importlib.import_module(f"pipejax.schedules.builders.{_module}")
 

@@ -26,17 +26,18 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Parts of any step that sum to its time.
 #
-# The mean worker computes for a part of the step and waits for the rest. Each reason to wait is
-# as long as the step grows when that reason joins those before it, so the parts telescope to the
-# step:
+# The mean worker computes for a part of the step and waits for the rest. Each reason to wait is as
+# long as the step grows when that reason joins those before it, so the parts telescope to the step:
 #
-# stages alike, no messages compute + start + gaps + end rules of the table among usual ops +
-# rules microbatches as they are + uneven microbatches stages as they are + imbalance messages
-# that use no resource + messages links as they are + blocking offloads, sharding, exchange,
-# update + the seconds of each that nothing hides, then of each lane
+#     stages alike, no messages            compute + start + gaps + end
+#     rules of the table among usual ops   + rules
+#     microbatches as they are             + uneven microbatches
+#     stages as they are                   + imbalance
+#     messages that use no resource        + messages
+#     links as they are                    + blocking
+#     offloads, sharding, exchange, update + the seconds that nothing hides of each, then of lanes
 #
-# Only the two kinds of unevenness can be negative: a schedule may run faster on stages that
-# differ.
+# Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
 
 SHARDING = ("unshard", "reshard", "reduce_grad", "wait_reduce_grad")
 # times added to ops alone, in this order: fields of `Costs` by the name of their part

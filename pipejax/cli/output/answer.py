@@ -1,4 +1,4 @@
-"""Answers of commands, printed as one JSON object, as text or as tables."""
+"""Answers of commands, printed as one JSON object, as text or as tables; their progress."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping

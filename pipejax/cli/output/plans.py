@@ -1,4 +1,4 @@
-"""A plan as text: the best layout, the next ones, and what would change the order."""
+"""A plan and the options of launchers as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The program: a lowered schedule, as arrays of integers that point into a flat cost vector.
+"""The program: a lowered schedule, as integers that point into a flat cost vector, and its run.
 
 ```
 [ 0 | op times: phase by stage | fused pairs | latency | transmit | latency + transmit ]

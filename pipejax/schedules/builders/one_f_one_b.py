@@ -1,4 +1,4 @@
-"""GPipe, 1F1B and their interleaved forms, whose ops follow a fixed pattern."""
+"""GPipe, 1F1B and their interleaved and sliced forms, whose ops follow a fixed pattern."""
 
 from typing import NamedTuple
 

@@ -20,10 +20,10 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
-from pipejax.traces.readers.finish import finish_trace
+from pipejax.traces.readers.finish import Places, deal_ranks, finish_trace
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, empty_trace
-from pipejax.traces.readers.rank_lists import Places, check_ranks, deal_ranks
+from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 

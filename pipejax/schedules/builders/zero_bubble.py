@@ -1,4 +1,4 @@
-"""Schedules that offload activations to the host: beside fixed compute, or if memory is short."""
+"""Zero-bubble schedules, and schedules that offload activations to the host."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
