@@ -1,7 +1,7 @@
 """Batches of costs: makespans of thousands to millions of configurations, and their gradients.
 
 Three forms of the recurrence do the work: `unrolled.py` for large batches of small programs
-(smaller ones where counts are wanted too), `levels.py` for the values of large batches of long
+(smaller ones where counts are wanted too), `interpreter.py` for the values of large batches of long
 ones, and `interpreter_loops.py` for everything else. All follow the first-predecessor rule of
 `recurrence.py`, so a batch gives what `makespan` gives one by one.
 
