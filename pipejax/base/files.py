@@ -9,11 +9,9 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipejax.base.checks import memory
@@ -28,14 +26,18 @@ VIEWS = ("cli", "plots")  # rooms that only show numbers
 
 def own_version() -> str:
     """Return the version of pipejax, "unknown" where its sources are not installed."""
+    from importlib import metadata  # only results need it
+
     try:
-        return version("pipejax")
-    except PackageNotFoundError:
+        return metadata.version("pipejax")
+    except metadata.PackageNotFoundError:
         return "unknown"
 
 
 def provenance() -> dict[str, str]:
     """Return the attributes that are stored with a result."""
+    from importlib.metadata import version
+
     return {
         "pipejax": own_version(),
         "jax": version("jax"),
@@ -63,6 +65,8 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
+    import subprocess
+
     command = ["git", "-C", str(PACKAGE), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

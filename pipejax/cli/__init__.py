@@ -1,11 +1,13 @@
 """The command line: one module per command; `app.py` puts them together."""
 
+import gc
 import os
 import sys
 
 
 def main() -> None:
     """Run the command line; a user's mistake ends with exit code 2 and one line on stderr."""
+    gc.set_threshold(100_000)  # modules stay: a search for garbage among them takes 50 ms
     try:
         from pipejax.cli import process
 
