@@ -102,14 +102,6 @@ def test_shares_of_the_step_are_of_one_whole(small):
     assert small.best.bound_by == RESOURCES[shares.argmax()] == "compute.peak"
 
 
-def test_long_programs_are_evaluated_one_layout_at_a_time(small, monkeypatch):
-    """All at once, 22 machines took 31 GB on a program of 147,585 ops."""
-    best = small.layouts.take(np.array([np.nanargmin(small.estimates.step_time)]))
-    at_once = layout_resource_shares(small.request, best)
-    monkeypatch.setattr(programs, "MANY_OPS", 0)
-    np.testing.assert_allclose(layout_resource_shares(small.request, best), at_once, rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("model", "system", "gpus", "recipe"),
     [  # published recipes: tensor, pipeline, stages per worker, expert, edge units
@@ -343,8 +335,16 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
     }
     costs = pj.Costs(**values, transmit=rng.random((3, 2, 1, 2 * stages - 1)))
     whole = exact_times(shape, 26, costs, pj.Links())
-    monkeypatch.setattr("pipejax.sweep.plan.programs.MOST_OPS", 10)
+    sizes = []  # of the batches that grow from periods: the matrices of one layout take a GB
+
+    def grow(*arguments, **options):
+        sizes.append(options["batch_size"])
+        return pj.analysis.extrapolated_makespans(*arguments, **options)
+
+    monkeypatch.setattr(programs, "MOST_OPS", 10)
+    monkeypatch.setattr(programs, "extrapolated_makespans", grow)
     np.testing.assert_allclose(exact_times(shape, 26, costs, pj.Links()), whole, rtol=1e-12)
+    assert sizes == [1, 1, 1] or schedule == "gpipe"  # which has no period
 
 
 @pytest.mark.slow

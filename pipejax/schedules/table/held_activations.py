@@ -340,10 +340,18 @@ class HeldCounts(NamedTuple):
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
         """Return the peak of activation memory, (..., workers) bytes, for sizes of each part."""
-        # The sizes are (..., stages) bytes and may be traced.
+        # Sizes and counts may be traced. If both are numbers, only the few stages that each worker
+        # holds are multiplied.
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
-        held = [size @ counts for size, counts in zip(sizes, self.parts, strict=True)]
-        return sum(held[1:], start=held[0]).max(axis=-1).T
+        counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
+        if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):
+            is_held = counts.any(axis=(0, 3))  # (workers, stages)
+            few = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
+            counts = np.take_along_axis(counts, few[None, :, :, None], axis=2).astype(float)
+            sizes = tuple(size[..., few].reshape(-1, *few.shape).swapaxes(0, 1) for size in sizes)
+        held = [size @ count for size, count in zip(sizes, counts, strict=True)]
+        peaks = sum(held[1:], start=held[0]).max(axis=-1).T
+        return peaks.reshape(*batch, len(self.copies))
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:

@@ -30,8 +30,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.schedule_axis import Choice, built
 
-MOST_OPS = 1 << 17  # of a program that is lowered whole: longer ones grow from their periods
-MANY_OPS = 1 << 16  # of a program that is evaluated one layout at a time: each takes a GB
+MOST_OPS = 1 << 19  # of a program that is lowered whole: longer ones grow from their periods
 HELD = 256  # answers about what workers hold that are kept
 SETTLED = (2, 3)  # microbatches for each worker after which what workers hold grows no more
 
@@ -207,19 +206,23 @@ def exact_times(
     shape: ProgramShape, microbatches: int, costs: Costs, links: Links
 ) -> Float[NumpyArray, " layouts"]:
     """Return the makespans (layouts) of one program, with all-reduce and update [s]."""
-    # a long program repeats the period of a shorter one, which is exact
+    # a very long program repeats the period of a shorter one, which is exact
     # (engine/periodic_makespan.py); without a period it is lowered completely
     size = len(np.asarray(costs.forward))
-    if size > 1 and shape.ops(microbatches) > MANY_OPS:
-        parts = (mapped(lambda leaf, k=k: leaf[k : k + 1], costs) for k in range(size))
-        return np.concatenate([exact_times(shape, microbatches, part, links) for part in parts])
     if shape.ops(microbatches) > MOST_OPS:
         try:
             few = 4 * shape.workers + microbatches % shape.workers
             short = _program(shape, few, links)
-            return np.asarray(
-                extrapolated_makespans(short, costs, num_microbatches=microbatches, batch_size=size)
-            )
+            times = [  # one by one: the products of matrices of each take a GB
+                extrapolated_makespans(
+                    short,
+                    mapped(lambda leaf, k=k: leaf[k : k + 1] if np.ndim(leaf) else leaf, costs),
+                    num_microbatches=microbatches,
+                    batch_size=1,
+                )
+                for k in range(size)
+            ]
+            return np.concatenate(times)
         except ValueError:
             pass  # no period, or none of so many microbatches
     program = _program(shape, microbatches, links)
