@@ -206,3 +206,25 @@ def test_each_unmeasured_regime_has_its_best_layout_apart():
     apart = {layout.regime: layout.step_time for layout in result.outside}
     assert apart == {regime: times[regime] for regime in times.keys() - measured}
     assert len(apart) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "precision"),
+    [
+        ("llama3-8b", "gb300", "nvfp4"),
+        ("llama3-8b", "b200", "bf16"),
+        ("llama3-8b", "b300", "nvfp4"),
+        ("qwen3-30b-a3b", "gb300", "nvfp4"),
+    ],
+)
+def test_where_no_regime_is_measured_the_nearest_is_ranked(model, system, precision):
+    """Runs without ZeRO 3 are near: layouts with it differ in a further fact, and stand apart."""
+    choices = {"tensor": [1], "pipeline": [1], "context": [1], "expert": [1, 8], "zero": [1, 3]}
+    job = {"gpus": 8, "minibatch": 64, "precision": precision, "schedules": ["1f1b"]}
+    result = pj.plan(model, system, **job, choices=choices)
+    ranked = (result.best, *result.runners_up)
+    assert not any(layout.evidence.is_enough for layout in ranked)
+    assert {layout.layout["zero"] for layout in ranked} == {1}
+    (apart,) = result.outside
+    assert apart.layout["zero"] == 3
+    assert len(apart.evidence.differs) == 1 + len(result.best.evidence.differs)

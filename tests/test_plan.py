@@ -245,6 +245,15 @@ def test_parts_of_layers_that_are_recomputed_can_be_searched():
         pj.plan(GPT, H100, **SMALL | {"choices": {"recompute": ["layers"]}})
 
 
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "deepseek-v3-mtp", "llama3-8b"])
+def test_latent_attention_is_recomputed_by_default_as_in_recipes(name):
+    request = PlanRequest(pj.load_model(name), H100, 64, 64, choices={"pipeline": (1,)})
+    layouts = enumerate_layouts(request)
+    searched = {request.recomputations[place] for place in set(layouts.recompute.tolist())}
+    latent = {"mla_up_proj", "mla_up_proj+mlp"} if name != "llama3-8b" else set()
+    assert searched == {"none", "full"} | latent
+
+
 def test_edge_units_that_change_nothing_are_left_out():
     llama = pj.load_model("llama3-405b")  # 126 layers: first and last stage have fewer anyway
     result = enumerate_layouts(PlanRequest(llama, H100, 64, 64))

@@ -35,6 +35,8 @@ from pipejax.sweep.plan.programs import ProgramShape, build_table, refusal
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].largest or 0)))  # what replicas may split
 EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
+# parts that published recipes of models with latent attention recompute
+LATENT_PARTS = ("mla_up_proj", "mla_up_proj+mlp")
 COUNTED = (
     *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
 )
@@ -93,8 +95,8 @@ class PlanRequest:
     @property
     def recomputations(self) -> tuple[str, ...]:
         """List the names that `Layouts.recompute` counts in: modes, then parts of layers."""
-        chosen = self.choices.get("recompute", ())
-        return (*RECOMPUTE, *(name for name in chosen if name not in RECOMPUTE))
+        parts = () if self.model.mla is None else LATENT_PARTS
+        return tuple(dict.fromkeys((*RECOMPUTE, *self.choices.get("recompute", parts))))
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
         """Return the values of an axis that may be chosen."""

@@ -19,7 +19,7 @@ from pipejax.analysis.step.evidence import (
 )
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import check_types, whole_number, wrong
+from pipejax.base.checks import MAX_COUNT, check_types, whole_number, wrong
 from pipejax.base.files import is_dataset
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.layers.formulas import model_flop
@@ -104,7 +104,7 @@ def plan(
         microbatch_size, recompute, zero, edge_units. Default: all legal values, with tensor
         parallelism inside a node, at least 1024 tokens of a sequence on an accelerator, at most 16
         stages per worker, none of which has over 10 % more layers than their mean, and recompute
-        none, selective and full.
+        none, selective, full, and parts of latent attention.
       link: link model, or `Links`.
       runners_up: number of reported layouts after the best.
       exhaustive: whether all layouts that fit are evaluated exactly.
@@ -284,11 +284,18 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 def evidence_levels(
     regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
 ) -> Int[NumpyArray, " layouts"]:
-    """Return 0 if a regime is measured and predicted well, 1 if predicted badly, else 2."""
+    """Return 0 if a regime is measured and predicted well, 1 if predicted badly.
+
+    Else it is the number of facts by which the nearest runs differ, at least 2.
+    """
     levels = {}
     for regime, record in zip(regimes, by_row, strict=True):
-        is_measured = record is not None and record.regime == regime and record.is_many
-        levels[regime] = 2 - is_measured - (record is not None and record.is_enough)
+        if record is None:
+            levels[regime] = MAX_COUNT  # no run is near
+        elif record.regime == regime and record.is_many:
+            levels[regime] = int(not record.is_enough)
+        else:
+            levels[regime] = 1 + max(1, len(record.differs))
     return np.array([levels[regime] for regime in regimes])
 
 
