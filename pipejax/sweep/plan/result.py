@@ -44,6 +44,8 @@ POINTS = 25  # factors on either side, and between two that disagree
 ROUNDS = 3  # of trying between two: to 2e-5 of the factor
 
 Factors = Mapping[str, Float[NumpyArray, " rows"]]
+Logarithms = Float[NumpyArray, " factors"]
+Bracket = tuple[float, float]  # logarithms of a factor with a lag, and of the next one without
 
 
 @short_repr
@@ -114,24 +116,26 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
         return ()
     pair = layouts.take(rows)
     log_grid = np.log(np.geomspace(1, FURTHEST, POINTS))
-    lags = _runner_up_lag(request, pair, np.concatenate([-log_grid, log_grid]))
-    if lags[0, 0] <= 0:  # factor 1
+    both = np.tile(np.concatenate([-log_grid, log_grid]), (len(RESOURCES), 1))
+    lags = _runner_up_lag(request, pair, dict(zip(RESOURCES, both, strict=True)))
+    if lags[RESOURCES[0]][0] <= 0:  # factor 1
         return ()
-    results = []
-    for name, down, up in zip(RESOURCES, lags[:, :POINTS], lags[:, POINTS:], strict=True):
-        brackets = [_first_sign_change(-log_grid, down), _first_sign_change(log_grid, up)]
-        nearest = min(filter(None, brackets), key=lambda ends: abs(ends[1]), default=None)
+    brackets: dict[str, Bracket] = {}
+    for name, lag in lags.items():
+        down = _first_sign_change(-log_grid, lag[:POINTS])
+        up = _first_sign_change(log_grid, lag[POINTS:])
+        nearest = min(filter(None, [down, up]), key=lambda ends: abs(ends[1]), default=None)
         if nearest is not None:
-            factor = _refined_factor(request, pair, name, *nearest)
-            results.append(
-                BreakEven(name, factor, factor * float(system_number(request.system, name)))
-            )
+            brackets[name] = nearest
+    factors = _refined_factors(request, pair, brackets)
+    results = [
+        BreakEven(name, factor, factor * float(system_number(request.system, name)))
+        for name, factor in factors.items()
+    ]
     return tuple(sorted(results, key=lambda result: abs(np.log(result.factor))))
 
 
-def _first_sign_change(
-    logarithms: Float[NumpyArray, " factors"], lags: Float[NumpyArray, " factors"]
-) -> tuple[float, float] | None:
+def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | None:
     """Return the first factor without a lag and the one before it, as logarithms."""
     if not (lags <= 0).any():
         return None
@@ -139,30 +143,31 @@ def _first_sign_change(
     return logarithms[first - 1], logarithms[first]
 
 
-def _refined_factor(
-    request: PlanRequest, pair: Layouts, name: str, with_lag: float, without_lag: float
-) -> float:
-    """Narrow a bracket of logarithmic factors, and return its end without a lag as a factor."""
-    for _ in range(ROUNDS):
-        logarithms = np.linspace(with_lag, without_lag, POINTS)
-        lags = _runner_up_lag(request, pair, logarithms, (name,))[0]
-        with_lag, without_lag = _first_sign_change(logarithms, lags) or (with_lag, without_lag)
-    return float(np.exp(without_lag))
+def _refined_factors(
+    request: PlanRequest, pair: Layouts, brackets: dict[str, Bracket]
+) -> dict[str, float]:
+    """Narrow brackets of logarithmic factors, and return their ends without a lag as factors."""
+    for _ in range(ROUNDS if brackets else 0):
+        grids = {name: np.linspace(*ends, POINTS) for name, ends in brackets.items()}
+        lags = _runner_up_lag(request, pair, grids)
+        brackets = {
+            name: _first_sign_change(grids[name], lags[name]) or ends
+            for name, ends in brackets.items()
+        }
+    return {name: float(np.exp(without_lag)) for name, (_, without_lag) in brackets.items()}
 
 
 def _runner_up_lag(
-    request: PlanRequest,
-    pair: Layouts,
-    logarithms: Float[NumpyArray, " factors"],
-    names: tuple[str, ...] = RESOURCES,
-) -> Float[NumpyArray, "names factors"]:
+    request: PlanRequest, pair: Layouts, grids: Mapping[str, Logarithms]
+) -> dict[str, Float[NumpyArray, " factors"]]:
     """Return how much slower the runner-up is with each factor on each number [s]."""
-    count = len(names) * len(logarithms)
-    number = np.repeat(np.arange(len(names)), len(logarithms))
-    factor = np.tile(np.exp(logarithms), len(names))
-    factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(names)}
+    sizes = [len(grid) for grid in grids.values()]
+    number = np.repeat(np.arange(len(grids)), sizes)
+    factor = np.exp(np.concatenate([*grids.values()]))
+    factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(grids)}
+    count = sum(sizes)
     times = [times_on(request, pair.take(np.full(count, row)), factors) for row in range(len(pair))]
-    return (times[1] - times[0]).reshape(len(names), -1)
+    return dict(zip(grids, np.split(times[1] - times[0], np.cumsum(sizes)[:-1]), strict=True))
 
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pipejax.costs.model.workload_fields import parse_recompute
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System
-from pipejax.engine.batched.pricing import PART, in_parts, priced
+from pipejax.engine.batched.pricing import in_parts, priced
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest, layout_workload, program_shape
 from pipejax.sweep.plan.programs import (
@@ -45,6 +45,7 @@ from pipejax.sweep.plan.programs import (
 # The axis of stages is padded, and the axis of layouts cut into chunks of one size. So every
 # search has the same shapes, and compiles once: that takes longer than all else.
 
+AT_ONCE = 256  # layouts of a chunk
 SHORT, LENGTH = 32, 128  # stages are filled up to the first, or to a multiple of the second
 
 
@@ -78,7 +79,7 @@ def price(
         for mode in modes:
             mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
             price_part = functools.partial(priced, _Layouts(request.recomputations[mode]), model)
-            parts.append(in_parts(price_part, mode_numbers, PART))
+            parts.append(in_parts(price_part, mode_numbers, AT_ONCE))
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     return _cut(joined, shape.stages)
