@@ -74,7 +74,7 @@ def test_the_best_is_that_of_brute_force(small):
     np.testing.assert_allclose(small.estimates.memory_bytes, memory, rtol=1e-12)
     fits = memory <= H100.memory_available
     assert small.fitting == fits.sum() < small.enumerated == len(layouts)
-    ideas, axes = {}, [layouts.tensor, layouts.pipeline, layouts.expert, layouts.zero]
+    ideas, axes = {}, [layouts.tensor, layouts.pipeline, layouts.expert, layouts.zero >= 3]
     for k in np.flatnonzero(fits):
         ideas.setdefault(tuple(axis[k] for axis in axes), []).append(times[k])
     shortest = sorted(map(sorted, ideas.values()))[: 1 + len(small.runners_up)]

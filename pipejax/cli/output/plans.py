@@ -284,6 +284,7 @@ def _ties(entry: "PlannedLayout") -> str:
     for tie in entry.also[:TIES]:
         sizes = [f"{words} {tie[name]}" for name, words in WORDS.items() if name in tie]
         sizes += [str(tie[name]) for name in ("schedule", "recompute") if name in tie]
+        sizes += [f"ZeRO {tie['zero']}"] if "zero" in tie else []
         sizes += [f"edge units {tie['loss_units']}"] if "loss_units" in tie else []
         texts.append(", ".join(sizes))
     return "; ".join(texts) + ("; .." if entry.also[TIES:] else "")

@@ -41,7 +41,7 @@ COUNTED = (
     *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
 )
 SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.in_plan))
-IDEA = ("tensor", "pipeline", "expert", "expert_tensor", "zero")  # one reported layout of each
+IDEA = ("tensor", "pipeline", "expert", "expert_tensor")  # one reported layout of each
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 
@@ -181,8 +181,8 @@ class Layouts(NamedTuple):
 
     @property
     def idea(self) -> Column:
-        """Return a number per layout, equal if all axes of `IDEA` are equal."""
-        columns = np.stack([getattr(self, axis) for axis in IDEA], axis=1)
+        """Return a number per layout, equal if `IDEA` is, and whether replicas split weights."""
+        columns = np.stack([*(getattr(self, axis) for axis in IDEA), self.zero >= 3], axis=1)
         number: Column = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
         return number
 

@@ -90,8 +90,8 @@ def plan(
     per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and head count
     as layers. Those that fit in memory are evaluated exactly, in the order of a lower bound, until
     no other can be among the best. So best and runners-up are exact. They are different ideas: of
-    layouts with equal tensor, pipeline, expert parallelism and ZeRO only the fastest is reported,
-    with those within 1 % of it (`also`).
+    layouts with equal tensor, pipeline and expert parallelism, with or without ZeRO 3, only the
+    fastest is reported, with those within 1 % of it (`also`).
 
     Args:
       model: the transformer, or its name.

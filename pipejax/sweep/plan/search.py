@@ -4,7 +4,7 @@ All layouts are priced, which gives memory and a lower bound on the step time. T
 exactly in the order of bounds, each with all layouts of its program that may still be among the
 best. The search ends when the next bound exceeds the last of the best.
 
-The best are different ideas: of layouts with the same axes of `IDEA` only the fastest counts.
+The best are different ideas: of layouts with the same `Layouts.idea` only the fastest counts.
 """
 
 import dataclasses
