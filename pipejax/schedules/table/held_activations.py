@@ -336,7 +336,8 @@ class HeldCounts(NamedTuple):
 
         `static` and `version` are bytes (..., stages) of a copy and of a stashed version.
         """
-        return static @ self.copies.T + version @ self.stashed.T
+        copies, stashed = (counts.T.astype(float) for counts in (self.copies, self.stashed))
+        return static @ copies + version @ stashed
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
         """Return the peak of activation memory, (..., workers) bytes, for sizes of each part."""
@@ -364,9 +365,9 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
         on_worker = held.worker == worker
         # the worker has few of all columns: count in these alone
         worker_columns, indices = np.unique(column[on_worker], return_inverse=True)
-        changes = np.zeros((len(indices), len(worker_columns)), int)
-        changes[np.arange(len(indices)), indices] = held.change[on_worker]
-        counts = np.cumsum(changes, axis=0)[held.is_last_at_time[on_worker]]
+        changes = np.zeros((len(worker_columns), len(indices)), int)
+        changes[indices, np.arange(len(indices))] = held.change[on_worker]
+        counts = np.cumsum(changes, axis=1)[:, held.is_last_at_time[on_worker]]
         candidates = _undominated(counts)
         peaks = np.zeros((len(candidates), num_parts * stages), int)
         peaks[:, worker_columns] = candidates
@@ -378,15 +379,17 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     return HeldCounts(*_copies_and_versions(table), by_part, held.items)
 
 
-def _undominated(counts: Int[NumpyArray, "times columns"]) -> Int[NumpyArray, "peaks columns"]:
-    """Return the rows that no other row reaches in every entry; one of them is the peak."""
-    # The peak of sizes >= 0 is the largest counts @ sizes; a row that another row reaches in every
-    # entry is never the only largest. The next row in time dominates most rows; the others are
-    # compared pairwise.
-    zeros = np.zeros((1, counts.shape[1]), counts.dtype)
-    is_dominated = (np.concatenate([counts[1:], zeros]) >= counts).all(axis=1)
-    rows = np.unique(counts[~is_dominated], axis=0)
+def _undominated(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
+    """Return the times that no other time reaches in every entry; one of them is the peak."""
+    # The peak of sizes >= 0 is the largest sizes @ counts; a time that another one reaches in every
+    # entry is never the only largest. The next time dominates most; the others are compared
+    # pairwise, one column after another.
+    zeros = np.zeros((len(counts), 1), counts.dtype)
+    is_dominated = (np.concatenate([counts[:, 1:], zeros], axis=1) >= counts).all(axis=0)
+    rows = np.unique(counts[:, ~is_dominated].T, axis=0)
     if len(rows) == 0:  # the worker holds nothing at all
-        return zeros
-    dominates = (rows[:, None] >= rows[None, :]).all(axis=2)
+        return zeros.T
+    dominates = np.ones((len(rows), len(rows)), bool)
+    for column in rows.T:
+        dominates &= column[:, None] >= column
     return rows[dominates.sum(axis=0) == 1]  # only by themselves
