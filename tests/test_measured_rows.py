@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.measured_rows import COLUMNS, joined
 from pipejax.costs.measured.rows_file import read_rows
@@ -195,3 +196,26 @@ def test_the_docs_tell_of_every_column():
     text = (Path(__file__).parents[1] / "docs" / "measured_rows.md").read_text()
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     assert sorted(" ".join(cells).replace("`", "").replace(",", " ").split()) == sorted(COLUMNS)
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_a_measured_bandwidth_within_a_node_carries_the_exchanges_of_tensor_parallelism(
+    tmp_path, tensor
+):
+    """A layer sums its activations four times; a ring sends 2 (t - 1) / t of them each time."""
+    shape = {"hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 16384, "vocabulary": 51200}
+    job = {"sequence": 2048, "tensor": tensor, "context": 1, "expert": 1, "data": 1, "pipeline": 1}
+    job |= {"stages_per_worker": 1, "microbatch_size": 1, "global_batch": 1, "zero": 0}
+    job |= {"sequence_parallel": 0, "accelerators": tensor, "schedule": "1f1b", "system": "a100"}
+    job |= {"recompute": "none", "precision": "bf16", "tensor_overlap": 0, "seconds": 1}
+    job |= {"stack": "megatron-lm-2021", "accelerators_per_node": 8, "dropout": 0}
+    job |= {"embedding_units": 0, "loss_units": 0, "flash_attention": 1}
+    rows = [
+        {key: str(value) for key, value in ({"layers": layers} | shape | job | rate).items()}
+        for layers in (1, 2)
+        for rate in ({"node_bandwidth": 1e9}, {"node_bandwidth": 2e9})
+    ]
+    seconds = pj.validate(write(tmp_path, *rows)).predicted.seconds.reshape(2, 2)
+    slower = (seconds[1] - seconds[0]) @ [1, -1]  # what a layer takes more at half the rate
+    sent = 4 * 2 * (tensor - 1) / tensor * 2048 * 4096 * 2
+    assert slower == pytest.approx(sent / 1e9 - sent / 2e9, rel=1e-3)
