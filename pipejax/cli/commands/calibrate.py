@@ -33,14 +33,14 @@ class FitOptions:
     """Options of a fit of a system to runs of models and to collectives.
 
     Attributes:
-      system: to begin with.
-      stack: the software of all runs; the one that rows name if not given.
-      collectives: what they decide of links is not fitted to runs again.
-      fit: as compute.efficiency,host.layer, or all; if not given, what predicts runs best that the
-        fit did not see, or nothing where the system as it is does.
-      general: not the system's own numbers.
-      hold_out: or group:h,t,b, or few:8 (all but eight).
-      layer_times: as h,t,b.
+      system: The fit starts from it.
+      stack: The software of all runs. Default: as each row names it.
+      collectives: The runs do not fit again what these decide about links.
+      fit: As compute.efficiency,host.layer, or all. Default: those that predict held-out runs best,
+        or none where the system as it is does.
+      general: They replace the system's own numbers.
+      hold_out: Also group:h,t,b, or few:8 (all but eight).
+      layer_times: As h,t,b.
     """
 
     system: Text = None
@@ -63,7 +63,7 @@ def calibrate(
     """Fit a system to measured runs, robustly.
 
     Options:
-      out: the system, which every command takes (.json).
+      out: The system (.json), for `--system` of every command.
 
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json

@@ -58,10 +58,10 @@ def compare(
     """Compare schedules as published formula, idealised table and communication-aware run.
 
     Options:
-      microbatches: or several, as 8,16,32; those of the tables if not given.
-      labels: in place of their own names.
-      diff: order, workers, phases, messages; in units of F = I = W = 1, B = 2 without times.
-      exchange: each worker in turn, in large tables too, where that takes long.
+      microbatches: Several are allowed, as 8,16,32. Default: as in the tables.
+      labels: They replace the schedules' own names.
+      diff: Order, workers, phases, messages. Without times in units of F = I = W = 1, B = 2.
+      exchange: Each worker in turn. Large tables take long.
       figure: timelines of the runs under one time axis.
 
     Example:

@@ -79,10 +79,10 @@ class TimingSettings:
     """Slack, corners and paths of a run.
 
     Attributes:
-      target: slack is against it, and what workers are late is summed up.
-      corner: also hot:compute@worker3*1.3,F@stage0*2; may be given several times. Slack is the
-        worst of all.
-      paths: with what they count, and what becomes critical next.
+      target: Slack counts to this deadline; lateness of workers is summed up.
+      corner: Also hot:compute@worker3*1.3,F@stage0*2. May be given several times; the smallest
+        slack counts.
+      paths: With the ops on each, and the path that becomes critical next.
     """
 
     slack: bool = False

@@ -37,9 +37,8 @@ class ExplainedRun(RunOptions):
     """A run that is explained.
 
     Attributes:
-      memory_limit: remedies that need more are left out; if not given, what plan leaves of a
-        system's memory, or all of it where the run needs more now. Without
-        any limit, those that need more than the run now.
+      memory_limit: Remedies that need more are left out. Default: the limit of `plan`, or the whole
+        memory of the device if the run needs more; without a system, what the run needs now.
     """
 
     memory_limit: Text = None
@@ -60,11 +59,11 @@ def explain(
     Every cause is undone and every remedy applied, and the run repeated.
 
     Options:
-      schedules: only these are tried; all if not given.
-      stage_layers: one number for all stages, or one each; layers are moved whole then.
+      schedules: Only these are tried. Default: all.
+      stage_layers: One number, or one per stage. Remedies then move whole layers.
       out: a report as one page (.html), with the explorer in it.
-      write_tables: of every remedy that has another, for `--table`.
-      search: schedules in the memory of now, layers over stages, schedules that take long to plan.
+      write_tables: One for each remedy with a table of its own, for `--table`.
+      search: Schedules in today's memory, layers over stages, schedules that take long to plan.
 
     Example:
       pipejax explain -s 1f1b -P 4 -M 16 --stage-times F=10ms,B=20ms --comm 2ms

@@ -47,12 +47,11 @@ def init(
     DeepSpeed, NeMo, nanotron and Hugging Face make rows too, with `--columns` for their layout.
 
     Options:
-      model: the one that a model's file is a copy of, llama3-70b if not given; of rows from a log
-        the one that was trained.
-      system: the one that a system's file is a copy of; h100 if not given.
-      from_: of rows several logs, as a.log,b.log.
-      columns: cells of every row that the log does not say, as tensor=2,pipeline=4.
-      out: model.json, system.json or rows.csv if not given.
+      model: The model to copy (default: llama3-70b), or for rows the model that the log trained.
+      system: The system to copy. Default: h100.
+      from_: For rows also several logs, as a.log,b.log.
+      columns: They fill every row, as tensor=2,pipeline=4.
+      out: Default: model.json, system.json or rows.csv.
 
     Example:
       pipejax init model --from config.json --out ours.json

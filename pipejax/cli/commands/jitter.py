@@ -44,14 +44,13 @@ class SamplingOptions:
     """Distributions of durations, and the number of samples.
 
     Attributes:
-      op: NAME:SPREAD, a name of lognormal, gamma, normal, uniform and exponential.
-      worker: likewise, the same for all of its ops.
-      message: likewise.
+      op: NAME:SPREAD. Names: lognormal, gamma, normal, uniform, exponential.
+      worker: NAME:SPREAD, one draw for all of its ops.
+      message: NAME:SPREAD.
       straggler: PROBABILITY:SLOWDOWN in a sample.
       op_straggler: PROBABILITY:SLOWDOWN.
-      replicas: each with durations of its own: a step lasts as long as the slowest; with --model
-        --data-parallel if not given, else 1.
-      samples: 10,000 if not given, of more than 20 replicas fewer, 500 at least.
+      replicas: Each draws its own durations. Default: --data-parallel with --model, else 1.
+      samples: Default: 10,000; with more than 20 replicas fewer, at least 500.
     """
 
     op: str = "lognormal:0"
@@ -108,8 +107,8 @@ def jitter(
     """Run schedules with random durations: quantiles of the step time, and who is robust.
 
     Options:
-      microbatches: those of the tables if not given.
-      ops: of the samples.
+      microbatches: Default: as in the tables.
+      ops: Over all samples.
       figure: the samples of each schedule as a violin.
       out: all samples (.zarr).
 

@@ -56,7 +56,7 @@ class StoreOptions:
     """Folder of solved problems.
 
     Attributes:
-      store: $PIPEJAX_CACHE or the user's if not given.
+      store: Default: $PIPEJAX_CACHE, or the user's cache.
     """
 
     store: Path | None = None
@@ -88,8 +88,8 @@ class OptimizedRun(SizedRunOptions):
     """A run under a memory limit.
 
     Attributes:
-      memory_limit: activations, or with --model bytes of the device, as 40GB; one number or one per
-        worker.
+      memory_limit: In activations, or with --model in bytes of the device, as 40GB. One number, or
+        one per worker.
     """
 
     memory_limit: str = dataclasses.field()  # required here, unlike in its base
@@ -110,8 +110,8 @@ def optimize(
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
 
     Options:
-      effort: about as many seconds of one idle core. On one thread, as it is unless --threads says
-        more, the answer is the same whatever else the machine does, if time is not up first.
+      effort: Its unit is about a second of one idle core. One thread (the default) gives the same
+        answer on any machine, if it ends before the time limit.
       certificate: for `pipejax verify`.
       out: the best table (.csv or .json).
 

@@ -29,7 +29,7 @@ def sensitivity(
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
 
     Options:
-      factor: for the tornado chart.
+      factor: The tornado chart shows both.
       figure: the tornado chart.
 
     Example:

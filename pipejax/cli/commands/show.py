@@ -52,15 +52,15 @@ class PictureSettings:
     """Style of a timeline.
 
     Attributes:
-      from_: without times in slots.
-      to: the end of the longest run if not given.
-      part: until all workers have begun a backward, while all have forwards left, or after that.
-      unit: what suits the longest run if not given.
-      caption: in the picture or the terminal, or in a file of the picture's name that ends in .md.
-      no_critical: as it is always marked else.
-      transfers: in a drawing.
-      title: of a drawing or a page.
-      labels: in place of their own names.
+      from_: In slots if there are no times.
+      to: Default: the end of the longest run.
+      part: Until all workers have begun a backward; while all have forwards left; after that.
+      unit: Default: a unit that suits the longest run.
+      caption: Under or beside the runs, or in a file of the picture's name that ends in .md.
+      no_critical: Default: marked.
+      transfers: Drawings only.
+      title: Drawings and pages only.
+      labels: They replace the schedules' own names.
     """
 
     from_: Text = None
@@ -156,10 +156,10 @@ def show(
     A page (.html) prices them anew as sliders move; it needs no server and no net.
 
     Options:
-      schedules: one below the other.
+      schedules: One below the other.
       out: a drawing (.png, .pdf, .svg), or a page (.html).
-      open: a page.
-      choose: among all that are built in, on 2 to 16 workers.
+      open: Pages only.
+      choose: All built-in schedules, on 2 to 16 workers.
 
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages

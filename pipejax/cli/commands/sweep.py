@@ -50,8 +50,8 @@ def sweep_run(
     Killed at any moment and resumed, it ends with the same bytes as without a break.
 
     Options:
-      out: a Zarr store; with --force a sweep's that is there is begun anew.
-      scheduler: as tcp://host:8786.
+      out: A Zarr store. --force replaces an existing sweep.
+      scheduler: As tcp://host:8786.
 
     Example:
       pipejax sweep run grid.toml --out results.zarr --resume
@@ -164,22 +164,21 @@ def sweep_show(
     out: Annotated[Output, POINTS] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show the best points of a sweep, its front, where an axis stops to pay, and who wins where.
+    """Show the best points of a sweep, its front, where an axis stops paying, and who wins where.
 
-    Points that only rounding tells apart are one row, which says which axes do not matter there.
+    Points that differ only by rounding share a row, which names the axes that do not matter there.
 
     Options:
-      by: step_time, memory_bytes, an output that the sweep kept, or an axis of numbers.
-      where: an axis or a measure, then =, !=, <, <=, > or >=, as memory_bytes<50GB or
-        network.bandwidth>50GB/s; numbers without a unit are in SI units, bandwidths in B/s; of
-        several conditions all must hold.
-      pareto: and equals in the other.
-      axes: the less the better, but for tokens_per_second.
-      knee: an axis of numbers; with all others at their best, and by each value of each other.
-      within: of --knee.
-      map: two axes, across and up; all others are at their best.
-      out: all points that --where keeps, for DuckDB or polars (.parquet).
-      figure: all points in the two of --axes, or the --map.
+      by: step_time, memory_bytes, another output of the sweep, or an axis of numbers.
+      where: An axis or an output, then =, !=, <, <=, > or >=, as memory_bytes<50GB or
+        network.bandwidth>50GB/s. Without a unit numbers are in SI units, bandwidths in B/s. If
+        there are several, all must hold.
+      axes: Smaller is better, except for tokens_per_second.
+      knee: Only axes of numbers. Other axes are at their best, then at each of their values.
+      within: Only with --knee.
+      map: Across and up; all other axes are at their best.
+      out: All points that --where keeps (.parquet), for DuckDB or polars.
+      figure: All points over the two --axes, or the --map.
 
     Example:
       pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth

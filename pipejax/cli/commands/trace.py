@@ -72,23 +72,23 @@ def trace(
     profiler (one file a rank) and SQLite exports of Nsight Systems; the content says which.
 
     Options:
-      columns: names of columns where they are others, as replica=dp,start=begin, and of phases, as
+      columns: Names of columns, if they differ, as replica=dp,start=begin, and of phases, as
         W=param_grad.
-      stages_per_worker: where files do not say it.
-      microbatches: of a pipeline in a step, where files do not say it.
-      steps: where they do not say it.
-      world: ranks of the run; those of which there is no file are left out.
-      replicas: copies of the pipeline among the ranks, where labels do not say it.
-      only_steps: as 2:20, 5: or 3,4,7.
-      all_steps: without it, odd steps such as a warm-up are named and left out of the means.
-      against: files of another run of the same stages; may be given several times.
-      stage_layers: one number for all stages, or one each; layers are moved whole then.
-      schedules: only these are tried; all if not given.
-      launcher: any if not given.
-      search: schedules in the memory of now, and schedules that take long to plan.
-      save: table, costs, dataset and a trace for Perfetto, into a new folder.
+      stages_per_worker: Needed if the files do not say it.
+      microbatches: Per pipeline and step; needed if the files do not say it.
+      steps: Needed if the files do not say it.
+      world: Ranks without a file are left out.
+      replicas: Copies of the pipeline among the ranks; needed if labels do not say it.
+      only_steps: As 2:20, 5: or 3,4,7.
+      all_steps: Default: odd steps are named and left out of the means.
+      against: Files of another run of the same stages. May be given several times.
+      stage_layers: One number, or one per stage. Remedies then move whole layers.
+      schedules: Only these are tried. Default: all.
+      launcher: Default: any.
+      search: Schedules in today's memory, and schedules that take long to plan.
+      save: Table, costs, dataset and a trace for Perfetto.
       out: a report as one page (.html).
-      figure: who costs how much: workers by replicas, stages by steps.
+      figure: Time lost by worker and replica, and by stage and step.
 
     Example:
       pipejax trace run.parquet --save trace

@@ -58,11 +58,11 @@ def tune(
     """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
 
     Options:
-      workers: 8, or those of a table, if not given.
-      method: default: exhaustive up to 200,000 settings (1,000,000 of several parts), else
+      workers: Default: 8, or as in the table.
+      method: Default: exhaustive up to 200,000 settings (1,000,000 of several parts), else
         gradient.
-      microbatch_size: where it is not tuned; the one that is best alone if not given.
-      microbatches: in place of the size of one.
+      microbatch_size: For commands that do not tune it. Default: the best one by itself.
+      microbatches: It replaces the microbatch size.
 
     Example:
       pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
@@ -290,10 +290,9 @@ def layers(
     """Split a model into the stages that make the step shortest, for Megatron and torchtitan.
 
     Options:
-      method: in place of the proof, with at least one layer on every stage.
-      microbatch_size: of --method, in place of --microbatches; the one that is best alone if
-        neither is given.
-      out: all that --json prints (.json), or Megatron's layout alone (.txt), for
+      method: It replaces the proof; every stage keeps at least one layer.
+      microbatch_size: With --method, it replaces --microbatches. Default: the best one by itself.
+      out: All that --json prints (.json), or Megatron's layout alone (.txt), for
         `--pipeline-layout`.
 
     Example:

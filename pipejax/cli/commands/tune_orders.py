@@ -329,7 +329,7 @@ def places(
 
     Options:
       out: the places (.json), for `--worker-places`.
-      figure: who sits where, in order and as found.
+      figure: Workers on the machine, in order and in the best places.
 
     Example:
       pipejax tune places -s interleaved-1f1b -P 8 -M 16 -T F=1,B=2 --workers-per-node 4
@@ -411,7 +411,7 @@ def lookahead(
     """Search how far ahead each worker gathers sharded weights, and of how many stages at once.
 
     Options:
-      weights_limit: a number of stages, or bytes with --model (20GB); one for all workers or each.
+      weights_limit: In stages, or with --model in bytes (20GB). One number, or one per worker.
       iterations: steps of the search.
       out: the table with the cells (.json).
       figure: runs without lookahead and with it.
@@ -516,10 +516,10 @@ def chunks(
     A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
 
     Options:
-      stage_times: a of any chunk, b of each token, c of each pair of a token and one before it, g
-        of each token of the prefix that is read or rebuilt; 0 if not given.
-      num_chunks: the best number from 1 to 64 if not given.
-      multiple: but for the last one.
+      stage_times: a per chunk, b per token, c per pair of a token and an earlier one, g per prefix
+        token that is read or rebuilt. Default: 0.
+      num_chunks: Default: the best number from 1 to 64.
+      multiple: The last chunk takes the rest.
 
     Example:
       pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns

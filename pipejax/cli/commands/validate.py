@@ -42,10 +42,10 @@ def validate(
     within the tolerance, 1 if it is beyond.
 
     Options:
-      system: the one that each row names if not given.
-      stack: likewise.
-      predictions: pipejax is judged by the same rows; columns row (of DATA.csv, from 1), seconds
-        and memory_bytes.
+      system: Default: as each row names it.
+      stack: Default: as each row names it.
+      predictions: Pipejax predicts the same rows. Columns: row (of DATA.csv, from 1), seconds and
+        memory_bytes.
       figure: predicted against measured step times.
 
     Example:

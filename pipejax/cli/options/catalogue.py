@@ -74,7 +74,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
     "Schedule": {
         "schedule": _often(
             *(NAME, "schedule to build; `pipejax schedules` lists them", "s", "schedules"),
-            more="a name, a table, or a function of your own as FILE.py:FUNCTION.",
+            more="A table or a function of your own (FILE.py:FUNCTION) is a schedule too.",
         ),
         "schedules": _often(
             *(NAMES, "schedules, as gpipe,1f1b,chimera", "S", "schedules"),
@@ -185,7 +185,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         "weight_share": Option(
             NUMBER,
             "share of an activation that is held between I and W",
-            more="from 0 to 1; if not given it follows from the layers of --model, else it is 1/3.",
+            more="From 0 to 1. Default: as the layers of --model have it, else 1/3.",
         ),
         "activation_sizes": Option(
             NUMBERS, "size of an activation, one number or one per stage", argument="sizes"

@@ -54,29 +54,28 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     """Options of the costs of ops and messages.
 
     Attributes:
-      stage_times: or F=1ms,I=1ms,W=1ms where the backward is split; pair=2ms is what a fused pair
-        takes as a whole.
-      worker_times: its stages share it evenly.
-      offload: a number or one for each stage; with --model also system, as long as its host link
-        takes. Where a schedule is searched, it lets activations go there. --planned-offload is what
-        an order is made for, and changes no time.
-      load: a number or one for each stage; as O if not given.
-      minibatch: with --model; plan counts that of the whole job.
-      stack: which kernels it has, and what its exchanges run beside where options do not say it.
-      launcher: its defaults hold where options do not say otherwise, and what it lacks is named;
-        where several schedules are given, those it lacks are left out.
-      lengths: a line for each, several numbers where sequences are packed, or JSON; times are
-        those of the mean length, or follow from the model.
-      microbatch_order: that tune microbatches wrote.
-      stragglers: factors on all that these workers execute.
-      scale: what would be if; places are stages, boundaries and workers.
-      measured_stages: of --stage-times or --costs, where the table has others: they are merged, or
-        divided evenly.
-      pair_factor: 0 is perfect overlap, 1 none; it has nothing to do with pairs of workers.
-      recompute_again: where split backwards free what R brought back.
-      workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
-        --transmit then take a time for each level, as 1ms,5ms.
-      worker_places: numbered node by node, as 0,4,1,5, or a file that tune places wrote.
+      stage_times: Or F=1ms,I=1ms,W=1ms for split backwards; pair=2ms is the time of a whole fused
+        pair.
+      worker_times: Its stages share it evenly.
+      offload: One number, or one per stage. Default with --model: the time of the system's host
+        link. Lets a search offload activations. The order of the table follows --planned-offload.
+      load: One number, or one per stage. Default: as O.
+      minibatch: With --model only; in plan, of the whole job.
+      stack: Its kernels, and which exchanges overlap with compute unless options say it.
+      launcher: Its defaults hold unless options say otherwise; features that it lacks are named. Of
+        several schedules, those that it lacks are left out.
+      lengths: One line per microbatch (several numbers if sequences are packed), or JSON. Times
+        hold for the mean length, or follow from the model.
+      microbatch_order: `tune microbatches` writes one.
+      stragglers: They slow everything that these workers execute.
+      scale: Places are stages, boundaries and workers.
+      measured_stages: If --stage-times or --costs have other stages than the table, they are
+        merged, or divided evenly.
+      pair_factor: With 0 the pair overlaps perfectly, with 1 not at all.
+      recompute_again: For split backwards that free the recomputed activation early.
+      workers_per_node: A second number counts those of a rack of nodes. --comm, --latency and
+        --transmit then take one time per level, as 1ms,5ms.
+      worker_places: Numbered node by node; or a file of `tune places`.
     """
 
     stage_times: Text = None
@@ -117,7 +116,7 @@ class RendezvousOptions:
 
     Attributes:
       queues: worker, pair or direction.
-      host_links: O and L of such workers take turns.
+      host_links: Their O and L take turns.
     """
 
     queues: str = "worker"
@@ -133,12 +132,12 @@ class LinkOptions(RendezvousOptions):
     """The link model, and the links that messages share.
 
     Attributes:
-      posting: early is from the start of the step, program when its row reaches the cell; without
-        SEND and RECV cells program puts them producer by producer.
-      shared_links: pairs (both ways of every pair of workers), or groups, as 0-1+1-0,2-3+1-3.
-      pair_links: of workers 0 and 1, say, as 0-1=rendezvous,1-2=queued; both ways, unless 1-0 is
-        there too.
-      eager_below: those with a transmit time below this are buffered, as under queued.
+      posting: early posts at the start of the step, program when its row reaches the cell. Without
+        SEND and RECV cells program posts them by producer.
+      shared_links: Pairs (both directions of each), or groups, as 0-1+1-0,2-3+1-3.
+      pair_links: Or several, as 0-1=rendezvous,1-2=queued. Both directions, unless 1-0 is given
+        too.
+      eager_below: A transmit time below this makes a message buffered, as under queued.
     """
 
     link: str = "delay"
@@ -221,7 +220,7 @@ class SizedCostOptions(CostOptions):
     """Times of ops and messages, and sizes of activations.
 
     Attributes:
-      activation_sizes: a number or one per stage, as 1,1,2.
+      activation_sizes: As 1,1,2.
     """
 
     activation_sizes: Text = None
@@ -249,8 +248,8 @@ class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
     """Several schedules with times of their ops and messages.
 
     Attributes:
-      tables: may be given several times.
-      workers: those of the tables if not given.
+      tables: May be given several times.
+      workers: Default: as in the tables.
     """
 
     schedules: Text = None

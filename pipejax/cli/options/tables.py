@@ -145,23 +145,22 @@ class ScheduleSettings:
     """Options of a schedule besides workers and microbatches.
 
     Attributes:
-      admission: each-stage (if not given) or first-stage.
-      slots: with I and W as F=1,I=1,W=1; schedules planned for times take those of the run if not
-        given.
-      memory_limit: what the orders of zero-bubble and ada-offload are made for; others take none.
-      planned_comm: that of the run if not given.
-      planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
-        if not given.
-      planned_load: a number or one per stage; as O if not given.
-      slices: of seq-1f1b and terapipe, 2 if not given; of slimpipe a multiple of P, P if not given.
-      group_size: of pipe-offload from 1 to P; of interleaved-1f1b from P to M, as Megatron-LM's
+      admission: each-stage (default) or first-stage.
+      slots: Or F=1,I=1,W=1 for split backwards. Schedules planned for times take those of the run
+        by default.
+      memory_limit: Only zero-bubble and ada-offload plan their order for it.
+      planned_comm: Default: as in the run.
+      planned_offload: One number, or one per stage (ada-offload, pipe-offload). Default: as in the
+        run.
+      planned_load: One number, or one per stage. Default: as O.
+      slices: Default: 2, or P for slimpipe, which needs a multiple of P.
+      group_size: 1 to P for pipe-offload; P to M for interleaved-1f1b, as Megatron-LM's
         microbatch_group_size_per_vp_stage.
-      recompute_cells: under any schedule, and into a table of --table.
-      sharding_lane: compute, net or a name of your own; as a table has it if not given, net beside
-        --lookahead.
-      lookahead: uses by which UNSHARD cells stand before their own; one number, or one for each
-        worker. Puts sharding cells in, under any schedule; 1 where --residency alone is given.
-      residency: one number, or one for each worker; all that it has if not given.
+      recompute_cells: Under any schedule, and into a table of --table.
+      sharding_lane: Or a name of your own. Default: as in the table; net with --lookahead.
+      lookahead: Adds UNSHARD cells to any schedule, this many uses ahead. One number, or one per
+        worker. Default with --residency: 1.
+      residency: One number, or one per worker. Default: all of its stages.
     """
 
     stages_per_worker: CountIfGiven = None

@@ -114,33 +114,33 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "expert_tensor_parallel": WorkloadField(
         "whole",
         "accelerators that split each expert",
-        "As many as --tensor-parallel if not given, which is Megatron-LM's default.",
+        "Default: as --tensor-parallel, as in Megatron-LM.",
         least=0,
     ),
     "data_parallel": WorkloadField("whole", "replicas of the pipeline"),
     "zero": WorkloadField(
         "whole",
         "ZeRO stage: tensors that the replicas split",
-        "0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.",
+        "Stages: 0 (none), 1 (optimizer state), 2 (gradients too), 3 (weights too).",
         least=0,
         largest=3,
     ),
     "overlap": WorkloadField(
         "share",
         "share of the exchange of gradients and weights hidden by compute",
-        "0 none of what fits beside it, 1 all.",
+        "From 0 (none) to 1 (all that fits).",
         in_plan=True,
     ),
     "tensor_overlap": WorkloadField(
         "share",
         "share of the exchange of tensor parallelism hidden by compute",
-        "0 none of what fits beside products of a backward, 1 all.",
+        "From 0 (none) to 1 (all that fits beside the products of a backward).",
         in_plan=True,
     ),
     "expert_overlap": WorkloadField(
         "share",
         "share of the exchange of experts hidden by compute",
-        "0 none of what fits beside a layer of another microbatch, 1 all.",
+        "From 0 (none) to 1 (all that fits beside a layer of another microbatch).",
         in_plan=True,
     ),
     # on the command line these come with a stack
@@ -176,7 +176,7 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     "rank_order": WorkloadField(
         "name",
         "order of ranks: the first are neighbours",
-        "tp-cp-ep-dp-pp or tp-pp-dp.",
+        "Either tp-cp-ep-dp-pp or tp-pp-dp.",
         names=RANK_ORDERS,
         in_plan=True,
     ),
