@@ -339,7 +339,7 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     program, costs = pj.lower(table), make_batch(table, 1003, 4)
     expected = pj.makespans_and_grad(program, costs)
-    interpreter._compiled.cache_clear()
+    interpreter._compile.cache_clear()
     # another function for JAX, that no trace of this one serves the other backend
     monkeypatch.setattr(interpreter, "_run", functools.partial(interpreter._run))
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
@@ -353,7 +353,7 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
         )[1],
     )
     values, counts = pj.makespans_and_grad(program, costs)
-    interpreter._compiled.cache_clear()
+    interpreter._compile.cache_clear()
     assert sizes == [(1003, 1000)]
     np.testing.assert_array_equal(values, expected[0])
     np.testing.assert_array_equal(counts.transmit, expected[1].transmit)

@@ -111,7 +111,7 @@ def test_spreads_and_distributions_do_not_recompile():
     module = sys.modules["pipejax.analysis.uncertainty.jitter"]
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     pj.jitter(table, costs, ALL, samples=100)
-    before = module._durations._cache_size(), interpreter._compiled()._cache_size()
+    before = module._durations._cache_size(), interpreter._compile()._cache_size()
     pj.jitter(table, costs, pj.analysis.Jitter(message=D("exponential", 0.3)), samples=90, seed=8)
     pj.jitter(
         build("gpipe"),
@@ -119,7 +119,7 @@ def test_spreads_and_distributions_do_not_recompile():
         pj.analysis.Jitter(op_straggler=S(0.1, 2.0)),
         samples=99,
     )
-    assert (module._durations._cache_size(), interpreter._compiled()._cache_size()) == before
+    assert (module._durations._cache_size(), interpreter._compile()._cache_size()) == before
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

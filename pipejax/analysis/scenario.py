@@ -137,7 +137,7 @@ class Scenario:
         if not self.source.sizes:
             return self._levels(table)[0]
         places = places_on(table, self.source.worker_places, "worker_places")
-        return self._place(table).at(places)
+        return self._placed_costs(table).at(places)
 
     @cached_method
     def table_costs(self) -> Costs:
@@ -206,7 +206,7 @@ class Scenario:
     @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
         """Return the function from a table to its costs by place; None for links that are alike."""
-        return self._place if self.source.sizes or self.workload is not None else None
+        return self._placed_costs if self.source.sizes or self.workload is not None else None
 
     def _levels(self, table: ScheduleTable) -> list[Costs]:
         """Return the costs of a table if all messages went over links of a level, by level."""
@@ -215,7 +215,7 @@ class Scenario:
             levels = [edit.apply(costs, table) for costs in levels]
         return levels
 
-    def _place(self, table: ScheduleTable) -> PlacedCosts:
+    def _placed_costs(self, table: ScheduleTable) -> PlacedCosts:
         workload, system = self.workload, self.system
         if workload is None or system is None:
             return PlacedCosts.from_levels(self._levels(table), table, self.source.sizes)

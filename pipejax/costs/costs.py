@@ -131,7 +131,7 @@ class Costs:
         if "pair" in values and "pair_factor" in values:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         checked = {name: checked_seconds(name, value) for name, value in values.items()}
-        vars(self).update(_completed({**_FREE, **checked}))
+        vars(self).update(_fill_in({**_FREE, **checked}))
 
     @classmethod
     def uniform(
@@ -441,18 +441,18 @@ register(
 )
 
 
-def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in missing B, I and W from the others, and L from O."""
     b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
     added: dict[str, Any] = {}
     if b is None and i is not None and w is not None:
-        added["backward"] = _combined("backward (I + W)", operator.add, i, w)
+        added["backward"] = _combine("backward (I + W)", operator.add, i, w)
     elif b is not None and i is None and w is None:
         added = dict.fromkeys(("input_grad", "weight_grad"), b / 2)
     elif b is not None and i is None:
-        added["input_grad"] = _combined("I = B - W (input_grad)", operator.sub, b, w)
+        added["input_grad"] = _combine("I = B - W (input_grad)", operator.sub, b, w)
     elif b is not None and w is None:
-        added["weight_grad"] = _combined("W = B - I (weight_grad)", operator.sub, b, i)
+        added["weight_grad"] = _combine("W = B - I (weight_grad)", operator.sub, b, i)
     if times.get("load") is None and times.get("offload") is not None:
         added["load"] = times["offload"]
     return {**times, **added}
@@ -478,7 +478,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
         )
 
 
-def _combined(what: str, combine: Any, first: Any, second: Any) -> Any:
+def _combine(what: str, combine: Any, first: Any, second: Any) -> Any:
     """Return the sum or difference of two costs whose shapes fit; `what` names it in errors."""
     shapes = np.shape(first), np.shape(second)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)

@@ -185,7 +185,7 @@ class PlacedCosts(NamedTuple):
     ) -> "PlacedCosts":
         """Collect costs that hold if all messages go over links of each level."""
         messages = {
-            name: _stacked([getattr(level_costs, name) for level_costs in costs], table)
+            name: _stack_levels([getattr(level_costs, name) for level_costs in costs], table)
             for name in MESSAGE_FIELDS
         }
         return cls(table, costs[0], place_levels(sizes, table.num_workers), messages)
@@ -261,7 +261,7 @@ class PlacedCosts(NamedTuple):
         return shares_node.astype(int), ends_share[:, None].astype(int)
 
 
-def _stacked(levels: Sequence[Any], table: ScheduleTable) -> Any:
+def _stack_levels(levels: Sequence[Any], table: ScheduleTable) -> Any:
     """Stack message times by level: (levels, 2, pipes, stages - 1), and microbatches if any."""
     xp: Any = jnp if any(is_array(leaf) for leaf in levels) else np
     shape: tuple[int, ...] = (2, table.num_pipes, table.num_stages - 1)

@@ -133,7 +133,7 @@ def plot(
       >>> [axes.get_title(loc="left") for axes in figure.axes]
       ['gpipe: 15 s, idle 20.0 %, delay links', '1f1b: 15 s, idle 20.0 %, delay links']
     """
-    runs_by_name = _named(runs)
+    runs_by_name = _name_runs(runs)
     are_tables = {isinstance(run, ScheduleTable) for run in runs_by_name.values()}
     if len(are_tables) > 1:
         raise ValueError(
@@ -158,7 +158,7 @@ def plot(
     return draw_panels(panels, look)
 
 
-def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
+def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
     """Name every run by its schedule; repeated schedules get numbers."""
     if isinstance(runs, Mapping):
         runs_by_name = {str(name): run for name, run in runs.items()}

@@ -92,7 +92,7 @@ class OwnFunction:
         for name in needed:
             if name not in arguments:
                 raise ValueError(f"{self.name} needs {name}, which has no default")
-        table = self._table(self._called(arguments))
+        table = self._table(self._call(arguments))
         microbatches = table.num_microbatches // table.grammar.slices
         if [table.num_workers, microbatches] != sizes:
             raise ValueError(
@@ -101,7 +101,7 @@ class OwnFunction:
             )
         return table
 
-    def _called(self, arguments: Mapping[str, Any]) -> Any:
+    def _call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the user's function; raise its errors as a ValueError with file and line."""
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the command prints
@@ -225,7 +225,7 @@ def file_builder(text: str) -> Builder:
 
 
 def _from_text(name: str, path: str, text: str) -> OwnFunction:
-    module, function = _executed(path, text), name.rpartition(":")[2]
+    module, function = _execute(path, text), name.rpartition(":")[2]
     if not hasattr(module, function):
         functions = ((n, value) for n, value in vars(module).items() if inspect.isfunction(value))
         names = [n for n, value in functions if value.__module__ == module.__name__]
@@ -234,7 +234,7 @@ def _from_text(name: str, path: str, text: str) -> OwnFunction:
 
 
 @functools.cache
-def _executed(path: str, text: str) -> types.ModuleType:
+def _execute(path: str, text: str) -> types.ModuleType:
     """Execute a file once, with its folder first among those that modules are imported from."""
     module = types.ModuleType(f"pipejax_own_{_digest(path + text)[:16]}")
     module.__file__ = path

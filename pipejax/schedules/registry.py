@@ -85,7 +85,7 @@ for _module in MODULES:
     importlib.import_module(f"pipejax.schedules.builders.{_module}")
 
 
-def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
+def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
     """Return a builder's function with checks of its arguments."""
     signature = inspect.signature(builder.function)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
@@ -112,7 +112,7 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
 
 def _registered(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
     return ResultDict(
-        (name, builder._replace(function=_checked(builder), legal=builder.legal or ANY))
+        (name, builder._replace(function=_with_checks(builder), legal=builder.legal or ANY))
         for name, builder in builders.items()
     )
 

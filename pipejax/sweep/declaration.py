@@ -121,7 +121,7 @@ class Sweep:
           >>> '"workers": [2]' in sweep.to_json()
           True
         """
-        values = {axis.name: [_plain(value) for value in axis.values] for axis in self.axes}
+        values = {axis.name: [_identity(value) for value in axis.values] for axis in self.axes}
         fields = {"title": self.title, "axes": values, "dimensions": list(self.sizes)}
         return json.dumps(fields | {"outputs": self.outputs, "dtype": self.dtype})
 
@@ -328,7 +328,7 @@ def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
     return spaced(low, high, points).tolist()
 
 
-def _plain(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     """Return the identity of a value: for models, stacks and systems, all their numbers."""
     if isinstance(value, Choice) and value.user_builder is not None:
         return {"schedule": label(value), "content": value.user_builder.content}

@@ -193,10 +193,10 @@ def read_results(path: str | Path) -> SweepResults:
     if "grid" not in json.loads((path / ATTRIBUTES).read_bytes()):
         raise ValueError(f"{path} is no store of a sweep, but of another command")
     with xr.open_zarr(path, chunks=None) as data:
-        return _flat(data)
+        return _flatten_variables(data)
 
 
-def _flat(data: xr.Dataset) -> SweepResults:
+def _flatten_variables(data: xr.Dataset) -> SweepResults:
     """Flatten the variables of a dataset to one entry per point."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]

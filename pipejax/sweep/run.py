@@ -87,7 +87,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
     systems = {stack.name: stack_systems(system_axes, stack) for stack in software}
     values_by_point = _one_ahead(
-        _named(sweep, at, systems[at["stack"].name])
+        _evaluate_named(sweep, at, systems[at["stack"].name])
         for point in itertools.product(*(axis.values for axis in shape_axes))
         for at in [dict(zip(names, point, strict=True))]
     )
@@ -134,17 +134,17 @@ class _GridPoint(NamedTuple):
     slowed: Slowed
 
 
-def _named(sweep: Sweep, at: Values, systems: System) -> Steps:
+def _evaluate_named(sweep: Sweep, at: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload; errors other than illegal points name the point."""
     try:
-        return (yield from _at_point(sweep, at, systems))
+        return (yield from _evaluate_systems(sweep, at, systems))
     except ValueError as error:
         listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
         point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
         raise ValueError(f"at {point}: {error}") from error
 
 
-def _at_point(sweep: Sweep, point_values: Values, systems: System) -> Steps:
+def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> Steps:
     """Evaluate one schedule and workload on all systems, or report why it is illegal."""
     # The generator stops once, when the first batch of systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))

@@ -121,7 +121,7 @@ def costs_text(replayed: Replay) -> str:
       [1.0, 1.5]
     """
     check_types(replayed=(replayed, Replay))
-    costs, recorded = measured_costs(replayed), _recorded(replayed)
+    costs, recorded = measured_costs(replayed), _recorded_phases(replayed)
     content: dict[str, Any] = {"unit": "seconds", "recorded": True}
     for letter in (letter for letter in OPS if letter in recorded):
         content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
@@ -133,7 +133,7 @@ def costs_text(replayed: Replay) -> str:
     return json.dumps(content, indent=1)
 
 
-def _recorded(replayed: Replay) -> set[str]:
+def _recorded_phases(replayed: Replay) -> set[str]:
     """List the phases with an op that ran outside fused pairs."""
     trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
     slices = np.concatenate([pipeline.slices for pipeline in pipelines])

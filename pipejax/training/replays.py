@@ -137,7 +137,7 @@ def sweep_replay(
     events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
     events |= {name: events[name] % plan.depth for name in ("read", "newest")}
     is_sample = plan.sample != NO_SAMPLE
-    gap, losses, diverged, blocks, largest = _compiled(
+    gap, losses, diverged, blocks, largest = _train_all(
         objective,
         chosen,
         checked,
@@ -389,7 +389,7 @@ class _ReplaySettings(NamedTuple):
 
 
 @functools.partial(compiled, static_argnames="how")
-def _compiled(
+def _train_all(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
     seeds: Array,

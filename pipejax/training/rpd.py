@@ -146,7 +146,7 @@ def sweep_randomized_pipedream(
         deviation > 0,
     )
     data = objective, chosen, checked, law, deviation
-    gap, diverged, blocks, largest, mean, loss = _compiled(*data, how)
+    gap, diverged, blocks, largest, mean, loss = _train_all(*data, how)
     update = interval * np.arange(updates // interval + 1)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
     return TrainingRun(update, gap, diverged, blocks, largest, mean, None, loss, minimum)
@@ -223,7 +223,7 @@ class _Choice(NamedTuple):
 
 
 @functools.partial(compiled, static_argnames="how")
-def _compiled(
+def _train_all(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
     seeds: UInt[Array, " seeds"],

@@ -230,14 +230,14 @@ def _fit_polynomials(bases: list[int], checked: list[int], facets_at: FacetsAt) 
     facets = {n: {*facets_at[n]} for n in checked}
     fits = []
     for choice in itertools.product(*(facets_at[n] for n in bases)):
-        polynomials = tuple(_interpolated(bases, values) for values in zip(*choice, strict=True))
+        polynomials = tuple(_interpolate(bases, values) for values in zip(*choice, strict=True))
         if all(_counts(polynomials, n) in facets[n] for n in checked):
             fits.append(polynomials)
     is_all = all({_counts(facet, n) for facet in fits} == facets[n] for n in checked)
     return tuple(fits) if is_all and len(fits) == count else None
 
 
-def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
+def _interpolate(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
     """Return the coefficients of the polynomial through (numbers, values), the constant first."""
     # Newton's divided differences, then Horner's rule from the last number to the first:
     # numbers 1, 2 and values 3, 5 have differences 3, 2, so 3 + 2 (M - 1) = 2 M + 1.

@@ -141,7 +141,7 @@ class Formula:
 
     def __call__(self, theta: Any = None, /, **values: Any) -> Values:
         """Value of the form [s]."""
-        return largest_sum(self._floats, self._checked(theta, values))
+        return largest_sum(self._floats, self._check_parameters(theta, values))
 
     def at(self, *values: Any) -> Values:
         """Return the value of the form [s] at parameters in their order."""
@@ -152,11 +152,11 @@ class Formula:
 
         Arguments are as for the value.
         """
-        parts = np.broadcast_arrays(*self._checked(theta, values))
+        parts = np.broadcast_arrays(*self._check_parameters(theta, values))
         sums = np.stack(parts, axis=-1) @ np.array(self._floats).T
         return np.asarray(sums.argmax(axis=-1))
 
-    def _checked(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
+    def _check_parameters(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
         """Return the parameters in their order; check those that are no tracers."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}

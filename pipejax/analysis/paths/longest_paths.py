@@ -254,7 +254,7 @@ def longest_paths(
     check_types(evaluation=(evaluation, Evaluation), distinct_counts=(distinct_counts, bool))
     count = whole_number(count, "count")
     program, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
-    names, counted = _counted(evaluation, program, vector)
+    names, counted = _count_costs(evaluation, program, vector)
     kinds = _kinds(program, counted) if distinct_counts else None
     duration, lag = vector[program.duration_index], vector[program.lag_index]
     preds = np.asarray(program.preds)
@@ -282,7 +282,7 @@ def longest_paths(
     return ResultList(paths)
 
 
-def _counted(
+def _count_costs(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
     """Return names of costs, and how often an entry of the vector counts for each of them.

@@ -196,10 +196,10 @@ def _block_updates(
     for k in range(runs):
         run_ends, in_run = np.sort(ends[run == k]), microbatch_run == k
         seen[:, in_run] = np.searchsorted(run_ends, begins[:, in_run], side="right")
-    return applied, np.minimum(seen, _superseded(table, versions, applied))
+    return applied, np.minimum(seen, _successors(table, versions, applied))
 
 
-def _superseded(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
+def _successors(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
     """Return the block update that replaces the version each forward reads; huge if none does."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)

@@ -143,15 +143,15 @@ class ComputeTimes(NamedTuple):
     @property
     def even(self) -> str:
         """Rules that give all stages the mean time."""
-        return _even("stage", self.stages)
+        return _evening_rules("stage", self.stages)
 
     @property
     def even_workers(self) -> str:
         """Rules that give all workers the mean time."""
-        return _even("worker", self.workers)
+        return _evening_rules("worker", self.workers)
 
 
-def _even(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
+def _evening_rules(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
     """Return rules as "compute@stage0*1.5" that give all stages, or workers, the mean time."""
     # idle ones stay idle
     factors = {k: float(seconds.mean() / value) for k, value in enumerate(seconds) if value > 0}

@@ -125,7 +125,7 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
     meaning = {**MEANING, **FORWARD_MEANING} if evaluation.table.grammar.forward_only else MEANING
     return [
         Part(name, seconds, meaning.get(name, f"ops on {name}"))
-        for name, seconds in _telescoped(evaluation)
+        for name, seconds in _part_growths(evaluation)
     ]
 
 
@@ -138,7 +138,7 @@ def without_rules(table: ScheduleTable) -> ScheduleTable | None:
     return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, rules=others))
 
 
-def _telescoped(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
+def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
     """Yield names and seconds of the parts, in order; each is the growth of the makespan by it."""
     table, free = evaluation.table, Links("delay")
     waits = {field: 0.0 for fields in _waits(table).values() for field in fields}

@@ -209,21 +209,21 @@ class StepTimes:
             leaves.append([np.asarray(leaf, float) for leaf in numbers])
             groups.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
         return tuple(
-            self._batch(np.array(rows), [leaves[k] for k in rows], form, shapes)
+            self._make_batch(np.array(rows), [leaves[k] for k in rows], form, shapes)
             for (form, shapes), rows in groups.items()
         )
 
-    def _batch(
+    def _make_batch(
         self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], form: Any, shapes: Shapes
     ) -> RowBatch:
         """Return rows whose leaves have one structure and one list of shapes as a batch."""
         read = [self.read[k] for k in rows]
         programs = {k: self.programs[row] for k, row in enumerate(rows) if read[k][0] == STEP}
-        ops = _by_op(read)
+        ops = _rows_by_op(read)
         fields = {"forward"} | _reads(programs.values()) | {field for field, _, _ in ops}
         kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), form, shapes)
         numbers = np.array([np.concatenate([leaf.ravel() for leaf in parts]) for parts in leaves])
-        return RowBatch(rows, numbers, kind, _by_program(programs), ops)
+        return RowBatch(rows, numbers, kind, _rows_by_program(programs), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
         """Predict the step time of each row [s]."""
@@ -261,7 +261,7 @@ class StepTimes:
             for batch in self.batches:
                 kind = dataclasses.replace(batch.kind, names=tuple(names))
                 costs = batch.prices(kind, system, values)
-                seconds[:, batch.rows], counts = _solved(batch, costs)
+                seconds[:, batch.rows], counts = _solve(batch, costs)
                 slopes[:, batch.rows] = batch.slopes(kind, system, values, counts)
         return seconds, slopes
 
@@ -357,7 +357,7 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
     return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
 
 
-def _by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
+def _rows_by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
     """Group rows of profiles by op: a field of `Costs`, the rows, and their stages."""
     row_ops, stages = (np.array(column) for column in zip(*read, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}
@@ -371,7 +371,7 @@ def _reads(programs: Iterable[Program]) -> set[str]:
     return {PHASE_FIELDS[phase.name] for phase in (*phases, *STEP_END)}
 
 
-def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:
+def _rows_by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:
     """Return each program of a mapping from rows with all its rows."""
     rows_by_program: dict[int, list[int]] = {}
     for row, program in programs.items():
@@ -379,7 +379,7 @@ def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], 
     return tuple((programs[rows[0]], np.array(rows)) for rows in rows_by_program.values())
 
 
-def _solved(
+def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
     """Return times (batch, rows) [s], and counts of all costs on the critical paths.
@@ -400,7 +400,7 @@ def _solved(
         flat = {
             name: leaf.reshape(math.prod(shape), *leaf.shape[2:]) for name, leaf in read.items()
         }
-        makespans, path_counts = in_parts(functools.partial(_solved_part, program), flat)
+        makespans, path_counts = in_parts(functools.partial(_solve_part, program), flat)
         seconds[:, rows] = makespans.reshape(shape)
         for name, leaf in counts.items():
             count = path_counts[name]
@@ -408,7 +408,7 @@ def _solved(
     return seconds, counts
 
 
-def _solved_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
+def _solve_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
     """Return makespans (batch) and counts of costs on their paths, from costs (batch, ...)."""
     from pipejax.engine.batched.makespans import makespans_and_grad
 

@@ -101,7 +101,7 @@ def compare(
     sizes = {point.workers for point in points}
     workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
     if figure.path is not None:
-        built = (_named(row, _varying_sizes(rows)) for row in rows if "error" not in row)
+        built = (_name_row(row, _varying_sizes(rows)) for row in rows if "error" not in row)
         draw_runs({name: scenarios[k].evaluate() for k, name in enumerate(built)}, figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
@@ -183,7 +183,7 @@ def _view(
     yield rows_table(ranked, columns, keys=keys)
     large = [row for row in ranked if not row.get("fits", True)]
     if large and scenario.system is not None:
-        names = ", ".join(f"{_named(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
+        names = ", ".join(f"{_name_row(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
         room = gigabytes(float(scenario.system.memory_available))
         yield plain(f"not ranked, need more than {room}: {names}")
     yield from _by_text(((row["error"], row) for row in ranked if "error" in row), sizes)
@@ -208,7 +208,7 @@ def _by_text(texts: Iterable[tuple[str, dict[str, Any]]], sizes: list[str]) -> I
     """Yield each text once, behind all rows that have it."""
     names: dict[str, list[str]] = {}
     for text, row in texts:
-        names.setdefault(text, []).append(_named(row, sizes))
+        names.setdefault(text, []).append(_name_row(row, sizes))
     return (plain(f"{', '.join(rows)}: {text}") for text, rows in names.items())
 
 
@@ -260,7 +260,7 @@ def _winners(ranked: list[dict[str, Any]], best: Best, sizes: list[str]) -> Iter
         yield plain(f"{' and '.join(first)} {verb} fastest{where}: {seconds(least)}{ahead}")
 
 
-def _named(row: dict[str, Any], sizes: list[str]) -> str:
+def _name_row(row: dict[str, Any], sizes: list[str]) -> str:
     """Return the schedule of a row with the sizes that differ."""
     return row["schedule"] + "".join(f" {WORDS[name]} = {row[name]}" for name in sizes)
 
@@ -326,7 +326,7 @@ def difference(
             runs.append(scenario.evaluate())
     differences = table_difference(tables[0], tables[1])
     cells = len(differences.rows) * tables[0].num_workers * tables[0].num_slots
-    exchanged = _exchanged(differences, runs) if exchange or cells <= QUICK else []
+    exchanged = _exchanged_makespans(differences, runs) if exchange or cells <= QUICK else []
     called = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": scenarios[0].links.model,
@@ -345,7 +345,7 @@ def difference(
     return Answer(result, _difference_view(*parts), details=_difference_details(*parts))
 
 
-def _exchanged(
+def _exchanged_makespans(
     differences: "TableDifference", runs: Sequence["pj.Evaluation"]
 ) -> list[float | None]:
     """Makespans of the first table with one row of the second; none where they do not match."""
@@ -493,13 +493,13 @@ def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> T
         row_cells = (row.worker, row.first, row.reordered), ("", "", "")
         for name, near, sentences in zip("AB", row.around(AROUND), row_cells, strict=True):
             (at, ops), (worker, first, reordered) = near, sentences
-            cells.append((worker, name, first, _marked(at, map(grammar.text, ops)), reordered))
+            cells.append((worker, name, first, _mark_cell(at, map(grammar.text, ops)), reordered))
     heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
     return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
 
 
-def _marked(at: int, cells: Iterable[str]) -> str:
+def _mark_cell(at: int, cells: Iterable[str]) -> str:
     """Write cells with one marked; a row that ends before it says so."""
     texts = [*map(escape, cells)]
     if at < len(texts):

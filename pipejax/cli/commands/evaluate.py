@@ -190,7 +190,7 @@ def evaluate(
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
-    change, go_on = _fitting(table, scenario, result), list[str]()
+    change, go_on = _add_fit(table, scenario, result), list[str]()
     if change and scenario.source.workload is not None:
         fitting = dataclasses.replace(scenario.source.workload, **change)
         go_on.append(command_line(scenario.with_workload(fitting)))
@@ -275,7 +275,7 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
     return {"regime": str(regime), "evidence": evidence_json(evidence, step)}
 
 
-def _fitting(
+def _add_fit(
     table: pj.ScheduleTable, scenario: "pj.Scenario", result: dict[str, Any]
 ) -> dict[str, Any]:
     """Add to a result whether a model's step fits; return fields with which it would, if not."""

@@ -159,7 +159,7 @@ def versus_lines(
     ):
         if ratio <= 1:
             continue  # the verdict has said so
-        yield f"{name} is at most {percent(ratio - 1)} slower than {rival}, {_place(at, form)}"
+        yield f"{name} is at most {percent(ratio - 1)} slower than {rival}, {_place_text(at, form)}"
         for k, region in enumerate(regions[:SHOWN]):
             where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
             yield f"  or {where}" if k else f"{name} is as fast or faster {where}"
@@ -167,7 +167,7 @@ def versus_lines(
             yield f"  or in {len(regions) - SHOWN} more regions: --json lists all"
 
 
-def _place(at: Mapping[str, float], form: "pj.results.Formula") -> str:
+def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
     """Return where a ratio is reached; forms double where all parameters do."""
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:

@@ -196,7 +196,7 @@ def sweep_show(
     front = front if pareto else front[:0]
     fronts = stores.distinct_front(results, among, sides, front)
     near = {text: value for text in where or () if (value := results.nearest(text)) is not None}
-    lacking = [*_lacking(results, selected, near, is_filtered=bool(where))] if not first else []
+    lacking = [] if first else [*_empty_reason(results, selected, near, is_filtered=bool(where))]
     if lacking and figure.path is not None:
         raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
     asked: dict[str, Any] = {}
@@ -296,7 +296,7 @@ def _point(results: "SweepResults", point: "DistinctPoint") -> str:
     return ", ".join(named(results.units, name, row[name]) for name in names)
 
 
-def _lacking(
+def _empty_reason(
     results: "SweepResults",
     selected: Any,
     near: Mapping[str, tuple[str, float, str]],

@@ -119,7 +119,7 @@ def trace(
             on_progress=bar.tell,
         )
     folder = save.path or _new_folder(SAVED)
-    saved = _saved(analysis, folder)
+    saved = _saved_costs(analysis, folder)
     command = command_line("trace", written_but("save"))
     result = _as_json(analysis, saved, command)
     save.save(lambda draft: _save(draft, analysis))
@@ -130,7 +130,7 @@ def trace(
         out.save(lambda draft: write_file(draft, text))
     written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
     again = command_line("trace", written_but("save") | {"save": folder})
-    go_on = (again,) if save.path is None else _next(saved, analysis)
+    go_on = (again,) if save.path is None else _next_commands(saved, analysis)
     go_on = () if analysis.advice is None else go_on
     view = chain(trace_view(analysis, result), _file_uses(save, folder, result))
     details = trace_details(analysis, result)
@@ -160,7 +160,7 @@ def _table_name(analysis: "Analysis") -> str:
     return "table.csv" if is_csv(analysis.pipelines.table) else "table.json"
 
 
-def _saved(analysis: "Analysis", folder: Path) -> "pj.Scenario":
+def _saved_costs(analysis: "Analysis", folder: Path) -> "pj.Scenario":
     """The mean pipeline as the files that are saved have it."""
     table = pj.costing.TableFile(str(folder / _table_name(analysis)))
     costs = pj.costing.CostsFile(str(folder / "costs.json"))
@@ -195,7 +195,7 @@ def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterato
         yield facts((name, what) for name, what in FILES.items() if name in there)
 
 
-def _next(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
+def _next_commands(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
     """Commands that go on from the files: of ops that scatter jitter, too."""
     from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
 

@@ -244,7 +244,7 @@ def layer_collectives(
     if model.mla is None:
         exchanges = _tensor_exchanges(e * tokens, (h, h), 1 + split_mlps, layout)
     else:
-        exchanges = _tensor_exchanges(e * tokens, (_gathered(model.mla, h), h), 1.0, layout)
+        exchanges = _tensor_exchanges(e * tokens, (_gathered_units(model.mla, h), h), 1.0, layout)
         exchanges += _tensor_exchanges(e * tokens, (h, h), split_mlps, layout)
     exchanges += _adapter_exchanges(model, layout, 1 + split_mlps)
     exchanges += _context_exchanges(model, layout)
@@ -260,7 +260,7 @@ def _split_mlps(model: Model, kind: str) -> Number:
     return 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
 
 
-def _gathered(mla: LatentAttention, hidden: Number) -> Number:
+def _gathered_units(mla: LatentAttention, hidden: Number) -> Number:
     """Count units per token that latent attention gathers: sources of queries, keys, values."""
     queries = hidden if mla.query_rank is None else mla.query_rank
     return queries + mla.kv_rank + mla.rope_width

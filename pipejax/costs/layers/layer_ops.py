@@ -48,7 +48,7 @@ def layer_ops(
 ) -> tuple[LayerOp, ...]:
     """List the ops of a layer in the order of F, then its adapters."""
     ops = _base_ops(model, layout, kind)
-    return (*_recomputed(model, ops, recompute), *adapter_ops(model, layout, kind, recompute))
+    return (*_recompute(model, ops, recompute), *adapter_ops(model, layout, kind, recompute))
 
 
 def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
@@ -67,7 +67,7 @@ def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
     return _with_casts(model, layout, ops)
 
 
-def _recomputed(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
+def _recompute(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
     """Return ops whose I includes the forwards that are recomputed."""
     op_shares = recomputed_shares(ops, recomputed_modules(model, recompute))
     return tuple(with_forward_again(op, share) if share else op for op, share in op_shares)
@@ -120,12 +120,12 @@ def adapter_ops(
         return ()
     linear_ops = [op for op in _base_ops(model, layout, kind) if op.name in ADAPTED]
     ops = [product for op in linear_ops for product in _adapter(op, model, layout)]
-    return _recomputed(model, ops, recompute)
+    return _recompute(model, ops, recompute)
 
 
 def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of one linear layer's adapter, in the model's own precision."""
-    plain = _trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
+    plain = _all_trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
     m, n, k = op.shape
     split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])
     shape_a, shape_b = (k, layout.lora_rank / split_a), (layout.lora_rank, n / split_b)
@@ -138,7 +138,7 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     )
 
 
-def _trained(layout: Layout) -> Layout:
+def _all_trained(layout: Layout) -> Layout:
     """Return the layout with all weights trained: none frozen, no LoRA."""
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
 
@@ -295,9 +295,9 @@ def whole_layer(
     # FLOP follow the formula, even if a kernel skips masked pairs. Frozen weights have no W;
     # adapters are separate ops.
     t, size = layout.tensor, layout.microbatch_size
-    activations = layer_activation_bytes(model, _trained(layout), kind=kind)
+    activations = layer_activation_bytes(model, _all_trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
-    weights: Number = as_float(sum(layer_weights(model, _trained(layout))[kind]))
+    weights: Number = as_float(sum(layer_weights(model, _all_trained(layout))[kind]))
     moved = model.element_bytes * weights + activations
     flop = layer_flop(model, size, recompute, kind)
     return (
@@ -315,7 +315,7 @@ def whole_layer(
 def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Return the output head as one op per phase."""
     t = layout.tensor
-    _, activations = edge_activation_bytes(model, _trained(layout))
+    _, activations = edge_activation_bytes(model, _all_trained(layout))
     has_w = 1.0 * layout.trains_base
     flop = head_flop(model, layout.microbatch_size)
     volume = model.element_bytes * model.head_parameters / t + activations
@@ -330,13 +330,13 @@ def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the products that make queries, keys and values, and the rotation by positions."""
     if model.mla is not None:
-        return (*_latent(model, layout), _rotation(model, layout))
+        return (*_latent_ops(model, layout), _rotation(model, layout))
     width = (model.query_hidden + model.kv_hidden + model.value_hidden) / layout.tensor
     qkv = gemm("qkv", model, layout, (model.hidden, width))
     return (qkv,) if model.learned_positions else (qkv, _rotation(model, layout))
 
 
-def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of latent attention: down to one small vector per token, its norm, and up."""
     # The ways down are not split by heads: each accelerator has them for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor

@@ -116,7 +116,7 @@ class MegatronLog(NamedTuple):
             "flash_attention": self._has_flash,
         }
         if latent:
-            content |= self._latent()
+            content |= self._latent_sizes()
         elif (width := self.whole("kv_channels", 0, least=0)) and width * heads != content[
             "hidden"
         ]:
@@ -347,7 +347,7 @@ class MegatronLog(NamedTuple):
     def _dropout(self, name: str) -> float:
         return float(self.text(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
 
-    def _latent(self) -> dict[str, Any]:
+    def _latent_sizes(self) -> dict[str, Any]:
         """Return the sizes of latent attention, for a model's file."""
         ranks = {
             "kv_rank": self.whole("kv_lora_rank"),

@@ -136,7 +136,7 @@ class RowReader:
             self.defaults["expert_tensor"] = "tensor"
         columns |= self._names(cells, columns) | self._software(cells)
         _check_spread(columns, model, cells)
-        columns |= _profiled(columns, cells)
+        columns |= _profiled_op(columns, cells)
         names = (*MEASURED, *BANDWIDTHS, "out_of_memory", *TEXTS)
         columns |= {name: cells.get(name, COLUMNS[name].default) for name in names}
         measured = [name for name in MEASURED if name in cells]
@@ -242,7 +242,7 @@ class RowReader:
         return complete
 
 
-def _profiled(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
+def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
     """Return the op and stage of a profile row; its global batch is the smallest that fits."""
     op, stage = (cells.get(name, COLUMNS[name].default) for name in ("op", "stage"))
     stages = columns["pipeline"] * columns["stages_per_worker"]

@@ -93,8 +93,8 @@ class PipelineLayout:
             while len(text) > 1 and text[0] == text[-1] in "'\"":  # quotes within quotes
                 text = text[1:-1].strip()
             if not set(text) & set("['\""):
-                return cls(tuple(_unrolled(re.sub(r"[\s,]", "", text), label).split("|")))
-            text = _parsed(text, label)
+                return cls(tuple(_unroll(re.sub(r"[\s,]", "", text), label).split("|")))
+            text = _parse_lists(text, label)
         return cls(tuple(_stage_letters(stage, label) for stage in _stages(text, label)))
 
     @classmethod
@@ -175,7 +175,7 @@ def _none_at(label: str, place: object) -> ValueError:
     return wrong(label, f"is none at {place!r}: {FORMS}")
 
 
-def _parsed(text: str, label: str) -> Any:
+def _parse_lists(text: str, label: str) -> Any:
     """Read lists from text: those of JSON or Python, with + and * between them."""
 
     def value(node: ast.AST) -> Any:
@@ -239,7 +239,7 @@ def _stage_letters(stage: Any, label: str) -> str:
     return letters
 
 
-def _unrolled(bare: str, label: str) -> str:
+def _unroll(bare: str, label: str) -> str:
     """Return a layout with all repeats written out, also within groups."""
     parts: list[str] = []
     place = size = 0
@@ -248,7 +248,7 @@ def _unrolled(bare: str, label: str) -> str:
         if match is None:
             raise _none_at(label, bare[place : place + 9])
         group, group_times, letter, times = match.groups()
-        inside = letter if group is None else _unrolled(group, label)
+        inside = letter if group is None else _unroll(group, label)
         number = group_times if group is not None else times or "1"
         size += len(inside) * (int(number) if len(number) < 9 else MAX_LETTERS + 1)
         if size > MAX_LETTERS:

@@ -71,9 +71,9 @@ def price_exchanges(
         _Exchange("reduce_scatter", gradients, by_stage),
         _Exchange("all_reduce", gradients, by_stage),
         _Exchange("all_gather", parameters * work.element_bytes, by_stage),
-        _tied(work, system),
+        _tied_embedding(work, system),
     ]
-    *layers, gather, reduce, scatter, all_reduce, update_gather, tied = _priced(system, exchanges)
+    *layers, gather, reduce, scatter, all_reduce, update_gather, tied = _price(system, exchanges)
     gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)  # of dense weights and experts
     split_weights = xp.stack([gather, gather, reduce], axis=-1)  # (parts, phases)
     return Exchanges(
@@ -122,7 +122,7 @@ def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
     return Group(size[None, :], inside[None, :]), by_stage
 
 
-def _tied(work: StageWork, system: System) -> _Exchange:
+def _tied_embedding(work: StageWork, system: System) -> _Exchange:
     """Return the sum of gradients of an embedding that first and last stage both hold."""
     stages = work.stages
     first, last = (xp.sum(end * stages.nearest) for end in (stages.first, stages.last))
@@ -131,7 +131,7 @@ def _tied(work: StageWork, system: System) -> _Exchange:
     return _Exchange("all_reduce", volume, Group(2.0, 1.0 + near))
 
 
-def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
+def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
     """Return seconds of each exchange; equal kinds are priced as one array."""
     # With many networks, exchanges inside a node are priced apart: they are the same on all.
     leaves = [(item.volume, *item.group, item.times, item.copies) for item in exchanges]

@@ -240,7 +240,7 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
     waits = iter(exchanges)
-    devices = [_device(work, system.contention, *piece, kernels, waits) for piece in pieces]
+    devices = [_device_seconds(work, system.contention, *piece, kernels, waits) for piece in pieces]
     if isinstance(priced, bool):
         return devices
     parts = len(work.parts)
@@ -248,7 +248,7 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
     return [xp.where(priced > 0, by_kernel, whole) for by_kernel, whole in pairs]
 
 
-def _device(
+def _device_seconds(
     work: StageWork,
     contention: Contention,
     ops: Iterable[LayerOp],

@@ -250,8 +250,8 @@ def interpreted_makespans(
     if in_trace:
         return _in_trace(task, pieces)
     if over is not None:
-        return _compiled(over, tuple(len(piece) == 1 for piece in pieces))(task, pieces)
-    run = functools.partial(_compiled(), task)
+        return _compile(over, tuple(len(piece) == 1 for piece in pieces))(task, pieces)
+    run = functools.partial(_compile(), task)
     program = task if isinstance(task, LevelProgram) else task.forward
     threads = num_threads(len(program.code), max(map(len, pieces)))
     if threads <= 1:
@@ -296,7 +296,7 @@ def num_threads(num_ops: int, size: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(
+def _compile(
     over: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
 ) -> Callable[[Task | LevelProgram, Pieces], Result]:
     """Return `_run` compiled with the backend's options; on several devices, each has a part."""
@@ -324,7 +324,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
     call = (lambda loops: loops) if plain else as_single_xla_call
     size, dtype = max(map(len, pieces)), pieces[0].dtype
     tiles = _block(task, size, dtype, plain)
-    block, pieces = _filled(pieces, tiles)
+    block, pieces = _pad(pieces, tiles)
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
     backward = task.backward
     # counts below 2**16 take half the bytes
@@ -352,7 +352,7 @@ def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
     blocks = -(-size // (MAX_TILES * max_lanes))
     tiles = -(-size // (blocks * max_lanes))
     lanes = -(-size // (blocks * tiles * LANES_UNIT)) * LANES_UNIT
-    block, pieces = _filled(pieces, (tiles, lanes))
+    block, pieces = _pad(pieces, (tiles, lanes))
     loops = as_single_xla_call(functools.partial(values_by_level, tiles=(tiles, lanes)))
 
     def solve(first: Array) -> Array:
@@ -361,7 +361,7 @@ def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
     return _in_blocks(solve, size=max(size, block), block=block)[:size]
 
 
-def _filled(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[Array, ...]]:
+def _pad(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[Array, ...]]:
     """Return the size of a block, and the costs with their last configuration repeated up to it."""
     size, block = max(map(len, pieces)), tiles[0] * tiles[1]
     if block > size:

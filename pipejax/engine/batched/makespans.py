@@ -428,11 +428,11 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             counts = _on_host(counts)[:, :count]
         # an array of the right size needs no operation of JAX
         solutions.append((values if len(values) == count else values[:count], counts))
-    values, counts = solutions[0] if len(solutions) == 1 else jax.tree.map(_joined, *solutions)
+    values, counts = solutions[0] if len(solutions) == 1 else jax.tree.map(_join, *solutions)
     return values, _by_leaf(plan.rows, counts, leaves)
 
 
-def _joined(*arrays: Any) -> Any:
+def _join(*arrays: Any) -> Any:
     """Concatenate arrays along the batch, their last axis."""
     xp: Any = jnp if isinstance(arrays[0], jax.Array) else np
     return xp.concatenate(arrays, axis=-1)

@@ -102,7 +102,7 @@ def pulled(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, quickly: bool = False
 ) -> tuple[Tree, Tree]:
     """Return the prices, and the derivatives by `at` of their sum weighted by counts."""
-    result: tuple[Tree, Tree] = _compiled(_pulled, quickly)(price_one, shared, at, rows, counts)
+    result: tuple[Tree, Tree] = _compiled(_pull_back, quickly)(price_one, shared, at, rows, counts)
     return result
 
 
@@ -121,7 +121,7 @@ def _priced(
     return jax.vmap(price_row)(at, rows, times)
 
 
-def _pulled(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
+def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
     """Return prices (batch, ..), and derivatives by `at` of the sum of counts times prices."""
 
     def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:

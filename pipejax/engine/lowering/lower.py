@@ -111,8 +111,8 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
         table.num_pipes,
         len(pairs),
         table.num_microbatches,
-        phases=_timed(table, table.phase[~fused]),
-        paired_phases=_timed(table, table.phase[fused], table.partners.phase[fused]),
+        phases=_timed_phases(table, table.phase[~fused]),
+        paired_phases=_timed_phases(table, table.phase[fused], table.partners.phase[fused]),
         num_workers=table.num_workers if table.grammar.worker_phases else 0,
         custom_phases=table.grammar.custom_phases,
         graph=tuple(table.grammar.graph),
@@ -128,7 +128,7 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
     return builder.finish(add_messages(builder, order, sent), pairs)
 
 
-def _timed(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
+def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
     """List the phases among these codes that have a duration."""
     present = np.unique(np.concatenate(codes)).tolist()
     return tuple(phase for phase in table.grammar.timed if phase in present)

@@ -178,7 +178,7 @@ class ProgramBuilder:
             duration_index=nodes.pop("duration"),
             pair_index=np.stack([forward, backward], axis=1).astype(np.int32),
             pair_stage=pairs[:, 0].astype(np.int32),
-            fused=self._fused(new_ids).astype(np.int32),
+            fused=self._fused_nodes(new_ids).astype(np.int32),
             **nodes,
             node_of_cell=new_ids[self.node_of_cell].astype(np.int32),
             messages=messages._replace(
@@ -207,7 +207,7 @@ class ProgramBuilder:
         is_duplicate = (np.diff(ends[order]) == 0) & (np.diff(lag[order]) == 0)
         return np.delete(edges, order[1:][is_duplicate], axis=1) if is_duplicate.any() else edges
 
-    def _fused(self, new_ids: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
+    def _fused_nodes(self, new_ids: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
         """Return the node of each fused pair in the program, and its backward's microbatch."""
         cells = np.flatnonzero(self.table.is_fused.ravel())
         backward_microbatch = self.table.partners.microbatch.ravel()[cells]

@@ -165,7 +165,7 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
             sizes = {"workers": table.num_workers, "microbatches": microbatches}
             grammar = phases.grammars.index(table.grammar)
             shape = {**sizes, "stagesPerWorker": table.stages_per_worker, "grammar": grammar}
-            entries.append({"name": name, **shape, **_unstated(table)})
+            entries.append({"name": name, **shape, **_unstated_fields(table)})
             # rows without idle cells, because only their order counts
             rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
             texts.append("\n".join(map(",".join, rows)))
@@ -173,7 +173,7 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
     return {"entries": entries, "apart": SEPARATOR, "data": base64.b64encode(packed).decode()}
 
 
-def _unstated(table: ScheduleTable) -> dict[str, Any]:
+def _unstated_fields(table: ScheduleTable) -> dict[str, Any]:
     """Return placement and stage shares of a table, if its cells do not imply them."""
     fields: dict[str, Any] = {}
     pipes, microbatch_pipes = infer_placement(list(table.rows()), table.grammar.compute)

@@ -192,7 +192,7 @@ def _schedule(
         "memory": _memory(run, memory, number)
         | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
         "step": step and step._asdict(),
-        "recorded": None if recorded is None else _recorded(recorded, cells, len(extra_ops)),
+        "recorded": None if recorded is None else _recorded_starts(recorded, cells, len(extra_ops)),
         "programs": {
             model: {"error": program.reason}
             if isinstance(program, ScheduleError)
@@ -202,7 +202,7 @@ def _schedule(
     }
 
 
-def _recorded(
+def _recorded_starts(
     starts: Float[NumpyArray, "workers slots"], cells: Int[NumpyArray, " ops"], num_beside: int
 ) -> dict[str, Any]:
     """Return recorded starts of the ops [s]; ops without a cell have NaN."""

@@ -177,7 +177,7 @@ class SlowLinks:
         ):
             if 0 <= boundary < len(seconds[direction]):
                 travel = seconds[direction][boundary]
-                setattr(stage, name, _noted(getattr(stage, name), travel))
+                setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
     def take_over(self) -> None:
         """Let the runtime post all messages through this object."""
@@ -198,7 +198,7 @@ class SlowLinks:
         return posted
 
 
-def _noted(
+def _record_travel(
     list_messages: Callable[[int], list[dist.P2POp]], seconds: float
 ) -> Callable[[int], list[dist.P2POp]]:
     """Wrap a stage's messages so that each carries its travel time."""

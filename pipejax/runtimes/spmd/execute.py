@@ -253,7 +253,7 @@ def _store_arrivals(
     return buffer
 
 
-def _exchanged(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
+def _exchange(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
     """Send the outputs of a slot; return the new state of the workers."""
     held, activation, gradient = moving
     there = now.activation_to, sizes.activation_shifts, sizes.workers
@@ -285,7 +285,7 @@ def execute(
                 fields = {name: getattr(now, name)[member] for name in steps}
                 step = now._replace(**fields)
                 moving = jax.lax.switch(step.code, branches, step, moving, fixed)
-            return _exchanged(moving, now, sizes), None
+            return _exchange(moving, now, sizes), None
 
         worker_steps = jax.tree.map(lambda leaf: leaf[:, 0], instructions)
         held, _ = jax.lax.scan(slot, _at(state, 0), worker_steps)

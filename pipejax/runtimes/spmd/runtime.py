@@ -69,7 +69,7 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
     end = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
         _state(table, model, sizes, copies, data),
-        jnp.asarray(_padded(data.target, sizes.microbatches + 1)),
+        jnp.asarray(_pad(data.target, sizes.microbatches + 1)),
         jnp.asarray(model.step_size, float),
         sizes,
     )
@@ -96,7 +96,7 @@ def _data(table: ScheduleTable, model: SmallModel) -> TrainingData:
     return training_data(table.num_microbatches, model.batch_size, model.hidden, model.seed)
 
 
-def _padded(values: NumpyArray, count: int) -> NumpyArray:
+def _pad(values: NumpyArray, count: int) -> NumpyArray:
     return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]))])
 
 
@@ -145,8 +145,8 @@ def step_errors(
     data, count = _data(table, model), table.num_microbatches
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
     loss, gradients = unpipelined(
-        jax.tree.map(lambda leaf: jnp.asarray(_padded(leaf, stages)), parameters),
-        *(jnp.asarray(_padded(values, microbatches)) for values in data),
+        jax.tree.map(lambda leaf: jnp.asarray(_pad(leaf, stages)), parameters),
+        *(jnp.asarray(_pad(values, microbatches)) for values in data),
         jnp.arange(stages) < table.num_stages,
         jnp.where(jnp.arange(microbatches) < count, 1 / count, 0.0),
     )

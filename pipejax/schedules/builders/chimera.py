@@ -122,7 +122,7 @@ def _bidirectional(
         )
     max_in_flight = workers if in_flight is None else whole_number(in_flight, "in_flight")
     microbatch_pipes = [m % pipes for m in range(microbatches)]
-    return _admitted(
+    return _schedule(
         name, bidirectional(workers, pipes), microbatch_pipes, max_in_flight, shares, slots
     )
 
@@ -143,10 +143,10 @@ def hanayo(
         worker 1   .   1F0  2F0  1F1  2F1  2B0  1B0  2B1  1B1   .
     """
     placement, shares = zigzag(num_workers, waves), [1.0] * (2 * num_workers * waves)
-    return _admitted("hanayo", placement, [0] * num_microbatches, 2 * num_workers, shares, slots)
+    return _schedule("hanayo", placement, [0] * num_microbatches, 2 * num_workers, shares, slots)
 
 
-def _admitted(
+def _schedule(
     name: str,
     placement: Placement,
     microbatch_pipes: Sequence[int],

@@ -244,13 +244,13 @@ def combined_1f1b(
     rows = []
     for r in range(num_workers):
         warmup = 2 * (num_workers - r - 1) + turns.turns_before_last + 1
-        cells = _paired(turns.forwards(r), turns.backwards(Phase.B, r), warmup)
+        cells = _paired_cells(turns.forwards(r), turns.backwards(Phase.B, r), warmup)
         rows.append(braided_row(cells, COMBINED, COMBINED_ORDERS))
     placement = looped(num_workers, stages_per_worker)
     return spread_rows("combined-1f1b", rows, UNIT_SLOTS, placement, grammar=COMBINED)
 
 
-def _paired(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Sequence[int]]]:
+def _paired_cells(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Sequence[int]]]:
     """Return the cells of a worker: `warmup` forwards, then pairs, then the other backwards."""
     forward_ops, backward_ops = forwards.tolist(), backwards.tolist()
     pairs = [list(pair) for pair in zip(forward_ops[warmup:], backward_ops, strict=False)]

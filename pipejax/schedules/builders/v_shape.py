@@ -153,7 +153,7 @@ def v_half(
         worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2I1  1I1  1W0  2W0  1W1  2W1
     """
     limits = [2 * (num_workers // 2 + 1)] * num_workers
-    return _planned("v-half", num_microbatches, _half_waits(num_workers), limits, slots, transfer)
+    return _plan("v-half", num_microbatches, _half_waits(num_workers), limits, slots, transfer)
 
 
 @published("v-min", CONTROLLABLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
@@ -176,7 +176,7 @@ def v_min(
         worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
     limits = [2 * ((num_workers + 4) // 3)] * num_workers
-    return _planned("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
+    return _plan("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
 
 
 @published("zb-v", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
@@ -254,7 +254,7 @@ def _min_waits(workers: int) -> Waits:
     return Waits(forward=[0, 0], gradient=[0, 0], turns=[0, gap, 0])
 
 
-def _planned(
+def _plan(
     name: str,
     microbatches: int,
     waits: Waits,

@@ -69,7 +69,7 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
 
     for pipe in range(len(work.placement)):
         end = 0.0
-        for phase, stage, wait in _way(work, pipe, waits):
+        for phase, stage, wait in _microbatch_ops(work, pipe, waits):
             end = place(phase, pipe, stage, end + wait)
     if Phase.W in work.durations:
         for pipe, stage in np.ndindex(starts[Phase.F].shape):
@@ -79,7 +79,7 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
     return BuildingBlock(times, [interval * turn for turn in _turns(work)])
 
 
-def _way(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
+def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
     """Yield phase, stage and time since the previous op, along the way of a microbatch."""
     row, last = work.placement[pipe], len(work.placement[pipe]) - 1
     legs = number_legs(row)

@@ -160,17 +160,17 @@ class _StageNeeds:
 
     def resident_stages(self, first: int) -> list[int]:
         """Return the stages that come next, as many as may be gathered at once."""
-        return self._next(first, self._lookahead.max_gathered_stages, len(self._row))
+        return self._next_stages(first, self._lookahead.max_gathered_stages, len(self._row))
 
     def gathered_stages(self, first: int) -> list[int]:
         """Return the stages to gather now."""
         lookahead = self._lookahead
         if lookahead.counted == STAGES:
             count = min(lookahead.ahead + 1, lookahead.max_gathered_stages)
-            return self._next(first, count, len(self._row))
-        return self._next(first, lookahead.max_gathered_stages, lookahead.ahead + 1)
+            return self._next_stages(first, count, len(self._row))
+        return self._next_stages(first, lookahead.max_gathered_stages, lookahead.ahead + 1)
 
-    def _next(self, first: int, count: int, uses: int) -> list[int]:
+    def _next_stages(self, first: int, count: int, uses: int) -> list[int]:
         """Return up to `count` stages of the next `uses` ops, without stages that are updated."""
         stages: dict[int, None] = {}
         updated: set[int] = set()

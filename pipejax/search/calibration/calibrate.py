@@ -176,7 +176,7 @@ def calibrate(
         raise ValueError("rows: no step time was measured, there is nothing to fit")
     system = _on_stack(rows, system)
     names = _names(fit)
-    problem = _fitting(rows, system, names, layer_times, general)
+    problem = _set_up_fit(rows, system, names, layer_times, general)
     as_is = problem.as_is()
     _check_scale(rows, as_is)
     none = Folds((), np.zeros((0, len(rows)), bool))
@@ -251,7 +251,7 @@ class _Fitting(NamedTuple):
         return np.log(seconds / self.rows.seconds), jacobian * self.free
 
 
-def _fitting(
+def _set_up_fit(
     rows: MeasuredRows,
     system: System,
     names: tuple[str, ...],

@@ -134,7 +134,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
         named = {"given": np.array(current), "in order": in_order}
-        named |= {"round robin": _round_robin(self.kind), "folded": _folded(table.num_workers)}
+        named |= {"round robin": _round_robin(self.kind), "folded": _fold(table.num_workers)}
         self.start_from(named, random="scattered")
         self.lower_bound = cut_bound(placed, self.program)
 
@@ -183,7 +183,7 @@ def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
     return np.lexsort((node, np.arange(len(node)) - node_begin))
 
 
-def _folded(workers: int) -> Order:
+def _fold(workers: int) -> Order:
     """Return the place of each worker if the first sits beside the last, and so on: 0 2 4 5 3 1."""
     seats = np.empty(workers, int)
     seats[: (workers + 1) // 2] = np.arange(0, workers, 2)

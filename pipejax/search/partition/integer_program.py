@@ -328,7 +328,7 @@ def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any
     if solution.status != _OUT_OF_TIME or seconds <= HERE:
         return solution
     arguments["options"]["time_limit"] = _within(seconds, LONGEST)
-    return _solved_apart(arguments)
+    return _solve_in_process(arguments)
 
 
 def _within(seconds: float, limit: float) -> float:
@@ -342,7 +342,7 @@ _PROGRAM = (
 )
 
 
-def _solved_apart(arguments: Mapping[str, Any]) -> Any:
+def _solve_in_process(arguments: Mapping[str, Any]) -> Any:
     """Solve in a process of its own, which ends with this call."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE

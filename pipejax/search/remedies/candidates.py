@@ -253,13 +253,13 @@ def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
         launch.launcher
         for launch in run_launches(new.scenario, new.layers)
         if not launch.lacks
-        and _says_stages(launch, new)
+        and _states_stages(launch, new)
         # equal options start the same run: they say no times, places or order of messages
         and launch != before[launch.launcher]
     )
 
 
-def _says_stages(launch: Launch, candidate: Candidate) -> bool:
+def _states_stages(launch: Launch, candidate: Candidate) -> bool:
     """Return whether the options say the stages of each worker, and need no table file."""
     names = SAY_STAGES.get(launch.launcher, launch.options)
     is_said = candidate.table.stages_per_worker <= 2 or any(

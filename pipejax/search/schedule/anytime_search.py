@@ -112,7 +112,7 @@ class AnytimeSearch:
         """Order the steps; with offloads, a stage alone is too hard to bound by search."""
         starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
-        bound = (self._relaxed,) if self.problem.offload is None else ()
+        bound = (self._bound_by_stages,) if self.problem.offload is None else ()
         return *starts, *bound, *parts, self._search
 
     def _use_store(self) -> None:
@@ -122,7 +122,7 @@ class AnytimeSearch:
         stored = self.store.get(self.problem)
         if stored is not None:
             self._raise_bound(stored.proven_bound)
-            self._take("store", stored.table)
+            self._accept_table("store", stored.table)
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
@@ -131,7 +131,7 @@ class AnytimeSearch:
             self.bound, self.bound_by = bound, "solver"
         for other in starts:
             if rows_keep_limits(other.problem, self.problem):  # its plan might be slower
-                self._take("neighbour", other.table)
+                self._accept_table("neighbour", other.table)
                 continue
             plan = to_plan(self.problem, other.table)
             if keeps_limits(self.problem, plan):
@@ -162,7 +162,7 @@ class AnytimeSearch:
             # solvers start from what is offered; what is taken may become the best itself
             self._offer(name, to_plan(self.problem, table))
             if keeps_limits and not (table.offloads or table.is_fused.any()):
-                self._take(name, table)  # it may beat its plan, whose times are whole units
+                self._accept_table(name, table)  # it may beat its plan, whose times are whole units
             if self.budget.is_late:
                 return
 
@@ -180,7 +180,7 @@ class AnytimeSearch:
         for start in block_starts(self.problem, self._share(share), self.bound):
             self._offer(*start)
 
-    def _relaxed(self) -> None:
+    def _bound_by_stages(self) -> None:
         """Bound by single stages, beginning with the one of the best simple bound."""
         if not is_pipe(self.problem):
             return
@@ -200,7 +200,7 @@ class AnytimeSearch:
         limits = self._share(share), self.num_threads
         with closing(search_neighbourhoods(self.problem, self.best.best.table, *limits)) as tables:
             for table in tables:
-                self._take("neighbourhoods", table)
+                self._accept_table("neighbourhoods", table)
                 if self.is_closed:
                     return
 
@@ -248,7 +248,7 @@ class AnytimeSearch:
                     self._offer("search", state.plan, problem)
                 elif time.monotonic() > self.last_report + BETWEEN and self.best is not None:
                     best = self.best
-                    self._tell(best.best.table, best.value, best.best.source)
+                    self._report_best(best.best.table, best.value, best.best.source)
 
     @property
     def _parts(self) -> int:
@@ -273,9 +273,9 @@ class AnytimeSearch:
         if is_longer or not keeps_limits(problem, plan):
             self.evaluated += 1
             return
-        self._take(source, to_table(problem, plan, f"optimized {source}"))
+        self._accept_table(source, to_table(problem, plan, f"optimized {source}"))
 
-    def _take(self, source: str, table: ScheduleTable) -> None:
+    def _accept_table(self, source: str, table: ScheduleTable) -> None:
         """Take a better table that keeps the limits, laid out like the start table."""
         self.evaluated += 1
         slots, shares = self.start_table.slots, self.start_table.stage_shares
@@ -288,9 +288,9 @@ class AnytimeSearch:
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.value:
             self.found_after = time.monotonic() - self.begun
-            self._tell(table, makespan, source)
+            self._report_best(table, makespan, source)
 
-    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> None:
+    def _report_best(self, table: ScheduleTable, makespan: float, source: str) -> None:
         self.best = self._solution(table, makespan, source)
         self.last_report = time.monotonic()
         self.on_best(self.best)  # first: an interruption may come while it is stored

@@ -240,7 +240,7 @@ class BlockDraw(NamedTuple):
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:
     """Yield successively better plans, until one is short enough."""
     best = FOREVER
-    counts = sorted({_few(problem, per_worker) for per_worker in FEW}, reverse=True)
+    counts = sorted({_sample_count(problem, per_worker) for per_worker in FEW}, reverse=True)
     for number, count in enumerate(counts):
         share = budget.part(budget.remaining / (len(counts) - number))
         for start in _starts_by_few(problem, count, share, enough, best):
@@ -273,7 +273,7 @@ def _starts_by_few(
             yield Start("building block", plan)
 
 
-def _few(problem: Problem, per_worker: int) -> int:
+def _sample_count(problem: Problem, per_worker: int) -> int:
     """Return how many microbatches stand for all, which they do where there are many."""
     few = per_worker * problem.num_workers
     return few if problem.num_microbatches > few + few // 2 else problem.num_microbatches

@@ -160,7 +160,7 @@ class SolvedProblems:
 
     def get(self, problem: Problem) -> Entry | None:
         """Return the checked entry of a problem; None, with a warning, if it is invalid."""
-        return self._checked(self._file(problem))
+        return self._check_entry(self._file(problem))
 
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
@@ -201,8 +201,8 @@ class SolvedProblems:
         bounds = [(bound_from(o.problem, o.proven_bound, problem), n) for n, o in others.items()]
         bounds.sort(reverse=True)
         chosen = dict.fromkeys(n for order in (sure, near) for _, n in order[:MOST_STARTS])
-        starts = [others[n] for n in chosen if self._checked(n, others[n])]
-        bound = next((bound for bound, n in bounds if bound and self._checked(n, others[n])), 0)
+        starts = [others[n] for n in chosen if self._check_entry(n, others[n])]
+        bound = next((bound for bound, n in bounds if bound and self._check_entry(n, others[n])), 0)
         return starts, bound
 
     def _file(self, problem: Problem) -> Path:
@@ -215,7 +215,7 @@ class SolvedProblems:
         entries = {path: self._try(path, read_entry) for path in newest[:MOST_READ]}
         return {path: entry for path, entry in entries.items() if entry is not None}
 
-    def _checked(self, path: Path, entry: Entry | None = None) -> Entry | None:
+    def _check_entry(self, path: Path, entry: Entry | None = None) -> Entry | None:
         """Return the entry of a file whose schedule runs as it says."""
         entry = entry or self._try(path, read_entry)
         return entry if entry and self._try(path, lambda _: entry.table) else None

@@ -274,7 +274,7 @@ def plain_settings(joint: JointProblem) -> Settings:
     """Return all sizes with even layers; these are all settings if only the size is tuned."""
     if "size" in joint.parts:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
-    return _settings(_plain(joint))
+    return _settings(_even_settings(joint))
 
 
 def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
@@ -305,7 +305,7 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
         lower=lower,
         upper=upper,
     )
-    sizes, soft = _relaxed(joint, minima[values.argsort()[:NUM_ROUNDED]])
+    sizes, soft = _relaxed_settings(joint, minima[values.argsort()[:NUM_ROUNDED]])
     evaluated = values.size * (steps + 1)
 
     def evaluate(settings: Settings) -> PerConfiguration:
@@ -352,7 +352,7 @@ def _starts(
 Sizes = Float[NumpyArray, " kept"]  # microbatch sizes
 
 
-def _relaxed(
+def _relaxed_settings(
     joint: JointProblem, points: Float[NumpyArray, "kept variables"]
 ) -> tuple[Sizes, StageLayers]:
     """Return the microbatch size and the layers of stages at each point."""
@@ -388,11 +388,11 @@ def _round_settings(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Set
                 ]
             candidates += [(b, layers, r) for b in near_sizes for r in recomputed_options]
         if rank == 0:
-            candidates += _plain(joint)
+            candidates += _even_settings(joint)
     return _settings(candidates)
 
 
-def _plain(joint: JointProblem) -> list[tuple[Any, ...]]:
+def _even_settings(joint: JointProblem) -> list[tuple[Any, ...]]:
     """List every size with even layers, and all or none recomputed if that is tuned."""
     # if any setting fits, one of these does
     layers, recomputed = joint.problem.pair.assigned

@@ -157,8 +157,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self.table = without(on_lane(table, COMPUTING), SHARDING)
         stages, workers = self.table.num_stages, self.table.num_workers
         self._rows, self._ends = dense_rows(self.table), self.table.grammar.backward_ends
-        self._sizes = _shaped("sizes", sizes, stages)
-        limits = np.full(workers, np.inf) if limit is None else _shaped("limit", limit, workers)
+        self._sizes = _with_axis("sizes", sizes, stages)
+        limits = np.full(workers, np.inf) if limit is None else _with_axis("limit", limit, workers)
         self._all_options = _list_options(self.table, self._sizes, limits)
         # of options with the same lane order and residency, the one that gathers earliest
         self.options = [
@@ -179,7 +179,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
             keys = [[option.key for option in options] for options in self.options]
             pairs = zip(keys, combination, strict=True)
             self._try(tuple(own_keys.index(option.key) for own_keys, option in pairs))
-        self.lower_bound = self._relaxed()
+        self.lower_bound = self._relaxed_bound()
         self._turns = itertools.cycle(range(workers))
         self._unchanged = 0  # consecutive turns without a better option
         self._open: Iterator[None] | None = None
@@ -276,7 +276,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         costs, links = self._run_arguments
         return float(evaluate(ruled, costs, link=links).makespan)
 
-    def _relaxed(self) -> float:
+    def _relaxed_bound(self) -> float:
         """Return a lower bound [s]: stages are gathered once, reductions have their own lane."""
         costs, links = self._run_arguments
         compute = self.table.grammar.compute
@@ -347,7 +347,7 @@ def _largest_residency(options: Sequence[_Option], ahead: int) -> _Option:
     )
 
 
-def _shaped(name: str, numbers: Sizes | Limits, count: int) -> Float[NumpyArray, " some"]:
+def _with_axis(name: str, numbers: Sizes | Limits, count: int) -> Float[NumpyArray, " some"]:
     """Give numbers one axis, as long as there are stages or workers."""
     values = as_floats(numbers, name)
     if values.shape not in ((), (count,)) or not (values >= 0).all():

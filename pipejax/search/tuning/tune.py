@@ -327,7 +327,7 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
     if method == "exhaustive":
         return _size_setting(task, best, sizes)._replace(lower_bound=best["step_time"])
     relaxed = tune_jointly(joint)
-    return _size_setting(task, best, sizes, _relaxed(task, relaxed), relaxed.evaluated)
+    return _size_setting(task, best, sizes, _relaxed_details(task, relaxed), relaxed.evaluated)
 
 
 def _size_setting(
@@ -392,11 +392,11 @@ def _joint_setting(task: TuningTask, joint: JointProblem, tuned: TunedJointly) -
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
     count = task.workload.minibatch // int(best.size)
-    relaxed = _relaxed(task, tuned)
+    relaxed = _relaxed_details(task, tuned)
     return BestSetting(count, *numbers, setting, relaxed, workload=joint.workload(best))
 
 
-def _relaxed(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
+def _relaxed_details(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
     """Return the relaxed optimum as details; empty after an exhaustive search."""
     if tuned.relaxed is None:
         return {}

@@ -433,7 +433,7 @@ def _recomputations(request: PlanRequest) -> tuple[str, ...]:
     return tuple(name for name in modes if name != again)
 
 
-def _asked(request: PlanRequest) -> str:
+def _allowed_text(request: PlanRequest) -> str:
     """Return the allowed degrees as a text: the requested ones, or the size of a node."""
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
     asked = [
@@ -458,7 +458,7 @@ def _why_none(request: PlanRequest, refused: str = "") -> str:
     if not degrees:
         return what + (
             "no degrees of tensor, context and data parallelism use all accelerators and divide "
-            f"heads, MLP and sequence ({_asked(request)})"
+            f"heads, MLP and sequence ({_allowed_text(request)})"
         )
     replicas = sorted({degree[-1] for degree in degrees})
     if all(request.minibatch % data for data in replicas):

@@ -68,7 +68,7 @@ def price(
             source="",
         ),
         _layout_numbers(request, shape, layouts),
-        _stages(request, shape, layouts),
+        _layout_stages(request, shape, layouts),
     )
     # layouts that recompute the same parts of layers are priced together
     in_layer = np.where(_whole_layers(request, layouts)[0], 0, layouts.recompute)
@@ -124,7 +124,7 @@ def _short_table(shape: ProgramShape) -> ScheduleTable:
     return build_table(shape, 2 * shape.workers)
 
 
-def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
+def _layout_stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
     """Return the stages of each layout (layouts, length), padded with empty stages."""
     table = _short_table(shape)
     padding = -shape.stages % (SHORT if shape.stages <= SHORT else LENGTH)
@@ -139,12 +139,12 @@ def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stag
     for row in first_rows.tolist():
         workload = layout_workload(request, layouts, row)
         stages = build_stages(table, assign_layers(workload, table))
-        by_kind.append(jax.tree.map(functools.partial(_padded, more=padding), stages))
+        by_kind.append(jax.tree.map(functools.partial(_pad_stages, more=padding), stages))
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
     return by_layout
 
 
-def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
+def _pad_stages(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
     """Add empty stages, or boundaries between them, on the last axis."""
     return np.pad(np.asarray(leaf, float), [(0, 0)] * (np.ndim(leaf) - 1) + [(0, more)])
 
