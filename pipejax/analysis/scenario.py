@@ -216,6 +216,7 @@ class Scenario:
         return levels
 
     def _placed_costs(self, table: ScheduleTable) -> PlacedCosts:
+        """Return the costs of a table by places of workers; `base` has all edits."""
         workload, system = self.workload, self.system
         if workload is None or system is None:
             return PlacedCosts.from_levels(self._levels(table), table, self.source.sizes)

@@ -110,10 +110,7 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the changes of memory at the start and at the end of ops, by letters.
-
-    They hold for ops of the stage and microbatch of `op`.
-    """
+    """Return changes of memory at starts and ends of ops, by letters, as of the place of `op`."""
     letters, scope, number = op
     rules = run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
@@ -125,7 +122,7 @@ def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[s
     forward = checkpoint if is_recomputed else size  # that F leaves
     at_start = {"F": forward, "R": size - forward, "L": forward}
     at_end = {"B": -size, "I": -(size - for_w), "W": -for_w, "O": -forward}
-    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):
+    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):  # only of models
         extra = at_microbatch(sizes[stage], microbatch)
         at_start[work], at_end[work] = extra, at_end[work] - extra
     if letters in rules.kinds:

@@ -153,8 +153,8 @@ class Microbatches(Edit):
             count, sizes = table.num_microbatches, {}
             scale = np.ones(count) if self.scale is None else np.array(self.scale)
             for name, size in stage_bytes(workload, table).ledger_sizes.items():
-                # slices have an axis of their own
-                axes = size.shape[: 1 + (name == "at_work")]
+                # the axes of microbatches and slices become one; at_work begins with one of phases
+                axes = size.shape[: 2 if name == "at_work" else 1]
                 factor = np.ones(count) if name == "weight_share" else scale
                 sizes[name] = size.reshape(*axes, -1) * factor
         return {n: s if self.order is None else s[..., [*self.order]] for n, s in sizes.items()}

@@ -110,10 +110,10 @@ def _is_real(leaf: Any) -> bool:
 
 
 def to_output_dtype(tree: Any) -> Any:
-    """Turn JAX's float64 arrays into NumPy's, where JAX itself would cut them to float32."""
+    """Return float64 arrays as NumPy's; without `jax_enable_x64` JAX would cut them to float32."""
     if _has_float64():
         return tree
-    # [()]: a NumPy scalar, unlike an array without axes, is a Python float
+    # [()] makes an array without axes a NumPy scalar, which is a Python float
     return mapped(
         lambda leaf: np.asarray(leaf)[()] if _is_real(leaf) and leaf.dtype == np.float64 else leaf,
         tree,

@@ -437,8 +437,7 @@ def _worker_factors(
 ) -> Float[NumpyArray, " workers"] | None:
     """Return the time of each worker divided by the median, if ops differ by their worker alone.
 
-    None if all workers are equally fast, or other differences exist. Times have shape (), (stages)
-    or (stages, microbatches).
+    None if all workers are equally fast, or other differences exist.
     """
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
@@ -446,7 +445,8 @@ def _worker_factors(
         return None
     factors: NumpyArray | None = None
     for cost in times.values():
-        seconds = np.broadcast_to(cost.reshape(*cost.shape, *[1] * (2 - cost.ndim)), sizes)
+        # (), (stages) and (stages, microbatches) become (stages, microbatches)
+        seconds = np.broadcast_to(cost if cost.ndim == 2 else cost[..., None], sizes)
         seconds = seconds / np.asarray(table.stage_shares)[:, None]
         if not seconds.any():
             continue

@@ -101,9 +101,9 @@ class _Search:
                 gaps[counts] = max(gap, gaps.get(counts, gap))
         return sorted(((gap, counts) for counts, gap in gaps.items()), reverse=True)
 
-    def add(self, above: list[tuple[int, ...]], max_facets: int) -> None:
-        """Cut the cone by z >= counts . theta for the first counts that are above some ray."""
-        for counts in above[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
+    def add(self, path_counts: list[tuple[int, ...]], max_facets: int) -> None:
+        """Cut the cone by `z >= counts . theta` for each path; its counts become a facet."""
+        for counts in path_counts[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
             normal = fitting(normal, max(counts) * self.cone.largest_sum)

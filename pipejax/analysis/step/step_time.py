@@ -113,9 +113,7 @@ class RowBatch(NamedTuple):
     rows: Rows  # indices among all rows
     numbers: Float[NumpyArray, "rows numbers"]  # work and setting of each
     kind: PricingKind
-    programs: tuple[
-        tuple[Program, Rows], ...
-    ]  # each program, and the rows of the batch that run it
+    programs: tuple[tuple[Program, Rows], ...]  # with the rows of the batch that run it
     ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> Known:
@@ -216,13 +214,13 @@ class StepTimes:
     def _make_batch(
         self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], form: Any, shapes: Shapes
     ) -> RowBatch:
-        """Return rows whose leaves have one structure and one list of shapes as a batch."""
-        read = [self.read[k] for k in rows]
+        """Lay out rows as one batch; their leaves have one structure `form` and equal shapes."""
+        read = [self.read[row] for row in rows]  # STEP or an op, and its stage
         programs = {k: self.programs[row] for k, row in enumerate(rows) if read[k][0] == STEP}
         ops = _rows_by_op(read)
         fields = {"forward"} | _reads(programs.values()) | {field for field, _, _ in ops}
         kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), form, shapes)
-        numbers = np.array([np.concatenate([leaf.ravel() for leaf in parts]) for parts in leaves])
+        numbers = np.array([np.concatenate([leaf.ravel() for leaf in row]) for row in leaves])
         return RowBatch(rows, numbers, kind, _rows_by_program(programs), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:

@@ -221,16 +221,16 @@ def _effect_text(effect: "Effect", name: str) -> str:
     """Say how long a cause takes or what its removal saves, and what else changes."""
     time = seconds(effect.seconds)
     text = f"{effect.what} saves {time}"
-    if effect.what in ("part", "cause"):
-        is_part = effect.what == "part"
-        text = f"{name} takes {time} of the step" if is_part else f"the step is {time} less without"
+    if effect.what == "part":
+        text = f"{name} takes {time} of the step"
+    elif effect.what == "cause":
+        text = f"without it the step is {time} shorter"
     if effect.part == name:
         text += f", {seconds(effect.grows)} of {name} stay"
     elif effect.part:
         is_more, change = effect.grows > 0, seconds(abs(effect.grows))
-        more = f"though {effect.part} takes {change} more"
-        text += f", {more if is_more else f'as {effect.part} also takes {change} less'}"
-    return text if effect.without is None else f"{text} ({seconds(effect.without)} otherwise)"
+        text += f", because {effect.part} then takes {change} {'more' if is_more else 'less'}"
+    return text if effect.without is None else f"{text} (else {seconds(effect.without)})"
 
 
 def _command_line(command: str) -> object:

@@ -127,9 +127,8 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     number = "number: microbatch  " if in_colour else ""  # else it stands behind its letter
     legend = Text(f"{number}{mark if shown[0].critical else ''}{IDLE} idle  ")
     looks = looks_of_runs(shown)
-    for name, look in sorted(
-        looks.items(), key=lambda shown_run: -palette.lightness(shown_run[1].fill)
-    ):
+    for name in sorted(looks, key=lambda name: -palette.lightness(looks[name].fill)):
+        look = looks[name]
         letter = f" {name} " if in_colour else name
         legend.append(letter, f"{look.ink} on {look.fill}" if in_colour else "").append(
             f" {look.name}  "

@@ -92,7 +92,7 @@ def recomputed_shares(
     ops: Iterable[LayerOp], modules: Collection[str]
 ) -> Iterator[tuple[LayerOp, float]]:
     """Yield each op, and the share of its F that runs once more within I."""
-    # "half_products" is every second product and all ops but products and attention.
+    # "half_products" recomputes half of the products, and all other ops except attention
     names = {name for module in modules for name in MODULE_OPS.get(module, ())}
     kind_shares = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:

@@ -205,8 +205,8 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
-    """Read measured costs as if all messages went over links of each level of the machine."""
-    # Those of another number of stages become those of the table, see `restaged_costs`.
+    """Read measured costs once per level of the machine, with all messages over links of it."""
+    # costs of another number of stages are merged or divided, see `restaged_costs`
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     data = read_fields({**FILE, **dict.fromkeys(custom_times, _SERIES)}, _load(path), str(path))

@@ -37,7 +37,8 @@ class RankGroup(NamedTuple):
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
-        """Count the members that share a node of so many accelerators."""
+        """Count all members, and those that share one node."""
+        # 4 ranks at stride 2 on nodes of 4: 4 // 2 = 2 of them are inside
         size: Number = 1.0
         inside: Number = 1.0
         for extent, stride in zip(self.extents, self.strides, strict=True):

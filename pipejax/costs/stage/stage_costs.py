@@ -256,10 +256,12 @@ def _device_seconds(
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
 ) -> ByPart:
-    """Return seconds of kernels and, by group, of exposed exchanges: (ways, parts, phases)."""
-    # `kernels` and `waits` yield the seconds of each op and of each exchange.
-    # With I and W in one pass, exchanges of I overlap with products of W and vice versa. The way of
-    # tokens to experts may overlap with a layer of another microbatch, in both ways.
+    """Return seconds of kernels and, by group, of exposed exchanges: (ways, parts, phases).
+
+    The ways are I and W apart, and I and W in one pass, whose exchanges overlap with products of
+    the other. Exchanges of tokens with experts may overlap with a layer of another microbatch.
+    """
+    # `kernels` and `waits` yield the seconds of each op and of each exchange
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))

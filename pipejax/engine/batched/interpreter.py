@@ -297,17 +297,17 @@ def num_threads(num_ops: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _compile(
-    over: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
+    sharding: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
 ) -> Callable[[Task | LevelProgram, Pieces], Result]:
-    """Return `_run` compiled with the backend's options; on several devices, each has a part."""
+    """Compile `_run` with the backend's options; with a sharding, each device has a part."""
     run = _run
-    if over is not None:
-        everywhere, cut = PartitionSpec(), over.spec
+    if sharding is not None:
+        copied, split = PartitionSpec(), sharding.spec
         run = jax.shard_map(
             _run,
-            mesh=over.mesh,
-            in_specs=(everywhere, tuple(everywhere if shared else cut for shared in is_shared)),
-            out_specs=(cut, PartitionSpec(None, *cut)),
+            mesh=sharding.mesh,
+            in_specs=(copied, tuple(copied if shared else split for shared in is_shared)),
+            out_specs=(split, PartitionSpec(None, *split)),
             check_vma=False,
         )
     return compiled(run, compiler_options=cpu_options(**LOOPS))

@@ -228,7 +228,7 @@ def counts_on_path(
     dtype: np.dtype[Any],
 ) -> Array:
     """Return the counts (columns, configurations) of costs on each critical path."""
-    is_bits = choices.dtype == jnp.uint8
+    is_bits = choices.dtype == jnp.uint8  # eight configurations to a byte
     width = choices.shape[1] // (BITS if is_bits else 1)
     length = min(STRETCH, len(program.code))
     slot = jax.lax.broadcasted_iota(Unsigned, (program.num_slots, width), 0)
@@ -238,11 +238,11 @@ def counts_on_path(
     def stretch(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         """Follow the paths through a stretch of ops, the last one first, and count its costs."""
         state, on_path, counts = carry
-        s = num_stretches - Unsigned(1) - k
-        first = s * Unsigned(length)
+        number = num_stretches - Unsigned(1) - k
+        first = number * Unsigned(length)
         end = jnp.minimum(first + Unsigned(length), backward.num_ops)
         state, on_path = _path(program, choices, state, on_path, first, end)
-        return state, on_path, _counts(program.terms, backward, on_path, counts, s)
+        return state, on_path, _counts(program.terms, backward, on_path, counts, number)
 
     start = (
         last,

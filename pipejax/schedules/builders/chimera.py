@@ -159,7 +159,7 @@ def _schedule(
     pipes, stages = placement.shape
     durations = {phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)}
     work = Work.from_placement(placement, microbatch_pipes, durations)
-    stage_limits = [in_flight, *[NO_LIMIT] * (stages - 1)]
+    stage_limits = [in_flight, *[NO_LIMIT] * (stages - 1)]  # the first stage admits microbatches
     run = list_schedule(work, Rules([stage_limits] * pipes))
     assert run is not None  # memory has no limit
     return spread_rows(

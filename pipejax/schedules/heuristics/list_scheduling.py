@@ -286,10 +286,8 @@ def _round_trips(work: Work) -> list[Time]:
     round_trips: list[Time] = [0]  # last stage first
     for stage in reversed(range(1, len(work.placement[0]))):
         ops = work.durations[F][stage] + work.durations[I][stage]
-        messages = sum(
-            kind[direction][0][stage - 1]
-            for kind in (work.lag, work.transmit)
-            for direction in (0, 1)
-        )
+        # activations and gradients over the boundary before the stage, of pipe 0
+        times = (*work.lag, *work.transmit)  # by direction, pipe and boundary
+        messages = sum(pipes[0][stage - 1] for pipes in times)
         round_trips.append(round_trips[-1] + ops + messages)
     return round_trips[::-1]

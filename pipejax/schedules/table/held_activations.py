@@ -169,7 +169,7 @@ class HeldParts(NamedTuple):
         """Return the changes that the ledger's entries make at the starts and ends of ops."""
         changes: list[tuple[NumpyArray, ...]] = []
         for phase, entries in ledger.items():
-            phase_ops = HeldOps(*(field[ops.phase == phase] for field in ops))
+            phase_ops = HeldOps(*(column[ops.phase == phase] for column in ops))
             left_by_f = np.where(phase_ops.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:
                 is_left = entry.part == LEFT_BY_F

@@ -217,8 +217,8 @@ def _information(
 
 def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:
     """Estimate the noise of each fit from bounded residuals and its degrees of freedom."""
-    # Parameters use trace((J^T J + prior)^-1 J^T J) rows. A prior, which counts as a few rows,
-    # keeps the noise above 0 if parameters fit few rows exactly.
+    # The fit of parameters uses up trace((J^T J + prior)^-1 J^T J) rows. NOISE_ROWS further rows
+    # of NOISE keep the result above 0 if parameters fit few rows exactly.
     information = _information(state, weights, loss, loss.bend)
     posterior = information + np.eye(information.shape[-1])
     used_rows = np.einsum("bpp->b", np.linalg.solve(posterior, information))

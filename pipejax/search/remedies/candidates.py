@@ -218,8 +218,8 @@ SHELVES: Mapping[str, str] = {  # and what a remedy of each needs
 
 
 TABLE_SUFFIX = ".csv"  # of an option that names the file of a table
-# options that say the stages of each worker, of a launcher that otherwise takes one or two
-SAY_STAGES: Mapping[str, Collection[str]] = {
+# options for the stages of each worker, of a launcher that otherwise takes one or two
+STAGE_OPTIONS: Mapping[str, Collection[str]] = {
     "torchtitan": {
         "parallelism.pipeline_parallel_layers_per_stage",
         "parallelism.module_fqns_per_model_part",
@@ -245,7 +245,7 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
 
 
 def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
-    """List the launchers that run a candidate, and whose options say what it changes."""
+    """List the launchers that run a candidate, and whose options make its change."""
     if old.layers and not new.layers:
         return ()  # a layer would be divided
     before = {launch.launcher: launch for launch in run_launches(old.scenario, old.layers)}
@@ -253,17 +253,17 @@ def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
         launch.launcher
         for launch in run_launches(new.scenario, new.layers)
         if not launch.lacks
-        and _states_stages(launch, new)
-        # equal options start the same run: they say no times, places or order of messages
+        and _has_stages(launch, new)
+        # equal options start the same run: options have no times, places or order of messages
         and launch != before[launch.launcher]
     )
 
 
-def _states_stages(launch: Launch, candidate: Candidate) -> bool:
-    """Return whether the options say the stages of each worker, and need no table file."""
-    names = SAY_STAGES.get(launch.launcher, launch.options)
-    is_said = candidate.table.stages_per_worker <= 2 or any(
+def _has_stages(launch: Launch, candidate: Candidate) -> bool:
+    """Return whether the options alone, without a table file, give each worker its stages."""
+    names = STAGE_OPTIONS.get(launch.launcher, launch.options)
+    is_stated = candidate.table.stages_per_worker <= 2 or any(
         name in launch.options for name in names
     )
     has_file = any(str(value).endswith(TABLE_SUFFIX) for value in launch.options.values())
-    return is_said and not has_file
+    return is_stated and not has_file

@@ -276,7 +276,7 @@ class AnytimeSearch:
         self._accept_table(source, to_table(problem, plan, f"optimized {source}"))
 
     def _accept_table(self, source: str, table: ScheduleTable) -> None:
-        """Take a better table that keeps the limits, laid out like the start table."""
+        """Keep a table within the limits as the plan, and as the answer, where it is better."""
         self.evaluated += 1
         slots, shares = self.start_table.slots, self.start_table.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)
@@ -284,7 +284,7 @@ class AnytimeSearch:
         value = plan_objective(self.problem, plan)
         if self.plan is None or value < self.value:
             self.plan, self.value = plan, value
-            self._raise_bound(self.bound)
+            self._raise_bound(self.bound)  # checks that the bound is not above the new plan
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.value:
             self.found_after = time.monotonic() - self.begun

@@ -142,9 +142,9 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """Add O and L of an activation as a choice; return the time from which I's memory counts.
+        """Let the solver choose O and L of an activation; return when it is held for I.
 
-        With O and L the activation takes memory from F to the end of O, and again from L on.
+        It is held from F on, or, if `is_out`, from F to the end of O and again from L on.
         """
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]

@@ -11,6 +11,7 @@ then the best schedule here takes at most s times as long. So bounds carry over,
 import dataclasses
 import functools
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -294,10 +295,9 @@ def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
     may_offload = easier.offload is not None or problem.offload is None
     if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
         return 0
-    longer = stretch(problem, easier)  # easier <= longer * problem
-    if not longer:
-        return 0
-    return -int(-(bound / longer) // 1)
+    factor = stretch(problem, easier)
+    # times of `easier` are at most factor x those of `problem`: so is its bound; whole, rounded up
+    return math.ceil(bound / factor) if factor else 0
 
 
 def _shares_less(easier: Problem, problem: Problem) -> bool:

@@ -355,7 +355,7 @@ Sizes = Float[NumpyArray, " kept"]  # microbatch sizes
 def _relaxed_settings(
     joint: JointProblem, points: Float[NumpyArray, "kept variables"]
 ) -> tuple[Sizes, StageLayers]:
-    """Return the microbatch size and the layers of stages at each point."""
+    """Return the relaxed microbatch sizes, and layers of stages, at points of the search."""
     inputs = joint.problem.inputs(1, joint.microbatches or 1, limited=False)
     inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
     pairs, sizes = zip(*(JointRelaxation(joint.parts)(p, inputs) for p in points), strict=True)

@@ -329,15 +329,15 @@ def _stage_medians(
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
     """Return the times of ops, where each half of a fused pair has a time of its own [s]."""
-    # A half gets the median time of such ops alone, scaled by the pair's time over the median pair.
-    # So stages with more or fewer pairs compare with each other.
+    # Time of a half = median of such ops outside pairs x time of its pair / median pair. So stages
+    # with more or fewer pairs compare with each other.
     seconds, is_first = ops.seconds.copy(), ops.is_first
     if not is_first.any():
         return seconds
     is_alone, kind = ~(is_first | ops.is_second), ops.phase * stages + ops.stage
     alone = _medians(seconds[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
-    full, *halves = map(OPS.index, "BIW")
-    _fill_unknown(alone[full], alone[halves].sum(axis=0))
+    whole, *halves = map(OPS.index, "BIW")
+    _fill_unknown(alone[whole], alone[halves].sum(axis=0))
     for row in alone:
         _fill_unknown(row, np.full(stages, np.median(seconds[is_first]) / 2))
     median_pair = _medians(seconds[is_first], ops.stage[is_first], stages)  # by the forward's stage
@@ -540,15 +540,15 @@ def _with_costs(
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:
-    """Return the factors that make the messages of a link as fast as the others."""
+    """Return factors on message times that make a slow link, or its replica, as fast as others."""
     ends, times = link_workers(replayed.pipelines.table), replayed.link_times
     source, target = place["source"], place["target"]
-    ways = [(source, target), (target, source)][: place.get("ways", 1)]
-    is_slow = np.array([workers in ways for workers in ends]) & (times > 0)
+    directions = [(source, target), (target, source)][: place.get("ways", 1)]
+    is_slow = np.array([workers in directions for workers in ends]) & (times > 0)
     if "replica" in place:
         runs = [run.replica for run in replayed.pipelines.pipelines]
         scale = np.asarray(replayed.pipelines.link_scales)[runs.index(place["replica"])]
-        return np.where(is_slow, 1 / scale, 1.0)
+        return np.where(is_slow, 1 / scale, 1.0)  # scale: slowdown of the link in this replica
     normal = times[replayed.link_estimate.is_observed & ~is_slow]
     usual = np.median(normal) if len(normal) else np.inf
     return np.where(is_slow & np.isfinite(usual), usual / np.where(is_slow, times, 1.0), 1.0)
