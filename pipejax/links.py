@@ -1,4 +1,4 @@
-"""Links: what messages take on a machine, and where transfers wait."""
+"""Links: times of messages on a machine, and waiting of transfers."""
 
 from pipejax.base.namespaces import lazy
 

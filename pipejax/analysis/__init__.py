@@ -1,4 +1,4 @@
-"""Analysis of runs: what a table costs, why, how sure that is, and what others say of it."""
+"""Analysis of runs: times, causes and uncertainty, and comparison with published forms."""
 
 from pipejax.base.namespaces import lazy
 

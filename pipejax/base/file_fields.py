@@ -62,7 +62,7 @@ Fields = Mapping[str, FileField]
 
 
 def form_kind(has_form: Callable[[Any], Any], form: str, json_type: str) -> FieldKind:
-    """Return the kind of values with a form, which errors describe."""
+    """Return the kind of values of a form; errors and the schema quote its description."""
 
     def read(value: Any, where: str) -> Any:
         if not has_form(value):

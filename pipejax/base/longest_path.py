@@ -156,7 +156,7 @@ def _longest_paths_one_by_one(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Do as `longest_paths_of_many`, run by run: faster for few runs."""
+    """Compute `longest_paths_of_many` run by run, which is faster for few runs."""
     lengths, counts = [], np.zeros(costs.shape, np.int64)
     for run, column in enumerate(costs.T):
         duration, lag = column[duration_index], column[lag_index]

@@ -36,7 +36,7 @@ class OutputError(Exception):
 
 class _Stream(io.FileIO):
     def write(self, data: Any) -> int:
-        """Write; there is nobody who could be told that stderr cannot be written."""
+        """Write to stderr; ignore errors, because they cannot be reported."""
         try:
             return super().write(data)
         except OSError as error:
@@ -46,7 +46,7 @@ class _Stream(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open what the caller has closed, and print what the locale's encoding has no letter for."""
+    """Open closed standard streams, and escape letters that the locale's encoding lacks."""
     # A file must not get the number of a stream, or what is printed would go into it. What stands
     # for a closed stdout cannot be written either, so that a lost result is an error.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):

@@ -51,7 +51,7 @@ class CostSource:
         return dataclasses.replace(self, workload=workload)
 
     def with_stages(self, count: int) -> "CostSource":
-        """Return the source as one of so many stages, unless it says how many or has none."""
+        """Return the source with a number of stages, unless it has its own or needs none."""
         if self.stages is not None or not self.is_per_stage:
             return self
         return dataclasses.replace(self, stages=count)
@@ -61,7 +61,7 @@ class CostSource:
         raise NotImplementedError
 
     def assumption(self, table: ScheduleTable) -> str:
-        """Say what is assumed for times that the table needs and the source lacks."""
+        """Describe assumptions for times that the table needs and the source lacks."""
         return ""
 
 

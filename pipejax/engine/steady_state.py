@@ -99,7 +99,7 @@ class _PeriodSpan(NamedTuple):
 
 
 class _Columns:
-    """Nodes of a program by column of its table, with what a comparison of columns needs."""
+    """Nodes of a program by column of its table, and data to compare columns."""
 
     def __init__(self, program: Program) -> None:
         self.preds = np.asarray(program.preds).tolist()

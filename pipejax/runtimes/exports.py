@@ -308,7 +308,7 @@ schedule = pipeline.PipelineSchedule(
 
 
 def to_shardy(table: ScheduleTable) -> str:
-    """Return a table as a module of Python for Shardy; warn of what is left out."""
+    """Return a table as a Python module for Shardy; warn of dropped cells."""
     table = supported_table(table, "Shardy")
     split = splits(table)
     cells = [

@@ -125,7 +125,7 @@ BUILT_IN = {**REGISTRY, **EXTENDED}
 def check_size(
     builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
 ) -> None:
-    """Refuse a table that cannot fit into memory: what fits but takes long is legal."""
+    """Refuse a table that cannot fit into memory; large ones that fit are legal."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     worker_stages = stages_per_worker * 2 * options.get("waves", 0.5)  # stages of a worker
     stages = num_workers * int(worker_stages)

@@ -75,7 +75,7 @@ def read_schedule(value: Any, where: str) -> Choice:
 
 
 def _scalar(value: Any, where: str) -> Any:
-    """Check what an option of a user's own schedule is given: any single value."""
+    """Check the value of an option of a user's own schedule: any single value."""
     if not isinstance(value, str | bool | int | float):
         raise ValueError(f"{where} must be a number, a text, true or false, got {value!r}")
     return value

@@ -381,7 +381,7 @@ def _check_times(times: Times | int, end: float) -> Times:
 
 
 class _ReplaySettings(NamedTuple):
-    """Versions kept, whether the gap is the mean over all runs, and whether there is noise."""
+    """Settings of a compiled run: kept versions, gap of the mean model or not, noise or not."""
 
     depth: int
     each_run: bool
@@ -400,7 +400,7 @@ def _train_all(
     places: tuple[Int[Array, " samples"], Int[Array, " gradients"]],
     how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return gaps of samples and losses of gradients, by their places, and what `_train` does."""
+    """Return gaps of samples and losses of gradients, by their places, and results of `_train`."""
     train = functools.partial(_train, noise=noise, events=events, sampled=sampled, how=how)
     seen, *rest = over_runs(train, objective, 0)(objective, step_sizes, seeds, batches)
     return seen[..., places[0]], seen[..., places[1]], *rest

@@ -132,7 +132,7 @@ def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
 
 
 def workload_regime(workload: Workload, per_node: float) -> Regime:
-    """Return the regime of a workload on nodes of so many accelerators."""
+    """Return the regime of a workload on nodes of a number of accelerators."""
     experts = 0 if workload.model.moe is None else 1 + (workload.expert_parallel > per_node)
     return Regime(workload.zero >= 3, int(experts), operand_bits(workload.precision))
 

@@ -50,7 +50,7 @@ Values = Float[NumpyArray, "batch values"]
 
 
 class RowInputs(NamedTuple):
-    """Inputs of a row's price beside the system."""
+    """Inputs of a row's price, apart from the system."""
 
     model: Model
     layout: Layout

@@ -348,7 +348,7 @@ def difference(
 def _exchanged_makespans(
     differences: "TableDifference", runs: Sequence["pj.Evaluation"]
 ) -> list[float | None]:
-    """Makespans of the first table with one row of the second; none where they do not match."""
+    """Return makespans of the first table with each row of the second; empty without a match."""
     from pipejax.analysis.comparison.table_difference import row_exchanges
 
     if differences.sizes or differences.other_placement:
@@ -427,7 +427,7 @@ def _difference_details(
 
 
 def _time(result: dict[str, Any]) -> Callable[[float], str]:
-    """Return what formats times, in slots or seconds."""
+    """Return the function that formats times, in slots or seconds."""
     return digits if result["unit"] == "slots" else seconds
 
 

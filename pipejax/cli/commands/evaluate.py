@@ -92,7 +92,7 @@ class TimingSettings:
     distinct_counts: bool = False
 
     def add_to(self, result: dict[str, Any], evaluation: "pj.Evaluation") -> Iterator[object]:
-        """Add what is asked for to the object of `--json`, and yield it as tables."""
+        """Add the requested slack and paths to the object of `--json`, and yield them as tables."""
         target = None if self.target is None else parse_seconds(self.target, "--target")
         if self.slack or self.corner or target is not None:
             corners = pj.analysis.corners(
@@ -264,7 +264,7 @@ def _details(
 
 
 def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
-    """Return what the step time rests on; nothing if it is not of a model on a machine."""
+    """Return the evidence of a step time that a model on a machine predicts; else nothing."""
     from pipejax.analysis.step.evidence import find_evidence, workload_regime
 
     workload, system = scenario.workload, scenario.system
@@ -317,7 +317,7 @@ def _check_pairs(evaluation: "pj.Evaluation") -> None:
 def summary(
     evaluation: "pj.Evaluation", scenario: "pj.Scenario", held: HeldMemory
 ) -> dict[str, Any]:
-    """Collect what `--json` prints."""
+    """Collect the object of `--json`."""
     links = evaluation.links
     result = table_sizes(evaluation.table) | {"link": links.model}
     if links.is_rendezvous:
@@ -405,6 +405,6 @@ def _workers(
 
 
 def _worker_stages(evaluation: "pj.Evaluation", worker: int) -> str:
-    """Stages of all pipes on a worker; what several pipes share there is named once."""
+    """Return the stages of all pipes on a worker, each named once."""
     stages = np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
     return " ".join(map(str, dict.fromkeys(stages)))

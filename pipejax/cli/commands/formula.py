@@ -39,7 +39,7 @@ SHOWN = 12  # facets and borders that a person reads
 
 
 class Plans:
-    """Schedules whose order was planned for times, and stays as it is in their forms."""
+    """Schedules planned for fixed times: their forms keep this order of ops."""
 
     def __init__(self) -> None:
         self.times: dict[str, dict[str, Any]] = {}  # by name, then by letter; c is a message
@@ -53,7 +53,7 @@ class Plans:
 
     @property
     def caption(self) -> str:
-        """Say below a picture which are planned for what."""
+        """Write the caption of a picture: the times that each order is planned for."""
         return "; ".join(
             f"{', '.join(labels.values())} planned for {text}"
             for text, labels in self._labels.items()
@@ -325,7 +325,7 @@ class _FormOptions(NamedTuple):
         return pj.lower(table, link=self.links, step_end=step_end)
 
     def parameters(self, table: pj.ScheduleTable) -> "list[str] | dict[str, pj.Costs] | None":
-        """Names, or with --per-worker the costs that they stand for."""
+        """Return the names of parameters, or with `--per-worker` their costs."""
         from pipejax.analysis.formula.parameters import default_parameters, named_parameters
 
         if not self.per_worker:

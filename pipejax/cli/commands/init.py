@@ -102,7 +102,7 @@ def _copy(kind: str, copied: str, name: str) -> str:
 
 
 def _model_from(path: Path, name: str) -> tuple[str, list[str]]:
-    """Text of a model's file from a config.json or a log, and what it leaves open."""
+    """Return the text of a model's file from a config.json or a log, with notes on its gaps."""
     if path.suffix == ".json":
         from pipejax.costs.model.hugging_face import model_of_config
 

@@ -234,7 +234,7 @@ def _pose(run: OptimizedRun, limit: MemoryLimit) -> _PosedTask:
 
 
 def _check_problem(link: pj.Links, minimize: str) -> None:
-    """Refuse what the search does not support, and a machine without a solver."""
+    """Refuse tables that the search does not support, and a machine without a solver."""
     from pipejax.search.schedule.optimize import NO_SOLVER
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
@@ -332,7 +332,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
-    """Yield the answer: the makespan, what it saves, how far it may be from the best."""
+    """Yield the answer: the makespan, its gain, and its largest distance from the best."""
     result, run, stages = outcome.result, outcome.run, outcome.room.stages
     word, value = "", run.makespan
     if outcome.objective == "span":

@@ -180,7 +180,7 @@ def plan(
 
 
 def _read_limit(text: str) -> float:
-    """Read what tensors may take [B]."""
+    """Read the memory that tensors may take [B]."""
     limit = MemoryLimit.read(text)
     if not limit.in_bytes or len(limit.values) > 1:
         raise ValueError(f"--memory-limit of a plan is one number of bytes, as 80GB, got {text!r}")
@@ -204,7 +204,7 @@ def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
-    """A layout with what is known of its regime."""
+    """Return a layout with the evidence of its regime, for `--json`."""
     names = [field.name for field in dataclasses.fields(entry) if field.name != "scenario"]
     evidence = evidence_json(entry.evidence, entry.step_time)
     return pick(entry, " ".join(names)) | {"evidence": evidence}

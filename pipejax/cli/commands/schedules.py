@@ -14,7 +14,7 @@ from pipejax.schedules import Builder, find, names
 
 
 def _scaled(factor: float) -> Callable[[float], str]:
-    """Write numbers in a unit of so many of SI; of what is unknown a dash."""
+    """Write numbers divided by `unit`; a dash for unknown ones."""
     return lambda value: f"{float(f'{value / factor:.4g}'):.5g}" if value else "-"
 
 

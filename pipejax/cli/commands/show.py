@@ -74,7 +74,7 @@ class PictureSettings:
     labels: Text = None
 
     def check(self, out: str | None, paper: PaperSettings) -> None:
-        """Refuse what has no effect on a file of this suffix, or where none is written."""
+        """Refuse options without effect on a file of this suffix, or without a file."""
         if self.caption is not None:
             resolve_choice(self.caption, PLACES, "--caption")
         used = [name for name, value in vars(paper).items() if value is not None]
@@ -224,7 +224,7 @@ def _scene(
 
 
 def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> None:
-    """Draw to a file, and write the caption beside it where that is asked for."""
+    """Draw to a file, and write the caption beside it if `--caption` says so."""
     from pipejax.plots.bars import Curves
     from pipejax.plots.timeline import Drawing, Panel, draw_panels, save
 
@@ -400,7 +400,7 @@ def carried(
 def _every_table(
     run: SizedRunOptions, options: TableOptions
 ) -> "Mapping[str, Sequence[pj.ScheduleTable]]":
-    """Build what is built in for all sizes of a page; what does not exist for some is left out."""
+    """Build all schedules for all sizes of a page, without sizes that a schedule does not have."""
     from pipejax.schedules import REGISTRY
 
     tables_by_name: dict[str, list[pj.ScheduleTable]] = {}

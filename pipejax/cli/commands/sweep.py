@@ -1,4 +1,4 @@
-"""`pipejax sweep run|show`: a declared grid becomes a dataset, and what is asked of that."""
+"""`pipejax sweep run|show`: evaluate a declared grid into a dataset, and query it."""
 
 import time
 from collections import Counter
@@ -101,7 +101,7 @@ class _Rate(ProgressColumn):
 def _run_answer(
     sweep: Any, out: Path, from_before: int, seconds: float, compiling: float
 ) -> Answer:
-    """Say what is in the store, and how fast it came: what XLA compiles it compiles once."""
+    """Report the points in the store, and their rate apart from compilation."""
     import xarray as xr
 
     from pipejax.sweep import STATUS
@@ -303,7 +303,7 @@ def _empty_reason(
     *,
     is_filtered: bool,
 ) -> Iterator[str]:
-    """Say why no point can be chosen, and what to ask for instead."""
+    """Explain why no point is left, and suggest another filter."""
     from pipejax.sweep.results import selectable
 
     for text, (axis, value, _) in near.items():
@@ -536,7 +536,7 @@ def draw_front(
 def _front_names(
     results: "SweepResults", names: list[str], front: "Points", rows: "Sequence[DistinctPoint]"
 ) -> tuple[str, list[str]]:
-    """Tell the points of a front apart: by which axes, and each in these, ties as "a = b"."""
+    """Name the points of a front by the axes in which they differ, ties as "a = b"."""
     axis_cells: dict[str, list[str]] = {}
     heads = []
     for axis, labels in results.axes.items():

@@ -161,14 +161,14 @@ def _table_name(analysis: "Analysis") -> str:
 
 
 def _saved_costs(analysis: "Analysis", folder: Path) -> "pj.Scenario":
-    """The mean pipeline as the files that are saved have it."""
+    """Return the scenario of the mean pipeline with the saved files."""
     table = pj.costing.TableFile(str(folder / _table_name(analysis)))
     costs = pj.costing.CostsFile(str(folder / "costs.json"))
     return pj.Scenario(table, costs=costs, link=analysis.replay.links)
 
 
 def _save(folder: Path, analysis: "Analysis") -> None:
-    """Write what other commands and programs take."""
+    """Write files for other commands and programs."""
     folder.mkdir()
     table = folder / _table_name(analysis)
     write_file(table, text_for(analysis.pipelines.table, table))
@@ -187,7 +187,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterator[object]:
-    """Yield what each file is for, or that the printed commands read a folder to be written."""
+    """Yield the use of each file, or a note that the printed commands need `--save`."""
     if save.path is None and result["remedies"]:
         yield plain(f"these commands read {folder}, which the next command writes:")
     elif save.written is not None:
@@ -196,7 +196,7 @@ def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterato
 
 
 def _next_commands(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
-    """Commands that go on from the files: of ops that scatter jitter, too."""
+    """Return commands on the saved files; with `jitter` if times of ops scatter."""
     from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
 
     evaluated, spread = command_of_scenario(saved), analysis.op_spread

@@ -1,4 +1,4 @@
-"""`pipejax tune WHAT|layers`: what to set so that a step takes the least time."""
+"""`pipejax tune WHAT|layers`: settings with the shortest step."""
 
 import dataclasses
 import time
@@ -470,7 +470,7 @@ def _split_stages(
 
 
 def _contents(stage: str) -> str:
-    """Return what a stage of a layout holds, in words: "Ett" is "embedding, 2 layers"."""
+    """Return the content of a stage in words: "Ett" is "embedding, 2 layers"."""
     words = {"E": "embedding", "t": "layers", "m": "MTP", "L": "head"}
     counts = {letter: stage.count(letter) for letter in words if letter in stage}
     texts = (words[a] if a in "EL" else f"{count} {words[a]}" for a, count in counts.items())

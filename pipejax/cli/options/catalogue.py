@@ -355,7 +355,7 @@ def begin_sentence(head: str) -> str:
 
 
 def record(name: str, command: str = "") -> Option:
-    """Return what an option is, in a command."""
+    """Return the option of a name in a command."""
     try:
         return EXCEPTIONS.get((command.removeprefix("tune "), name)) or CATALOGUE[name]
     except KeyError:

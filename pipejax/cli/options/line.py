@@ -37,12 +37,12 @@ class Needs(NamedTuple):
     otherwise: str = ""  # what it is in commands that do not take that one
 
     def in_command(self, takes: Collection[str]) -> "Needs":
-        """Return what is needed in a command that takes these options."""
+        """Return the requirement within a command that takes these options."""
         is_other = self.otherwise and self.other not in takes
         return self._replace(other=self.otherwise) if is_other else self
 
     def are_met(self, seen: Mapping[str, str]) -> bool:
-        """Return whether the other options are what is needed, by their values."""
+        """Return whether the values of other options meet the requirement."""
         parts = seen.get(self.within, "").lower().split(",")
         values = {seen.get(self.other, "").lower(), *(part.partition("=")[2] for part in parts)}
         return (self.other in seen and not self.values) or bool(values & {*self.values})
@@ -80,7 +80,7 @@ class LineOptions:
         self.values: list[tuple[str, str]] = []  # options and texts; a flag has its name for one
 
     def read(self, app: Any, commands: Any, arguments: "ArgumentCollection") -> None:
-        """Take what cyclopts read from the line, and add what the file of options gives."""
+        """Join options of the line, as cyclopts read them, with those of the file."""
         del app, commands
         options = {
             argument.field_info.name: argument
@@ -143,7 +143,7 @@ class LineOptions:
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
     def named(self, error: Exception) -> str:
-        """Return what an error says, with the option in place of the argument that is wrong.
+        """Return the text of an error, with the option in place of the wrong argument.
 
         The error may stand in the text of another, which says where. What a file says is left
         alone, behind the option that names the file.
@@ -204,7 +204,7 @@ def _in_letters(message: str) -> str:
 
 
 def _token(name: str, text: str, source: str, kinds: Collection[Any]) -> Any:
-    """Make what cyclopts takes for an option on the line."""
+    """Make the token that cyclopts reads for an option."""
     if bool in kinds:
         return Token(keyword=flag(name), implicit_value=True, source=source)
     return Token(keyword=flag(name), value=text, source=source)
@@ -230,7 +230,7 @@ def parse(
 
 
 def _message(error: CycloptsError) -> str:
-    """Return what is wrong with a command line, with options by their names."""
+    """Return the error of a command line, with options by their names."""
     option = error.argument.name if error.argument else ""
     if isinstance(error, MissingArgumentError) and error.argument and not error.keyword:
         return f"missing option {option}" if option.startswith("-") else f"missing {option}"
@@ -352,7 +352,7 @@ def written(*names: str) -> dict[str, Any]:
 
 
 def written_but(*names: str) -> dict[str, Any]:
-    """All options that this command was given, but some and those of what it answered."""
+    """Return all options of this command line, except `names` and those of output."""
     return {k: v for k, v in _written[-1].items() if k not in (*names, *ANSWERED)}
 
 

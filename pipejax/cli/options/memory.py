@@ -1,4 +1,4 @@
-"""Options of memory: how large an activation is, what W needs of it, and what a worker may hold."""
+"""Options of memory: size of an activation, share that W needs, and limits of workers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -165,7 +165,7 @@ class MemoryLimit(NamedTuple):
         activations: ActivationOptions,
         workload: "pj.Workload | None",
     ) -> Room:
-        """Return what it leaves for activations."""
+        """Return the limit less static memory: the memory for activations."""
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model, which says what they hold")
@@ -196,7 +196,7 @@ class MemoryLimit(NamedTuple):
 def read_weights_limit(
     text: Text, table: pj.ScheduleTable, workload: "pj.Workload | None"
 ) -> tuple[Float[NumpyArray, " workers"] | None, bool]:
-    """Read what gathered weights may take: (workers) or None for no limit, and whether in bytes."""
+    """Read the limit of gathered weights, (workers) or None, and whether it is in bytes."""
     if text is None:
         return None, workload is not None
     values, in_bytes = MemoryLimit.read(text, WEIGHTS_OPTION)

@@ -117,7 +117,7 @@ def for_each(
 
 
 def parse_columns(text: str, example: str) -> dict[str, str]:
-    """Read what is said of columns, each once, in a text like the example: replica=dp,step=it."""
+    """Read names of columns from a text as replica=dp,step=it, each at most once."""
     pairs = [[part.strip() for part in entry.partition("=")] for entry in text.split(",")]
     columns = {name: value for name, _, value in pairs if name and value}
     if len(columns) < len(pairs):
@@ -156,13 +156,13 @@ def parse_percent(text: str, where: str) -> float:
 
 
 def parse_ratio(text: str) -> float:
-    """Read a number, or with % a hundredth of one; what is none is NaN."""
+    """Read a number, or a percentage; NaN for any other text."""
     bare = text.strip().removesuffix("%")
     return parse_float(bare.strip()) / (100 if "%" in text else 1)
 
 
 def parse_float(text: str) -> float:
-    """Read a number; what is none is NaN, which no check of a range lets pass."""
+    """Read a number; NaN, which fails every check of a range, for any other text."""
     try:
         return float(text) if is_plain(text) else math.nan
     except ValueError:
@@ -204,7 +204,7 @@ def options(described: Described) -> Described:
 def parameter(
     name: str, kind: Any, command: str = "", detail: str = "", aliases: Collection[str] = ()
 ) -> Parameter:
-    """Return how an option is read and what its help says."""
+    """Return the reader and the help of an option for cyclopts."""
     entry = record(name, command)
     is_output, kinds = output_kind(kind) is not None, value_kinds(kind)
     is_number = bool(kinds & {int, float})

@@ -1,4 +1,4 @@
-"""Options that say which tables: one, several, or schedules to build, and built with what."""
+"""Options of tables: one, several, or schedules to build with their options."""
 
 import dataclasses
 import inspect
@@ -46,7 +46,7 @@ class PaperSettings:
     font_size: float | None = None
 
     def paper(self, size: str = "page") -> "Paper":
-        """Return what a drawing is made for; `size` is the width that it has if none is given."""
+        """Return the paper of a drawing; `size` is its default width."""
         from pipejax.plots import style  # matplotlib is an extra, slow to import
 
         font_size = style.FONT_SIZE if self.font_size is None else self.font_size

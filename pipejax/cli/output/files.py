@@ -1,4 +1,4 @@
-"""Files that commands write: what is wrong with them is said before the work."""
+"""Files that commands write: their errors are raised before the work."""
 
 import dataclasses
 import importlib
@@ -103,7 +103,7 @@ class Output:
         return self
 
     def _hint(self, kind: OutputKind) -> str:
-        """Say what gives a file of this suffix: another option draws, or formats print numbers."""
+        """Name the option or format that writes a file of this suffix."""
         suffix = "" if self.path is None else self.path.suffix
         if self.drawn_by and suffix in DRAWING.suffixes:
             return f": {self.drawn_by} draws"
@@ -112,7 +112,7 @@ class Output:
         return ""
 
     def _check_folder(self, out: str) -> None:
-        """Check a store: what is no dataset of ours is never replaced."""
+        """Check a store: only datasets of this package are ever replaced."""
         path = self.path or Path()
         if not os.path.lexists(path):
             return
@@ -122,7 +122,7 @@ class Output:
             raise ValueError(f"{out} is not a dataset that was written here: it is never replaced")
 
     def save(self, write: Callable[[Path], object], text: Callable[[], str] | None = None) -> None:
-        """Write the file, where one is given; what goes wrong is raised by `end`."""
+        """Write the file, if one is named; `end` raises the error, if any."""
         # So the report is printed whatever becomes of the file.
         if self.path is None:
             return
@@ -151,7 +151,7 @@ class Output:
         return result | ({"unwritten": self._unwritten} if self._unwritten else {})
 
     def end(self, *, json: bool) -> None:
-        """Raise what went wrong, when the report is out; the content follows it as text."""
+        """Raise the error of writing after the report; the content follows as text."""
         if self._error is None:
             return
         if not json:
@@ -163,7 +163,7 @@ NO_OUTPUT = Output()  # of an option that is not given
 
 
 def check_apart(outputs: Iterable[Output]) -> None:
-    """Refuse two options that name one file: the second would replace what the first wrote."""
+    """Refuse two options that name one file: the second would replace the first."""
     named: dict[str, str] = {}
     for output in outputs:
         if output.path is not None:

@@ -59,7 +59,7 @@ def program_help(about: str, num_commands: int) -> str:
 
 
 def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a list of commands, grouped by what they answer."""
+    """Return a list of commands, grouped by their questions."""
     width = _width()
     column = max(len(name) for commands in groups.values() for name in commands) + 4
     lines = ["Usage: pipejax COMMAND [OPTIONS]"]
@@ -70,7 +70,7 @@ def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
-    """Return what a command does and takes: on one screen, or everything."""
+    """Return the help of a command: one screen, or all options."""
     from pipejax.cli.options.option import command_options  # loads cyclopts
 
     width, listed = _width(), command_options(command)
@@ -98,7 +98,7 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
 
 
 def is_frequent(name: str, option: "CommandOption") -> bool:
-    """Return whether an option has a line where there is no room for all."""
+    """Return whether an option is among those of the one-screen help."""
     return CATALOGUE[name].frequent or option.default is inspect.Parameter.empty
 
 

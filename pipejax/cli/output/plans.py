@@ -56,7 +56,7 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
 
 
 def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
-    """Yield the options of each launcher; of one that cannot run the layout, what it lacks."""
+    """Yield the options of each launcher, or the features that it lacks for the layout."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if rest or not lacks else ""
@@ -87,7 +87,7 @@ UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
 def plan_view(plan: "PlanResult") -> Iterator[object]:
-    """Yield the best layout, how sure it is, what was assumed, and the next ones."""
+    """Yield the best layout, its evidence and assumptions, and the next layouts."""
     best, request = plan.best, plan.request
     yield (
         f"[bold]{seconds(best.step_time)}[/] per step{_band(best)} for {request.model.name} on "
@@ -132,7 +132,7 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
 
 
 def _long_text(entry: "PlannedLayout") -> str:
-    """Return a layout in words, without what has its usual value."""
+    """Return a layout in words, without usual values."""
     layout = entry.layout
     sizes = [f"{words} {layout[name]}" for name, words in WORDS.items() if layout[name] > 1]
     is_recomputed = layout["recompute"] != "none"
@@ -152,7 +152,7 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
 
 
 def _measured_memory(plan: "PlanResult") -> Iterator[object]:
-    """Yield what memory measured runs of the launcher took, and a limit that leaves room for it."""
+    """Yield measured over predicted memory of the launcher's runs, and a limit that allows it."""
     factors, need = memory_json(plan)["memory_factors"], plan.best.memory_bytes
     if not factors:
         return
@@ -182,7 +182,7 @@ def memory_json(plan: "PlanResult") -> dict[str, Any]:
 
 
 def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) -> object:
-    """Say from `evidence_json` how sure a step time is, and what runs are nearest to it."""
+    """Write the range of a step time and its nearest measured runs, from `evidence_json`."""
     if record is None:
         return plain(
             f"extrapolated: nobody measured such runs ({regime}) on machines like {system}"
@@ -203,7 +203,7 @@ def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) ->
 
 
 def _room(plan: "PlanResult") -> object:
-    """Return what tensors may take, and why."""
+    """Return the memory that tensors may take, and why."""
     request = plan.request
     if request.memory_limit is not None:
         return plain(f"tensors may take {gigabytes(request.room)} (--memory-limit)")
@@ -215,7 +215,7 @@ def _room(plan: "PlanResult") -> object:
 
 
 def _assumptions(plan: "PlanResult") -> Iterator[object]:
-    """Yield what was assumed, and the best layout where launchers assume something else."""
+    """Yield the assumptions, and the best layout under other assumptions of launchers."""
     overlap = "; ".join(
         f"{'no ' if not share else '' if share == 1 else f'{100 * share:g} % of '}{what} beside "
         f"compute ({flag})"
@@ -235,7 +235,7 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
-    """Yield the layouts that may be as fast, or what would have to hold for the second to win."""
+    """Yield the layouts that may be as fast, or the change that makes the second win."""
     if plan.tied > 1:
         yield (
             f"{plan.tied} layouts tie: they differ by less than errors of such predictions do "
@@ -263,7 +263,7 @@ def _quantity(number: str, value: float) -> str:
 
 
 def _table(layouts: "Sequence[PlannedLayout]") -> object:
-    """Show one row for each layout; what is the same in all stands below."""
+    """Show one row for each layout; values that all share stand below."""
     columns = (
         Column("step", "step_time", seconds),
         Column("memory", "memory_bytes", gigabytes),
@@ -279,7 +279,7 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
 
 
 def _ties(entry: "PlannedLayout") -> str:
-    """Return what differs in layouts of the same idea that are as fast."""
+    """Return the settings that differ in equally fast layouts of one idea."""
     texts = []
     for tie in entry.also[:TIES]:
         sizes = [f"{words} {tie[name]}" for name, words in WORDS.items() if name in tie]

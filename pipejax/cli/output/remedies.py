@@ -110,7 +110,7 @@ def remedy_command(
 def _with_files(
     scenario: "pj.Scenario", begin: "pj.Scenario", saved: "pj.Scenario | None"
 ) -> "pj.Scenario":
-    """Name files of table and costs, if they are saved, and drop a number of stages that is so."""
+    """Name the saved files of table and costs; drop a number of stages equal to the table's."""
     source = scenario.source
     if source.stages == scenario.table().num_stages and not written("measured_stages"):
         source = dataclasses.replace(source, stages=None)
@@ -198,7 +198,7 @@ def remedies_view(
 
 
 def _needs(row: Mapping[str, Any]) -> str:
-    """Say what a remedy needs."""
+    """Name the launchers or the shelf that a remedy needs."""
     from pipejax.search.remedies.candidates import SHELVES
 
     names = " or ".join(row["launchers"])

@@ -138,7 +138,7 @@ def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style
 
 
 def folded(table: TextTable) -> TextTable:
-    """Write what is the same in all rows once, below the table, except in CSV."""
+    """Write values that all rows share once, below the table, except in CSV."""
     names, columns = table.plain()
     is_same = [len(cells) > 1 and len({*cells}) == 1 and has_lines() for cells in columns]
     same = [f"{names[k]} {cells[0]}" for k, cells in enumerate(columns) if is_same[k] and cells[0]]
@@ -265,7 +265,7 @@ FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _la
 
 
 def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
-    """Yield what draws a table in so many columns: nothing is cut."""
+    """Yield renderings of a table within `width` columns, without cut cells."""
     # Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
     # below itself, with the columns again that identify a row.
     if grid.is_list:
@@ -308,7 +308,7 @@ def _parts(least: Sequence[int], keys: int, width: int) -> Iterator[list[int]]:
 
 
 def _widths(least: Sequence[int], widest: Sequence[int], room: int) -> list[int]:
-    """Share what is left of the room among columns, those that lack least first."""
+    """Share the remaining width among columns, those that lack least first."""
     widths, spare = list(least), room - sum(least)
     for k in sorted(range(len(least)), key=lambda k: widest[k] - least[k]):
         more = max(0, min(widest[k] - least[k], spare))
@@ -317,7 +317,7 @@ def _widths(least: Sequence[int], widest: Sequence[int], room: int) -> list[int]
 
 
 def _least(header: str, cells: Sequence[str]) -> int:
-    """Columns that a column cannot do without: words are not broken, nor are short cells."""
+    """Return the least width of a column: words and short cells are not broken."""
     longest = max(map(cell_len, cells), default=0)
     words = [cell_len(word) for text in (header, *cells) for word in text.split()]
     if longest > LONG and longest > max(words, default=0):
@@ -375,7 +375,7 @@ def has_lines() -> bool:
 
 
 def print_all(*parts: object) -> None:
-    """Print lines with markup, texts as they are, and tables; figures are of pages alone."""
+    """Print lines with markup, plain texts and tables; skip figures, which only pages have."""
     for part in parts:
         if isinstance(part, TextTable):
             _print_table(part)
@@ -384,7 +384,7 @@ def print_all(*parts: object) -> None:
 
 
 def plain(text: str) -> Text:
-    """Make a line that is printed as it is, with names of files in it, say."""
+    """Make a line without markup, for example with names of files."""
     return Text(text)
 
 
@@ -421,7 +421,7 @@ def table_sizes(table: Any) -> dict[str, Any]:
 
 
 def heading(sizes: Mapping[str, Any], note: str = "") -> str:
-    """Say what a report is about: the schedule, what was done to it, and its sizes."""
+    """Return the heading of a report: the schedule, its edits and its sizes."""
     return (
         f"[bold]{escape(sizes['schedule'])}[/]{note}, {sizes['workers']} workers, "
         f"{sizes['stages']} stages, {sizes['microbatches']} microbatches"
@@ -438,7 +438,7 @@ def saving(before: float | None, after: float) -> float | None:
 
 
 def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> TextTable:
-    """Make a table of the best of a search beside others; None is one that is not allowed."""
+    """Make a table of the best of a search and its baselines; None marks illegal ones."""
     rows = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in rows.values())
     shares = (percent(saving(time, best)) for time in rows.values())

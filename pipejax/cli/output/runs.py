@@ -63,7 +63,7 @@ def mfu_text(result: Mapping[str, Any]) -> str:
 
 
 def memory_text(result: Mapping[str, Any]) -> str:
-    """Return what fills the fullest worker."""
+    """Return the parts of the fullest worker's memory."""
     fullest = int(np.argmax(result["memory_bytes"]))
     parts = ((name, float(sizes[fullest])) for name, sizes in result["memory_parts"].items())
     shares = ", ".join(
@@ -73,7 +73,7 @@ def memory_text(result: Mapping[str, Any]) -> str:
 
 
 def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the range and the price of a step, as far as they are known."""
+    """List the range and the price of a step, if known."""
     rows = []
     if ends := result.get("step_time_band", {}):
         bands = (f"{seconds(a)} to {seconds(b)} ({label} %)" for label, (a, b) in ends.items())

@@ -52,14 +52,14 @@ class ShownRun:
 
 
 def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
-    """Colours of what runs have that are shown one below the other."""
+    """Colours of the phases of runs that are shown together."""
     from pipejax.analysis.runs.timeline import bar_phases
 
     return palette.phase_looks(bar_phases(bar for shown_run in shown for bar in shown_run.bars))
 
 
 class _Line(NamedTuple):
-    """The columns of a line, and what cells may look like."""
+    """The columns of a line, and the styles of its cells."""
 
     columns: int  # how many there are
     window: "Window"  # times of its ends [s]
@@ -80,7 +80,7 @@ class _Line(NamedTuple):
 
 
 def label_width(shown: Sequence[ShownRun]) -> int:
-    """Return the width of what stands before the lines: names of workers and lanes, and peaks."""
+    """Return the width of the labels before lines: workers, lanes and peaks."""
     names = [f"worker {shown_run.run.workers - 1}" for shown_run in shown]
     names += [lane for shown_run in shown for lane in shown_run.lanes]
     return max(
@@ -119,7 +119,7 @@ def print_run(
 
 
 def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
-    """Print what colours, letters and lines of all runs mean."""
+    """Print the meaning of colours, letters and lines."""
     from pipejax.analysis.runs.timeline import name_of_second
 
     in_colour = out.color_system is not None
@@ -157,7 +157,7 @@ def print_limit(out: Console, held: HeldMemory) -> None:
 def _row(
     row: "list[Bar]", line: _Line, run: "pj.Evaluation", second: "frozenset[Op]", looks: Looks
 ) -> Text:
-    """One worker's ops as cells; each at least one column while there is room."""
+    """Return one worker's ops as cells, each at least one column wide if there is room."""
     cells = [(" ", "")] * line.columns
     if run.makespan > line.window.start:
         first, size = line.place(line.window.start, run.makespan)
@@ -232,7 +232,7 @@ def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
 
 
 def _messages(sent: "list[Arrow]", line: _Line) -> Text:
-    """Messages of one sender as thin lines, from leaving to arriving."""
+    """Return messages of one sender as thin lines, from departure to arrival."""
     cells = [(" ", "")] * line.columns
     for arrow in sent:
         if line.shows(arrow.start, arrow.finish):

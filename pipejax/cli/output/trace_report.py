@@ -54,7 +54,7 @@ def _action(suspect: "Suspect") -> str:
 
 
 def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
-    """Return a row, as `remedies_json` has, that repairs what matters most, if no layers move."""
+    """Return the row of `remedies_json` that repairs the first suspect, if no layers move."""
     finding, step = analysis.finding, float(analysis.attribution.recorded.mean())
     if finding is None or analysis.advice is None:
         return []
@@ -73,7 +73,7 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
 
 
 def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
-    """Yield what is wrong, what it costs and what to do; then what this rests on."""
+    """Yield the finding, its cost and the action; then the evidence."""
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
     finding, rows = analysis.finding, result["remedies"]
     if advice is None:
@@ -124,7 +124,7 @@ def _doubts(analysis: "Analysis") -> Iterator[object]:
 
 
 def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
-    """Say what a suspect is, and what it costs."""
+    """Write a suspect and its cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
     twin = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
@@ -139,7 +139,7 @@ def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
 
 
 def _equal_causes(analysis: "Analysis") -> Iterator[object]:
-    """Yield causes that these files do not tell apart, and what would tell them apart."""
+    """Yield causes that these files cannot distinguish, and files that could."""
     finding, trace = analysis.finding, analysis.pipelines.trace
     if finding is None or finding.kind not in ("worker", "stage", "link"):
         return
@@ -157,7 +157,7 @@ def _equal_causes(analysis: "Analysis") -> Iterator[object]:
 
 
 def _other_suspects(analysis: "Analysis") -> Iterator[object]:
-    """Yield what is slower than the others of its kind beside the first; clocks are details."""
+    """Yield the suspects after the first; those of clocks are details."""
     finding = analysis.finding
     suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
     counts = Counter(suspect.kind for suspect in suspects)
@@ -180,7 +180,7 @@ def _other_suspects(analysis: "Analysis") -> Iterator[object]:
 
 
 def _replay_help(analysis: "Analysis") -> Iterator[object]:
-    """Yield what would bring the replay closer to the run."""
+    """Yield advice for a closer replay."""
     for stall in analysis.stalls[:1]:
         yield plain(
             f"launch-starved or paused: worker {stall.worker} of replica {stall.replica} idles "
@@ -256,7 +256,7 @@ def _time(value: float) -> str:
 
 
 def _against(shares: "Attribution") -> object:
-    """Return how much slower than the other run this one is, and what times of ops explain."""
+    """Return the slowdown against the other run, and the part that times of ops explain."""
     step, other = float(shares.recorded.mean()), shares.other or 0.0
     word = "slower" if step >= other else "faster"
     explained = float(shares.replayed.mean()) - shares.ideal
@@ -289,7 +289,7 @@ def _clocks(analysis: "Analysis") -> Iterator[object]:
 
 
 def _deal(analysis: "Analysis") -> Iterator[object]:
-    """Yield what another distribution of the microbatches over the replicas saves."""
+    """Yield the time that a better deal of microbatches over replicas saves."""
     deal = analysis.deal
     is_first = analysis.finding is not None and analysis.finding.kind == "data"
     if deal is not None and deal.saves > MIN_SAVING and not is_first:
@@ -437,7 +437,7 @@ def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
 
 
 def _median_ran(analysis: "Analysis") -> Ran:
-    """The median step for the explorer, whose replay has the times of its own ops."""
+    """Return the median step for the explorer, replayed with its own times."""
     pipeline, title = _median_pipeline(analysis)
     costs = measured_costs(analysis.replay, pipeline=pipeline)
     run = pj.evaluate(analysis.pipelines.tables[pipeline.table], costs, link=analysis.replay.links)
@@ -445,7 +445,7 @@ def _median_ran(analysis: "Analysis") -> Ran:
 
 
 def _median_step(analysis: "Analysis") -> "RecordedStep":
-    """The median step for a picture."""
+    """Return the median step for a picture."""
     from pipejax.plots.heat_maps import RecordedStep
 
     trace = analysis.pipelines.trace

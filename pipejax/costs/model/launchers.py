@@ -61,7 +61,7 @@ class Launch(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """Say what the launcher lacks; empty if it runs the layout."""
+        """List the features that the launcher lacks; empty if it runs the layout."""
         return f"{self.launcher} lacks {'; '.join(self.lacks)}" if self.lacks else ""
 
     @property
@@ -325,7 +325,7 @@ def _lacks_of_megatron(job: _Job) -> Iterator[str]:
 
 
 def _connections(job: _Job) -> str:
-    """Return the environment: exchanges beside compute need more queues, split layers need one."""
+    """Return the environment: overlapped exchanges need more queues, split layers need one."""
     workload = job.workload
     count = "32" if job.overlaps_experts else ""
     if not count and workload.zero < 2 and workload.tensor_parallel * workload.context_parallel > 1:
@@ -533,7 +533,7 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
 
 
 def _flags_of_xla(job: _Job) -> str:
-    """Return the variable with which XLA exchanges beside compute."""
+    """Return the variable that makes XLA overlap exchanges with compute."""
     return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
 
 
@@ -545,7 +545,7 @@ DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 
 
 class Launcher(NamedTuple):
-    """A launcher of training: its options, and what it lacks."""
+    """A launcher of training: its options, and the features that it lacks."""
 
     name: str
     source: str  # its repository
@@ -563,7 +563,7 @@ class Launcher(NamedTuple):
     stack: str = ""  # the stack whose kernels it has by default, if one is known
 
     def with_resets(self, options: Options) -> Options:
-        """Return options, and behind them those that undo what its recipes set."""
+        """Return options, followed by those that undo settings of its recipes."""
         return options | {k: value for k, value in self.resets.items() if k not in options}
 
     def renamed(self, options: Options) -> Options:

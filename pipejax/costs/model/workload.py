@@ -543,7 +543,7 @@ class PricingShape(NamedTuple):
 
     @classmethod
     def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
-        """Make the shape of a workload without numbers; tables with equal content share one."""
+        """Return what compiled prices depend on besides numbers; equal tables share one object."""
         model = dataclasses.replace(workload.model, name="", source="")
         model = mapped(lambda _: 0, model)
         layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not

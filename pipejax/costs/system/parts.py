@@ -209,7 +209,7 @@ class Contention(FloatFields):
     exchange: Number = 1.0
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
-        """Return the time that both beside each other save over one after the other."""
+        """Return the time that overlap of both saves over running one after the other."""
         # With slow-downs a of compute C and m of the exchange X, an exchange that ends first lasts
         # m X, in which m X / a of C is done: both end after m X + C - m X / a. Compute that ends
         # first lasts a C, in which a C / m of X is done. Below 0, overlap costs more than it saves.

@@ -266,7 +266,7 @@ def _paired_cells(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequen
     extends_grammar=True,
 )
 def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipe whose pairs are braided: what is fused there is ops on compute and network here."""
+    """DualPipe whose fused pairs are braided: single ops on compute and network."""
     # The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
     # attention of the backward, each with its weight gradient, surround the MLP of the forward; on
     # the network, dispatches and combines alternate.
@@ -287,7 +287,7 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     extends_grammar=True,
 )
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipeV whose pairs are braided: what is fused there is ops on compute and network here."""
+    """DualPipeV whose fused pairs are braided: single ops on compute and network."""
     rows = one_pipe("braided-dualpipe-v", num_workers, num_microbatches)
     cells = [braided_row(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
     placement = zigzag(num_workers)

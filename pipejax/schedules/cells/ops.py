@@ -110,7 +110,7 @@ LEFT_BY_F = -1  # the whole, or the checkpoint if the activation is recomputed
 
 @with_short_repr("name time lane scope")
 class OpKind(NamedTuple):
-    """Properties of one kind of op. The rules of `cells.grammar` say what a kind waits for.
+    """Properties of one kind of op. Rules of `cells.grammar` give its dependencies.
 
     Attributes:
       name: in words, for reports.

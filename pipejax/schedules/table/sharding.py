@@ -97,7 +97,7 @@ def insert_sharding(
 
 
 def on_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
-    """Return a table whose gathers and reductions run on a lane, or in the row for "compute"."""
+    """Return a table with its gathers and reductions on a lane; "compute" is the row."""
     lanes = {} if lane == COMPUTING else dict.fromkeys(LANE_OPS, lane)
     if lanes == table.grammar.lanes:
         return table

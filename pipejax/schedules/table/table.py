@@ -1,4 +1,4 @@
-"""Schedule as a dense table, workers x slots, with the check of what is legal.
+"""Schedule as a dense table, workers x slots, with checks of legality.
 
 A table is validated completely when it is made, so a wrong one cannot exist and everything to
 the right of this module may rely on it: every op is there once, on the worker that its stage is
@@ -232,7 +232,7 @@ class ScheduleTable(Content, Drawn):
         return len(self.updates) > 0
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
-        """Return a table with other rows and all else as it is.
+        """Return a copy of the table with other rows.
 
         Args:
           rows: cells by worker and slot.

@@ -103,7 +103,7 @@ class Budget:
         num_parallel: int = 1,
         listener: cp_model.CpSolverSolutionCallback | None = None,
     ) -> cp_model.CpSolverStatus:
-        """Solve a model of so many ops and count it; `num_parallel` solvers run at once."""
+        """Solve a model of `num_ops` ops and count it; `num_parallel` solvers run at once."""
         self.spend(LOAD * num_ops / num_parallel)
         status = solver.solve(model, listener)
         self.meter.under_way = 0.0

@@ -317,7 +317,7 @@ class BlockSearch:
         return self.num_draws > STALE + 3 * self.last_improving_draw
 
     def draw(self) -> BlockDraw:
-        """Draw all numbers, or some of a draw that was good."""
+        """Draw all numbers anew, or change some numbers of a good draw."""
         if self.num_draws > self.last_gain + RESTART:  # one bad start must not decide
             self.best, self.elite, self.last_gain = FOREVER, [], self.num_draws
         choose = self.random.choice

@@ -307,7 +307,7 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
 
 
 def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
-    """Return what a worker must hold for one microbatch: (workers), in the unit of the sizes."""
+    """Return the least memory of a worker for one microbatch: (workers), in units of sizes."""
     # The gradients of a microbatch begin at its last stage, when all its forwards are done.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
     pipes = np.arange(table.num_pipes)[:, None]

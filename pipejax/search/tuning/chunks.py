@@ -226,7 +226,7 @@ class _ChunkSearch:
             self.value = evaluate(table, costs, link=self.links).makespan
 
     def _equal_times(self, count: int) -> Float[NumpyArray, " chunks"]:
-        """Return sizes of chunks with equal times, the last of which ends the prompt."""
+        """Return sizes of chunks with equal times; the last one ends the prompt."""
         _, b, c, g = (float(time.mean()) for time in self.times)
         if not b + c > 0:
             return np.full(count, self.tokens / count)
@@ -272,7 +272,7 @@ class _ChunkSearch:
         return np.asarray(values), slope / np.where(seconds > 0, seconds, 1.0)
 
     def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
-        """Round to multiples, of which each chunk has one or more; the last one ends the prompt."""
+        """Round each size to a multiple, at least one; the last chunk ends the prompt."""
         count, units = np.shape(sizes)[-1], -(-self.tokens // self.multiple)
         ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
         place = np.arange(count)

@@ -393,7 +393,7 @@ class TuningProblem:
         )
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
-        """Step time by variables of any kind, from the programs of so many microbatches."""
+        """Step time by variables of any kind, from programs by number of microbatches."""
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 

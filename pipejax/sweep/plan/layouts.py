@@ -270,7 +270,7 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
 
 
 def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
-    """Say what the launcher lacks for each layout (layouts), nothing where it runs it."""
+    """Name the features that the launcher lacks for each layout (layouts); empty if none."""
     if not request.launcher:
         return np.full(len(rows), "", object)
     # neither the size of microbatches counts nor their number, but for the rest over P

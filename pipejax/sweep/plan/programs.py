@@ -184,12 +184,12 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
 
 @functools.lru_cache(None)
 def table_pipe(shape: ProgramShape) -> Pipe:
-    """Return what all tables of a program have in common."""
+    """Return the pipe that all tables of a program share."""
     return Pipe.from_table(build_table(shape, 2 * shape.workers))
 
 
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
-    """Count what workers hold with M microbatches."""
+    """Count the activations that workers hold with M microbatches."""
     # If two shorter tables have the same peaks, a longer one only repeats their period.
     few, many = (count * shape.workers for count in SETTLED)
     if microbatches > many and np.array_equal(_held(shape, few).parts, _held(shape, many).parts):

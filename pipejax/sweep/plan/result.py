@@ -242,7 +242,7 @@ class PlannedLayout:
 
 @short_repr
 class UnderLaunchers(NamedTuple):
-    """The best layout under the defaults of launchers, where they differ from what was assumed.
+    """The best layout under other defaults of launchers than assumed.
 
     Attributes:
       launchers: their names.

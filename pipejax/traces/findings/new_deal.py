@@ -149,7 +149,7 @@ def replica_share(replayed: Replay) -> float:
 
 
 def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
-    """Return the pipelines of each step in which all replicas ran, in the most frequent order."""
+    """Return the pipelines of each step whose replicas all ran ops in the most frequent order."""
     by_step: dict[int, list[Pipeline]] = {}
     for pipeline in replayed.pipelines.pipelines:
         by_step.setdefault(pipeline.step, []).append(pipeline)

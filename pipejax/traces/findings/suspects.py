@@ -307,7 +307,7 @@ def _separate(
     Float[NumpyArray, "runs stages microbatches"],
     float,
 ]:
-    """Separate what most stages of a microbatch share from the rest; also return the noise."""
+    """Separate the excess that most stages of a microbatch share; also return the noise."""
     excess = logs - _stage_medians(logs)
     # lower quartile over stages: one interrupted op makes no microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
@@ -555,7 +555,7 @@ def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
-    """Yield corrected clocks; none if clocks restart in every step, as they are not wrong then."""
+    """Yield corrected clocks; none if every step restarts its clocks."""
     has_replicas = len({offset.replica for offset in offsets}) > 1
     for offset in sorted(offsets, key=lambda offset: -abs(offset.seconds)):
         if offset.is_corrected and offset.step == NONE:

@@ -270,7 +270,7 @@ def _place_columns(
     *,
     is_numbered: bool,
 ) -> Columns:
-    """Join the columns of ranks, with replica and worker, and without what no label states."""
+    """Join the columns of ranks, with replica and worker; drop columns that no label states."""
     placed = []
     for part, (replica, worker) in zip(parts, places, strict=True):
         size = len(part["start"])
