@@ -250,7 +250,7 @@ def test_verdicts_and_picture_are_of_one_box(call, answer, mistake, tmp_path):
     assert "--box of B must be a range to draw a map" in mistake(
         *ZB_V, *versus, "--box", "B=1,c=0:1", "--figure", tmp_path / "b.svg"
     )
-    assert ", in any unit" in call(*ZB_V, *versus)[1]
+    assert " or multiples" in call(*ZB_V, *versus)[1]
     assert "towards many times" in call(*ZB_V, "--versus", "gpipe", "--box", "F=1,B=1:2")[1]
 
 

@@ -187,7 +187,7 @@ def read_results(path: str | Path) -> SweepResults:
     """Read the store of a sweep, whole or not."""
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(2, "there is no such store: a folder that sweep wrote", str(path))
+        raise FileNotFoundError(2, "no such store; `pipejax sweep run` writes one", str(path))
     if not is_dataset(path):
         raise ValueError(f"{path} is no store that was written here")
     if "grid" not in json.loads((path / ATTRIBUTES).read_bytes()):

@@ -182,7 +182,7 @@ def _block_updates(
     by_end = np.argsort(ends, kind="stable")
     moment = np.empty(len(updates), np.int64)
     moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > same))
-    # Runs are separate models, and each numbers its updates from 0, by moment and then stage.
+    # Each run is a model of its own and numbers its updates from 0, by moment, then stage.
     # Sorted runs 0, 0, 0, 1, 1 begin at 0, 0, 0, 3, 3: the numbers are 0, 1, 2, 0, 1.
     stage = table.cells.stage.ravel()[updates]
     order = np.lexsort((stage, moment, run))

@@ -105,7 +105,7 @@ def compare(
         draw_runs({name: scenarios[k].evaluate() for k, name in enumerate(built)}, figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
-    details = {"why published form, table and run differ": _reasons(rows, slots)}
+    details = {"why formula, table and run differ": _reasons(rows, slots)}
     return Answer(result, view, {"drawn to": figure}, details=details)
 
 
@@ -218,7 +218,7 @@ WORDS = {"workers": "P", "microbatches": "M", "unequal_stages": "S"}
 LEVELS = (
     Column("bubble: formula", "formula_bubble_ratio", percent),
     Column("bubble: table", "table_bubble_ratio", percent),
-    Column("copies", "weight_copies"),
+    Column("weight copies", "weight_copies"),
     Column("bound by", "bound_by"),
 )
 

@@ -249,9 +249,9 @@ def _details(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> dict[str, list[object]]:
     rows = [
-        ("bubble overhead", f"{percent(result['bubble_overhead'])} over perfectly packed workers"),
-        ("largest span", f"{seconds(result['max_span'])} of a worker from first to last op"),
-        ("idle in the largest span", percent(result["span_bubble_ratio"])),
+        ("idle over busy time", percent(result["bubble_overhead"])),
+        ("first to last op of a worker", f"{seconds(result['max_span'])} at most"),
+        ("idle in that span", percent(result["span_bubble_ratio"])),
         *step_facts(result),
     ]
     details: dict[str, list[object]] = {

@@ -150,6 +150,8 @@ def versus_lines(
     verdict = {
         "one is never slower": f"{first} is never slower",
         "other is never slower": f"{second} is never slower",
+        "it depends": f"by the times, {first} is up to {percent(versus.one_slower[1] - 1)} slower, "
+        f"or {second} up to {percent(versus.other_slower[1] - 1)}",
     }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
     yield f"{' against '.join(map(plans.called_in_full, versus.names))}: {verdict}{box}"
@@ -158,7 +160,7 @@ def versus_lines(
         (first, second), (second, first), sides, strict=True
     ):
         if ratio <= 1:
-            continue  # the verdict has said so
+            continue  # as the first line says
         yield f"{name} is at most {percent(ratio - 1)} slower than {rival}, {_place_text(at, form)}"
         for k, region in enumerate(regions[:SHOWN]):
             where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
@@ -168,10 +170,10 @@ def versus_lines(
 
 
 def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
-    """Return where a ratio is reached; forms double where all parameters do."""
+    """Return the parameters that reach a ratio; without a box any multiple of them does."""
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:
-        return f"at {values}, in any unit"
+        return f"at {values} or multiples"
     ranges = ((at[name], *form.box[name]) for name in form.box)
     inside = all(low - 1e-9 * low <= value <= high * (1 + 1e-9) for value, low, high in ranges)
     return f"at {values}" if inside else f"towards many times {values}"

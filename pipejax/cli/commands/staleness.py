@@ -85,8 +85,8 @@ def _view(
     links = f"{data['link']} links" if "link" in data else "unit slots"
     if table.updates_within:
         yield (
-            f"gradients are [bold]{staleness.mean_delay:.3g}[/] block updates old in the mean, at "
-            f"most [bold]{staleness.max_delay}[/], in steady state"
+            f"a gradient is [bold]{staleness.mean_delay:.3g}[/] updates old in the mean, at "
+            f"most [bold]{staleness.max_delay}[/]"
         )
         versions = int(np.max(staleness.weight_versions))
         worker = int(np.argmax(staleness.weight_versions))
@@ -103,7 +103,7 @@ def _workers(
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),
         ("weight versions", staleness.weight_versions),
-        ("lag of its weights", staleness.own_lag),
+        ("lag in updates of the stage", staleness.own_lag),
     ]
     return grid(columns if memory is None else [*columns, ("weights", map(gigabytes, memory))])
 
@@ -116,7 +116,7 @@ def _histogram(shares: Sequence[float]) -> TextTable:
     ends = [(start, min(start + width, len(shares)) - 1) for start in first]
     labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in ends]
     bars = [f"[cyan]{'█' * round(BAR * part / share.max())}[/]" for part in share]
-    return grid([("delay", labels), ("", bars), ("share", map(percent, share))])
+    return grid([("delay in updates", labels), ("", bars), ("share", map(percent, share))])
 
 
 def _draw(figure: Output, staleness: "pj.results.Staleness") -> None:

@@ -192,7 +192,7 @@ def option_text(name: str) -> str:
 
 
 def _parse_room(fields: Options, options: Options, workload: "pj.Workload | None") -> float:
-    """Return the activations that a memory limit leaves, for schedules that count them."""
+    """Convert a memory limit to activations, for schedules planned within it."""
     from pipejax.costs.planning import similar_table
 
     builder = find(fields["schedule"])

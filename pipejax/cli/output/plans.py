@@ -194,9 +194,9 @@ def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) ->
     expected = "extrapolated"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
-        expected = f"expect {ends} (90 %, {record['range_basis']})"
+        expected = f"expect {ends} (90 % range by {record['range_basis']})"
     return plain(
-        f"{expected}; nearest evidence: {record['configurations']} configurations of {sources} "
+        f"{expected}; nearest measured: {record['configurations']} configurations of {sources} "
         f"({record['regime']}) on {record['system']} with {record['stack']}, "
         f"{record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
     )

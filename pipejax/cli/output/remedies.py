@@ -214,7 +214,10 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
     """Yield why a cause, its part of the step and its remedy differ, if they do."""
     if explanation.effects:
         name = explanation.bottleneck.kind
-        yield plain("; ".join(_effect_text(effect, name) for effect in explanation.effects))
+        # a remedy with the effect of its cause says nothing new
+        shown = {(effect.seconds, effect.part): effect for effect in reversed(explanation.effects)}
+        texts = (_effect_text(effect, name) for effect in reversed(shown.values()))
+        yield plain("; ".join(texts))
 
 
 def _effect_text(effect: "Effect", name: str) -> str:
@@ -283,7 +286,7 @@ def advice_details(
     asked = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
     return details | {
         "remedies": [table, *commands],
-        "launchers and remedy 1": [*launch_lines(asked)],
+        "remedy 1 in launchers": [*launch_lines(asked)],
     }
 
 

@@ -140,7 +140,7 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     if shown[0].messages:
         legend.append("─ message under its sender  ")
     if shown[0].held is not None:
-        legend.append(f"▃ {NAMES[shown[0].held.stages.unit]}, peak left")
+        legend.append(f"▃ {NAMES[shown[0].held.stages.unit]}; at the left the peak")
     out.print(legend)
 
 

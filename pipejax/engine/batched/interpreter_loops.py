@@ -279,12 +279,12 @@ def _path(
     """
 
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Pass it on from op end - 1 - k."""
+        """Pass it on from the k-th op before the end."""
         state, on_path, path = carry
         op = end - Unsigned(1) - k
         first_slot, second_slot, slot = (program.code[op, c] for c in range(3))
         row = Unsigned(2) * (op - first)
-        # a copy of its own: what is read of the state is read before it is written to
+        # copy the row before the state is written to
         path = put_row(path, take_row(state, slot), Unsigned(0))
         here, weight = take_row(path, Unsigned(0)), _choice(choices, op)
         if here.dtype == jnp.uint8:

@@ -306,7 +306,7 @@ class BlockSearch:
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
         self.legs, self.busiest = num_legs(work), least_interval(work)
-        self.best = self.best_of_all = FOREVER  # since the last restart, and in total
+        self.best = self.best_of_all = FOREVER  # intervals: since the last restart, and in total
         self.elite: list[BlockDraw] = []
         self.last_gain = 0  # number of the last draw with a gain since the restart
         self.num_draws = self.last_improving_draw = 0

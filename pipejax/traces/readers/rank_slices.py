@@ -421,8 +421,7 @@ def _budget_steps(
 def _time_by_kernels(
     ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
 ) -> Sequence[Rows]:
-    """Replace the times of ops by those of their kernels, and drop ranks where this fails."""
-    # If it fails on all ranks, times of the host remain.
+    """Replace times of ops by those of kernels; drop ranks without, or use host times on all."""
     kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is None and any(kernel_rows):
