@@ -55,7 +55,7 @@ def compare(
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Compare schedules as published formula, idealised table and communication-aware run.
+    """Compare schedules: makespans at your times, and bubbles as published and without messages.
 
     Options:
       microbatches: Several are allowed, as 8,16,32. Default: as in the tables.
@@ -105,7 +105,7 @@ def compare(
         draw_runs({name: scenarios[k].evaluate() for k, name in enumerate(built)}, figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
-    details = {"why formula, table and run differ": _reasons(rows, slots)}
+    details = {"why the three bubbles differ": _reasons(rows, slots)}
     return Answer(result, view, {"drawn to": figure}, details=details)
 
 

@@ -107,7 +107,7 @@ def optimize(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
 ) -> Answer:
-    """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
+    """Find the fastest schedule within a memory limit, and a bound on any better one.
 
     Options:
       effort: Its unit is about a second of one idle core. One thread (the default) gives the same

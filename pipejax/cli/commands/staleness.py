@@ -36,7 +36,7 @@ def staleness(
     run: RunOptions = RunOptions(),
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show weight versions and delays of an asynchronous table; in unit slots without times.
+    """Show weight versions and delays of an asynchronous table, in slots if there are no times.
 
     Options:
       figure: the delays as a picture.

@@ -325,7 +325,7 @@ def places(
     out: Annotated[Output, ORDER] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Search the places of workers on a machine of nodes, against in order and round robin.
+    """Search the best places of workers on a machine of nodes.
 
     Options:
       out: the places (.json), for `--worker-places`.
@@ -511,7 +511,7 @@ def chunks(
     seed: int = 0,
     time_limit: str = "60",
 ) -> Answer:
-    """Cut a prompt into the chunks whose first token comes soonest, one stage on each worker.
+    """Cut a prompt into chunks with the earliest first token, one stage on each worker.
 
     A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
 

@@ -25,7 +25,7 @@ def verify(
     run: SizedCostOptions = SizedCostOptions(),
     links: LinkOptions = LinkOptions(),
 ) -> Answer:
-    """Derive a certificate again by other means than the engine; of a table, what evaluate says.
+    """Derive a certificate, or the numbers of a table, again without the engine.
 
     Exit code 0 if all claims hold, 1 if one does not.
 
