@@ -226,7 +226,7 @@ class TableRules:
         return [b for a, b in self.graph if a == stage] if self.graph else [stage + 1]
 
     def route(self, source: int, target: int) -> tuple[int, int] | None:
-        """Return the way of a message (0 forth, 1 back) and its boundary, None if there is none."""
+        """Return the direction of a message (0 forth, 1 back) and its boundary, if any."""
         if not self.graph:
             return int(source > target), min(source, target)
         edges = enumerate(self.graph)

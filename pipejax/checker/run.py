@@ -222,15 +222,15 @@ class Run:
         send, receive = message_cells(producer, op)
         route = self.rules.route(producer[1], op[1])
         assert route is not None  # a legal table has one
-        way, boundary = route
+        direction, boundary = route  # 0 forth, 1 back
         microbatch = producer[2]
         pipe = self.table.pipes[microbatch]
         latency, transmit = (
-            at_microbatch(self.seconds[key][way][pipe][boundary], microbatch)
+            at_microbatch(self.seconds[key][direction][pipe][boundary], microbatch)
             for key in ("latency", "transmit")
         )
         event: Event = send
-        name = f"{producer[1]}SEND_{'FB'[way]}{microbatch}"
+        name = f"{producer[1]}SEND_{'FB'[direction]}{microbatch}"
         if not self.rules.is_usual:
             event = producer, target, op[1]
             first = next(x for x in self.table.rows[receiver][target[1]] if x[1] == op[1])
@@ -245,12 +245,12 @@ class Run:
         if model == "blocking" and source in self.next_op:
             self._wait(self.next_op[source], event)
         groups = [] if model == "delay" else self._groups(sender, receiver)
-        rank = slot, way, op[1], rule, op[2]
+        rank = slot, direction, op[1], rule, op[2]
         if has_link and not groups:
             self.queues["link", sender, receiver].append((rank, event))
         if model == "rendezvous":
             for cell, worker, other in ((send, sender, receiver), (receive, receiver, sender)):
-                scope = {"worker": (), "pair": (other,), "direction": ("FB"[way],)}
+                scope = {"worker": (), "pair": (other,), "direction": ("FB"[direction],)}
                 queue = "queue", worker, *scope[self.links["queues"]]
                 turn = self.table.cell[cell] if self.table.has_communication else None
                 self.queues[queue].append((turn or self._turn(producer, rank), event))

@@ -206,7 +206,7 @@ def layer_weight_grad_bytes(
     heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
     parts = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + own_output
     if model.mla is not None:
-        # inputs of the ways up, and of their norms
+        # inputs of the up projections, and of their norms
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
         whole += (e + operand) * rank + e * model.mla.rope_width
     # of an MLP: outputs and inputs of its activation function

@@ -214,8 +214,8 @@ def update_time(
         xp.where(rate > 0, rate, 1.0)
         for rate in (system.host_link.rate, system.host.memory_bandwidth)
     )
-    ways = 2 * system.host_link.latency * (on_host > 0) + exchanged / link
-    return xp.maximum(on_device, on_host / memory) + ways + system.host.step
+    transfers = 2 * system.host_link.latency * (on_host > 0) + exchanged / link
+    return xp.maximum(on_device, on_host / memory) + transfers + system.host.step
 
 
 def check_host(system: System, offloaded: Numbers) -> None:

@@ -338,7 +338,7 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of latent attention: down to one small vector per token, its norm, and up."""
-    # The ways down are not split by heads: each accelerator has them for its part of the tokens.
+    # Down projections are not split by heads: each accelerator has all, for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
     tokens = accelerator_tokens(model, layout)

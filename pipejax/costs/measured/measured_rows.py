@@ -161,7 +161,7 @@ class MeasuredRows:
     network_bandwidth: Float[NumpyArray, " rows"]
     overlap: Float[NumpyArray, " rows"]  # share of gradients and weights that is hidden
     tensor_overlap: Float[NumpyArray, " rows"]  # the same of tensor parallelism
-    expert_overlap: Float[NumpyArray, " rows"]  # the same of the tokens' way to their experts
+    expert_overlap: Float[NumpyArray, " rows"]  # the same of tokens sent to experts
     schedule: NumpyArray  # (rows) names
     link: NumpyArray  # (rows) link model of messages, empty where the row does not say it
     recompute: NumpyArray  # (rows) none, selective, full, or parts of layers joined by +

@@ -64,7 +64,7 @@ class Layout(FloatFields):
     microbatch_size: Number = 1.0  # b [sequences]
     overlap: Number = 0.0  # share of gradients and gathered weights that travels beside compute
     tensor_overlap: Number = 0.0  # the same of exchanges of tensor parallelism
-    expert_overlap: Number = 0.0  # the same of the tokens' way to experts and back
+    expert_overlap: Number = 0.0  # the same of tokens sent to experts and back
     dispatch_per_node: Number = 0.0  # 1: one copy of a token to a node, 0: to each expert
     # 1: consecutive tokens, so that under a causal mask the last meets most pairs
     contiguous_context: Number = 0.0

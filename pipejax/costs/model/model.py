@@ -340,7 +340,7 @@ class Model:
     def whole_parameters(self, kind: str = "dense") -> Number:
         """Count the parameters of one layer that tensor parallelism does not split.
 
-        They are the norms, biases behind sums over accelerators, the ways down of latent attention
+        They are the norms, biases after sums over ranks, down projections of latent attention
         and the router, as in Megatron-LM: 6 h in a GPT.
         """
         moe = self.moe if kind == "moe" else None

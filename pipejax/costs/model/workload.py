@@ -67,7 +67,7 @@ class Workload:
       overlap: share of gradients and gathered weights that travels beside compute, layer by layer,
         of what fits beside it; False is 0, True 1.
       tensor_overlap: the same of exchanges of tensor parallelism, beside products of a backward.
-      expert_overlap: the same of the tokens' way to their experts and back.
+      expert_overlap: the same of tokens sent to their experts and back.
       dispatcher: "all-to-all" sends a copy of a token to each of its experts, "per-node" one to
         each node that has any, where it is handed on.
       contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if

@@ -246,22 +246,22 @@ def count_settings(joint: JointProblem) -> float:
     """Count the settings that an exhaustive search tries."""
     even = joint.problem.pair.assigned.layers.astype(int)
     stages, total = len(even), int(even.sum())
-    ways: float = len(joint.sizes)
+    count: float = len(joint.sizes)
     has_options = joint.launcher is not None  # of which one number says recomputed layers
     if "layers" in joint.parts and "recompute" in joint.parts and not has_options:
         # coefficient of x^total in (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
-        ways *= sum(
+        count *= sum(
             (-1) ** (stages - k) * math.comb(stages, k) * math.comb(total + 2 * k - 1, total)
             for k in range(1, stages + 1)
         )
-        return ways
+        return count
     if "layers" in joint.parts:
-        ways *= math.comb(total - 1, stages - 1)
+        count *= math.comb(total - 1, stages - 1)
     if "recompute" in joint.parts and has_options:
-        ways *= 1 + (total - stages + 1 if "layers" in joint.parts else int(even.max()))
+        count *= 1 + (total - stages + 1 if "layers" in joint.parts else int(even.max()))
     elif "recompute" in joint.parts:
-        ways *= math.prod((even + 1).tolist())
-    return ways
+        count *= math.prod((even + 1).tolist())
+    return count
 
 
 NUM_ROUNDED = 3  # minima that are rounded

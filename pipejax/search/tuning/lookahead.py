@@ -224,10 +224,10 @@ class LookaheadSearch(LocalSearch[Gathering]):
             self._try((*self.best[:worker], k, *self.best[worker + 1 :]))
         self._unchanged = self._unchanged + 1 if self.best == before else 0
 
-    def _try(self, ways: tuple[int, ...]) -> None:
-        time = self._makespan(ways)
+    def _try(self, choices: tuple[int, ...]) -> None:
+        time = self._makespan(choices)
         if time < self.value * (1 - self.precision):
-            self.best, self.value = ways, time
+            self.best, self.value = choices, time
 
     def _branch(self, prefix: tuple[int, ...]) -> Iterator[None]:
         """Search all combinations with this prefix, depth first; yield once per node."""
