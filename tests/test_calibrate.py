@@ -86,13 +86,14 @@ def test_rows_left_out_are_predicted(result_case):
     errors = np.abs(result_case.predicted_unseen / result_case.predicted - 1)
     assert 0 < errors.max() < 0.2
     assert len(result_case.folds) == 12
+    assert [band.percent for band in result_case.system.calibration.bands] == [80, 90]
     assert result_case.fit.median < result_case.held_out.median < 3
     assert result_case.coverage[80] <= result_case.coverage[90] <= 100
 
 
 def test_the_command_writes_a_system_that_predicts_the_same(result_case, data, tmp_path, capsys):
     out = tmp_path / "fitted.json"
-    options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t,b"]
+    options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t"]
     assert run(["calibrate", str(data), *options, "--out", str(out), "--json"]) == 0
     message = json.loads(capsys.readouterr().out)
     assert {"parameters", "fit", "held_out", "outliers"} <= set(message)
@@ -104,7 +105,7 @@ def test_the_command_writes_a_system_that_predicts_the_same(result_case, data, t
     }
     fitted = pj.load_system(out)
     assert fitted.calibration.rows == 54
-    assert [band.percent for band in fitted.calibration.bands] == [80, 90]
+    assert [band.percent for band in fitted.calibration.bands] == [80]
     with pytest.warns():
         again = StepTimes(read_rows(data)).predict(fitted)
     np.testing.assert_allclose(again, result_case.predicted, rtol=1e-4)
@@ -118,13 +119,17 @@ def six(data, a100):
     return dataclasses.replace(rows, seconds=StepTimes(rows).predict(a100))
 
 
-def test_where_the_machine_is_right_nothing_is_fitted_nor_written(six, a100, tmp_path, capsys):
+def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
+    six, data, a100, tmp_path, capsys
+):
     result = pj.calibrate(six, a100)
     assert not result.parameters
     assert result.as_is.mape < 1e-9
     np.testing.assert_allclose(StepTimes(six).predict(result.system), six.seconds)
     path, out = tmp_path / "rows.csv", tmp_path / "mine.json"
-    path.write_text("model,tensor,global_batch,seconds\ngpt-22b,8,4,1.4\n")  # one row tells nothing
+    head, *lines = data.read_text().splitlines()
+    line = lines[six.row[1] - 1].rpartition(",")[0]
+    path.write_text(f"{head}\n{line},{six.seconds[1]}\n")  # one row tells nothing
     assert run(["calibrate", str(path), "--system", "a100", "--out", str(out), "--json"]) == 0
     message = json.loads(capsys.readouterr().out)
     assert (message["parameters"], message["bands"], message["written"]) == ({}, {}, None)
