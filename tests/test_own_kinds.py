@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from daily import daily
 from grammar_tables import TABLES, grammar_table
 
 import pipejax as pj
@@ -50,8 +51,14 @@ WORK = {  # what a command is asked, beside the table and times
 IN_LISTS = {"compare": [], "jitter": ["--op", "lognormal:0.05", "--samples", "10"]}
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("command", [*WORK, *IN_LISTS, "compare --diff"])
+def rotated_cases():
+    """Yield two tables of each command for every day, the first another one than of the last command."""
+    for k, command in enumerate([*WORK, *IN_LISTS, "compare --diff"]):
+        names = [*TABLES][k % len(TABLES) :] + [*TABLES][: k % len(TABLES)]
+        yield from daily([(command, name) for name in names], total=len(names))
+
+
+@pytest.mark.parametrize(("command", "name"), [*rotated_cases()])
 def test_commands_know_what_tables_have_of_their_own(command, name, build_case, call):
     path, times = build_case(name)
     asked = [command, "--table", path, *times, *WORK.get(command, ())]
