@@ -242,7 +242,7 @@ def test_kinds_of_several_tables_have_codes_of_their_own():
     scene = get_scene(page(shown))
     added = {int(code): p for code, p in scene["phases"].items() if int(code) >= len(pj.Phase)}
     assert [phase["letter"] for phase in added.values()] == [
-        *("Fa", "Fd", "Fm", "Bm", "Bd", "Ba", "D", "X", "Z"),
+        *("Fa", "Fd", "Fm", "Bm", "Bd", "Ba", "D", "X", "Z")
     ]
     assert (added[27]["name"], added[27]["lane"], added[29]["fill"]) == (
         "dispatch",

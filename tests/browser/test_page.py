@@ -214,7 +214,7 @@ def test_all_can_be_reached_and_has_a_name(alone, visit):
             )
         )
     assert {
-        *("find", "zoom-in", "fit", "theme", "help", "bars", "factor-F", "factor-transmit"),
+        *("find", "zoom-in", "fit", "theme", "help", "bars", "factor-F", "factor-transmit")
     } <= reached
     label = opened.page.locator("canvas.bars").get_attribute("aria-label")
     assert re.search(r"1f1b: [\d.]+ s, idle [\d.]+ %", label)
