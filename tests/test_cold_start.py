@@ -18,7 +18,7 @@ from pipejax.costs.precision import float_type
 from pipejax.costs.system.parts import Host, NarrowPeaks
 
 TIMES = "-P 4 -M 8 -W F=1,B=2"
-MODEL = "-s 1f1b -P 4 -M 8 -m llama3-8b -y a100 --minibatch 32"
+MODEL = "-s 1f1b -P 2 -M 4 -m llama3-8b -y a100 --minibatch 16"
 COMMANDS = (
     f"evaluate -s zb-v {TIMES} -l rendezvous",
     f"evaluate {MODEL}",
