@@ -62,7 +62,7 @@ def random_measured(seed):
     return pj.Scenario(table, costs=costs, link=pick(["delay", "rendezvous"])), layers
 
 
-@pytest.mark.parametrize("seed", daily(range(40), total=10))
+@pytest.mark.parametrize("seed", daily(range(40), total=20))
 def test_options_of_launchers_give_the_step_of_a_remedy(seed):
     if seed % 2:
         scenario, layers = random_measured(seed)
