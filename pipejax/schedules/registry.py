@@ -80,7 +80,10 @@ def _rows_without_idle(table: ScheduleTable, ignored: Collection[Phase]) -> list
 
 
 # modules with builders: lists of schedules have their order
-MODULES = ("one_f_one_b", "chimera", "dualpipe", "zero_bubble", "v_shape", "asynchronous", "encoders")
+MODULES = (
+    *("one_f_one_b", "chimera", "dualpipe", "zero_bubble"),
+    *("v_shape", "asynchronous", "encoders"),
+)
 for _module in MODULES:
     importlib.import_module(f"pipejax.schedules.builders.{_module}")
 

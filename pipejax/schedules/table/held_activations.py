@@ -368,7 +368,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
         changes = np.zeros((len(worker_columns), len(indices)), int)
         changes[indices, np.arange(len(indices))] = held.change[on_worker]
         counts = np.cumsum(changes, axis=1)[:, held.is_last_at_time[on_worker]]
-        candidates = _undominated_times(counts)
+        candidates = _find_peak_times(counts)
         peaks = np.zeros((len(candidates), num_parts * stages), int)
         peaks[:, worker_columns] = candidates
         worker_peaks.append(peaks)
@@ -379,7 +379,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     return HeldCounts(*_copies_and_versions(table), by_part, held.items)
 
 
-def _undominated_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
+def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
     """Return the times that no other time reaches in every entry; one of them is the peak."""
     # The peak of sizes >= 0 is the largest sizes @ counts; a time that another one reaches in every
     # entry is never the only largest. The next time dominates most; the others are compared
