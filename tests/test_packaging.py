@@ -192,6 +192,7 @@ OF_EXTRAS = {  # what a user does with an extra alone
     "sweeps": f"{RUN}{SWEEP}",
     "cluster": f"import distributed\n{RUN}{SWEEP}",
     "tuning": f"{RUN}{MODEL}pj.tune(scenario, method='gradient')",
+    "notebook": f"{RUN}pj.plots.explore(run)\npj.analysis.frame(run)",
     "optimize": f"{RUN}pj.optimize(pj.Scenario(table, costs={SPLIT}), memory_limit=2, effort=1)",
     "traces": f"{RUN}pj.traces.read({str(ROOT / 'examples/production_job.parquet')!r})",
 }
