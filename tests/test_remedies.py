@@ -84,7 +84,7 @@ LAUNCHERS = ("Megatron-LM", "Megatron-Bridge", "torchtitan", "DeepSpeed")
 def job(launcher, rng, **fields):
     """Return a healthy job: 1F1B with enough microbatches, 16 GB links, exchanges hidden."""
     values = {
-        "minibatch": 64,
+        "minibatch": 32,
         "tensor_parallel": 4,
         "sequence_parallel": launcher != "DeepSpeed",
         "data_parallel": 2,
@@ -93,7 +93,7 @@ def job(launcher, rng, **fields):
     }
     workload = pj.Workload(**{"model": LLAMA, **values, **fields})
     costs = pj.costing.ModelCosts(workload, H100)
-    return pj.Scenario("1f1b", 4, 64, costs=costs)
+    return pj.Scenario("1f1b", 4, 32, costs=costs)
 
 
 def uneven_stages(launcher, rng):
