@@ -1,6 +1,7 @@
 """The public names: a list that changes on purpose, each documented with an example."""
 
 import inspect
+from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_everything_public_is_documented():
 def test_importing_changes_nothing():
     assert jax.config.jax_enable_x64  # set by the tests, not by the library
     assert not hasattr(pj, "config")
-    assert pj.__version__ == "0.1.0"
+    assert pj.__version__ == metadata.version("pipejax")
 
 
 SEARCHES = (

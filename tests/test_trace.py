@@ -737,7 +737,7 @@ def test_the_report_is_one_page(call, folder):
     assert text.count("<svg") == 1 + text.count("&lt;svg")
     heads = re.findall(r"<h2>([^<]*)</h2>", text)
     assert heads[:4] == ["Cost of each part", "Costs against the other run", "Files", "Replay"]
-    assert heads[-4:-1] == ["Causes", "Remedies", "Launchers and remedy 1"]
+    assert heads[-4:-1] == ["Causes", "Remedies", "Remedy 1 in launchers"]
     widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
     assert sum(widths) == pytest.approx(100.0, abs=0.01)
     (inside,) = re.findall(r'srcdoc="([^"]*)"', text)
