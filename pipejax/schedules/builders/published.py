@@ -23,6 +23,7 @@ class Builder(NamedTuple):
       content: of a user's own schedule, what tells it from another one of the same name.
 
     Example:
+      >>> from pipejax.schedules import REGISTRY
       >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
       (('waves',), 'Huang et al., GPipe (arXiv:1811.06965)')
     """
