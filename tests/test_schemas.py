@@ -22,6 +22,7 @@ from pages.schemas import (
     vocabulary,
 )
 from pipejax.cli.app import COMMANDS
+from pipejax.cli.options.assertions import failed_assertions, parse_assertions
 from pipejax.cli.output.schemas import FOLDER, read_schema
 
 RUN = shlex.split("evaluate -s 1f1b -P 4 -M 8 -T F=1ms,B=2ms")  # 1F1B: (P - 1 + M) (F + B) = 33 ms
@@ -130,6 +131,9 @@ def test_an_unknown_command_is_named(mistake):
 
 HOLDING = [
     "makespan < 34ms",
+    "makespan = 33 ms",  # sums of times round: 0.033000000000000015 s
+    "makespan <= 33 ms",
+    "makespan >= 33000us",
     "makespan<=0.033001",
     "makespan > 32.9 ms",
     "busy = 24 ms",  # of all entries: M (F + B)
@@ -158,6 +162,8 @@ def test_conditions_that_hold(call):
         ("makespan > 44ms", "makespan is 33 ms, 25 % below 44 ms"),
         ("peak_in_flight < 2", "peak_in_flight[0] is 4, 100 % above 2"),
         ("bubble_ratio < 0.25", "bubble_ratio is 27.3 %, 9.09 % above 25 %"),
+        ("makespan != 33 ms", "makespan is 33 ms"),
+        ("makespan < 33 ms", "makespan is 33 ms"),
         ("bubble_ratio = 0", "bubble_ratio is 27.3 %"),
         ("schedule = gpipe", "schedule is 1f1b"),
     ],
@@ -179,6 +185,7 @@ def test_each_condition_that_fails_has_its_line(call):
         ("makespam < 1", "no value 'makespam'; did you mean makespan"),
         ("makespan", "--assert must be as 'makespan < 0.75 s', got 'makespan'"),
         ("makespan < 30GB", "unknown unit 'GB'"),
+        ("makespan < inf", "must compare with a number of s, got 'inf'"),
         ("makespan < fast", "must compare with a number of s, got 'fast'"),
         ("bubble_ratio < 3 s", "must compare with a number or a percentage, got '3 s'"),
         ("schedule < gpipe", "texts are compared by = or !="),
@@ -188,6 +195,39 @@ def test_each_condition_that_fails_has_its_line(call):
 )
 def test_conditions_that_cannot_be_read(mistake, text, message):
     assert message in mistake(*RUN, "--assert", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "lines"),
+    [
+        ("suspects.seconds < 0.1 s", {"suspects": []}, []),  # none is above
+        ("odd_steps < 3", {"odd_steps": []}, []),
+        ("suspects.seconds < 0.1 s", {"suspects": [{"seconds": 0.05}]}, []),
+        (
+            "suspects.place.step < 1",
+            {"suspects": [{"place": {}}]},
+            ["suspects[0].place.step is null"],
+        ),
+        (
+            "suspects.seconds < 0.1 s",
+            {"suspects": [{"seconds": 0.2}, {}]},
+            ["suspects[0].seconds is"],
+        ),
+        ("suspects.seconds < 0.1 s", {"suspects": [{}]}, ["suspects[0].seconds is null"]),
+    ],
+)
+def test_all_entries_of_a_list_have_to_hold(text, answer, lines):
+    """An empty list holds; an entry that lacks the key does not pass in silence."""
+    failures = failed_assertions(parse_assertions("trace", [text]), answer)
+    assert len(failures) == len(lines)
+    assert all(line in failure for line, failure in zip(lines, failures, strict=True))
+
+
+@pytest.mark.parametrize("answer", [{}, {"remedies": []}, {"remedies": None}])
+def test_an_entry_that_is_not_there_is_named(answer):
+    conditions = parse_assertions("trace", ["remedies[0].saves < 1 s"])
+    with pytest.raises(ValueError, match=r"this answer has no remedies\[0\].saves"):
+        failed_assertions(conditions, answer)
 
 
 def test_a_value_that_this_answer_lacks(call):

@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from pipejax.base.data_files import WRITTEN, read_quantity
 
 _CONDITION = re.compile(r"\s*([^\s=<>!][^=<>!]*?)\s*(!=|<=|>=|==|=|<|>)\s*(.*\S)\s*")
-# comparisons of numbers, and of arrays of them
-SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
+EQUAL = 1e-9  # relative difference of equal numbers: a unit is a factor that rounds
+_ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -31,3 +31,13 @@ def split_condition(text: str) -> tuple[str, str, str] | None:
 def si_number(value: str, unit: str, where: str) -> float | None:
     """Read a number with a unit of the dimension of an SI unit; None if it has no unit."""
     return read_quantity(value, unit, where) if unit in WRITTEN else None
+
+
+def compare(values: Any, sign: str, number: float, equal: Any = None) -> Any:
+    """Return whether a number, or each of an array, meets a condition; equal within rounding."""
+    if equal is None:
+        equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)
+    if sign in ("=", "!="):
+        return equal if sign == "=" else ~equal
+    ordered = _ORDERS[sign](values, number)
+    return ordered | equal if sign in ("<=", ">=") else ordered & ~equal

@@ -11,7 +11,7 @@ import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import match_name, resolve_name, unknown, wrong
-from pipejax.base.conditions import SIGNS, si_number, split_condition
+from pipejax.base.conditions import EQUAL, compare, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Points = Int[NumpyArray, " found"]
-EQUAL = 1e-9  # by which numbers of conditions differ from those of axes that they mean
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
 
 
@@ -177,10 +176,8 @@ def _compare(
         if sign in ("=", "!=") and equal.sum() > 1:
             texts = ", ".join(f"{value!r}" for value in values[equal].tolist())
             raise ValueError(f"where {condition}: {texts} all print so: give more of its digits")
-    if sign in ("=", "!="):
-        return equal if sign == "=" else ~equal
-    compared: NumpyArray = SIGNS[sign](values, number)
-    return compared | equal if sign in ("<=", ">=") else compared & ~equal
+    is_selected: NumpyArray = compare(values, sign, number, equal)
+    return is_selected
 
 
 def read_results(path: str | Path) -> SweepResults:

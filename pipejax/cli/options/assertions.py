@@ -1,15 +1,17 @@
 """`--assert`: conditions on what a command answers, such as step_time < 0.75 s."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import nearest
-from pipejax.base.conditions import SIGNS, si_number, split_condition
+from pipejax.base.conditions import compare, si_number, split_condition
 from pipejax.cli.options.option import parse_float, parse_ratio
 from pipejax.cli.output.report import digits, gigabytes, json_text, percent, seconds
 from pipejax.cli.output.schemas import (
     KeyPath,
+    has_list,
     inner_schema,
     inner_values,
     leaf_paths,
@@ -33,7 +35,9 @@ class Assertion(NamedTuple):
         """Return whether a value meets the condition; null meets none."""
         if value is None or isinstance(value, str) != isinstance(self.value, str):
             return False
-        return bool(SIGNS[self.sign](value, self.value))
+        if isinstance(self.value, str):
+            return (value == self.value) == (self.sign == "=")
+        return bool(compare(value, self.sign, self.value))
 
     def failure(self, result: Any) -> str | None:
         """Return a line that says by how much an answer fails; None if the condition holds.
@@ -42,7 +46,7 @@ class Assertion(NamedTuple):
           ValueError: if the answer has no such value.
         """
         values = [*inner_values(result, self.path)]
-        if not values:
+        if not values and not has_list(result, self.path):
             raise ValueError(f"--assert {self.text!r}: this answer has no {values_name(self.path)}")
         failing = [(where, value) for where, value in values if not self.holds(value)]
         if not failing:
@@ -59,7 +63,7 @@ class Assertion(NamedTuple):
         if isinstance(value, str | bool | None) or not isinstance(self.value, float):
             return json.dumps(value).strip('"')
         show = SHOWN.get(self.unit, lambda number: f"{digits(number)} {self.unit}".rstrip())
-        if not self.value:
+        if not self.value or compare(value, "=", self.value):
             return show(value)
         difference = value / self.value - 1
         side = "above" if value > self.value else "below"
@@ -102,9 +106,10 @@ def _parse(command: str, text: str) -> Assertion:
             f"{where}: {command} --json has no value {name!r}"
             f"{nearest(name, [*leaf_paths(schema)])} (all keys: pipejax schema {command})"
         )
-    types = key_schema.get("type", "number")  # of an axis of a sweep nothing is known
+    types = key_schema.get("type", "array")  # of an axis of a sweep nothing is known
     kinds, unit = {types} if isinstance(types, str) else {*types}, key_schema.get("unit", "")
-    if kinds & {"number", "integer"}:
+    is_open = "array" in kinds and math.isfinite(parse_float(value))  # of entries never seen
+    if is_open or kinds & {"number", "integer"}:
         return Assertion(text, path, sign, _number(value, unit, where), unit)
     if kinds & {"boolean"}:
         if value not in ("true", "false"):
@@ -120,7 +125,7 @@ def _number(text: str, unit: str, where: str) -> float:
     number = si_number(text, unit, f"{where}:")
     if number is None:
         number = parse_ratio(text) if unit == "1" else parse_float(text.removesuffix(unit).strip())
-    if number != number:
+    if not math.isfinite(number):
         unit = {"1": "a number or a percentage", "": "a number"}.get(unit, f"a number of {unit}")
         raise ValueError(f"{where} must compare with {unit}, got {text!r}")
     return number

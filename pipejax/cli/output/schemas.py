@@ -45,7 +45,10 @@ def entries_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def inner_values(value: Any, path: KeyPath, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values at a path, each with its own path; of lists all entries."""
+    """Yield the values at a path, each with its own path; of lists all entries.
+
+    An entry of a list that lacks the key has null.
+    """
     if path and isinstance(path[0], int):
         if isinstance(value, list) and path[0] < len(value):
             yield from inner_values(value[path[0]], path[1:], f"{where}[{path[0]}]")
@@ -55,8 +58,19 @@ def inner_values(value: Any, path: KeyPath, where: str = "") -> Iterator[tuple[s
     elif path:
         if isinstance(value, dict) and path[0] in value:
             yield from inner_values(value[path[0]], path[1:], f"{where}.{path[0]}".lstrip("."))
+        elif "[" in where:
+            yield f"{where}.{path[0]}", None
     else:
         yield where, value
+
+
+def has_list(value: Any, path: KeyPath) -> bool:
+    """Return whether a path asks for all entries of a list, which may be empty."""
+    for part in path:
+        if not isinstance(value, dict) or part not in value:
+            return isinstance(value, list) and isinstance(part, str)
+        value = value[part]
+    return isinstance(value, list)
 
 
 def leaf_paths(schema: Mapping[str, Any], where: str = "") -> Iterator[str]:
