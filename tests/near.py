@@ -131,6 +131,8 @@ def git(*words):
 
 def changed_files():
     """Files changed since the branch left main, untracked ones too; of a clean main, its last commit."""
+    if not git("rev-parse", "HEAD"):
+        sys.exit(f"{ROOT} is no clone of git, which says what has changed: make test runs all")
     base = git("merge-base", "HEAD", "main") or git("merge-base", "HEAD", "origin/main") or ["HEAD"]
     untracked = git("ls-files", "--others", "--exclude-standard")
     changed = git("diff", "--name-only", *base) + untracked
