@@ -6,19 +6,17 @@ path that each resource takes: none is negative and they sum to 1 (Euler's ident
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import are_positive, check_types
-from pipejax.base.compiled import compiled
 from pipejax.base.display import with_short_repr
+from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.model import Model, check_shape
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
@@ -29,7 +27,7 @@ from pipejax.costs.stage.stage_costs import check_machine, costs_of_shape
 from pipejax.costs.system.parts import FIELDS, SECTIONS
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
-from pipejax.engine.batched.pricing import priced, programs_of_batch
+from pipejax.engine.batched.pricing import path_slopes, priced_on_host, programs_of_batch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, makespan_on_host
 from pipejax.engine.pricing import lower_and_price
@@ -118,23 +116,17 @@ def sensitivity(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
     )
     with jax.enable_x64(True):
-        prices = _ScaledPrices(PricingShape.from_workload(workload, table))
-        costs, cost_slopes = _costs_and_slopes(_point(table, workload, system), prices=prices)
+        no_change = np.zeros((1, len(PARAMETERS)))
+        costs, cost_slopes = _prices(table, workload, system, no_change, slopes=True)
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
-        program = lower(table, link=link, costs=costs)
-        times, counts = makespans_and_grad(
-            program, jax.tree.map(lambda leaf: leaf[None], costs), batch_size=1
-        )
+        program = lower(table, link=link, costs=jax.tree.map(lambda leaf: leaf[0], costs))
+        times, counts = makespans_and_grad(program, costs, batch_size=1)
     time = float(times[0])
     check_finite({"step time": time}, ())
     with np.errstate(all="ignore"):
-        # step time = sum of counts * costs, and slopes have a last axis of parameters
-        slopes = sum(
-            np.tensordot(getattr(counts, name)[0], slope, np.ndim(slope) - 1)
-            for name, slope in vars(cost_slopes).items()
-            if slope is not None
-        )
+        # step time = sum of counts * costs, and slopes have an axis of parameters
+        slopes = path_slopes(counts, cost_slopes)[0]
         elasticities = np.asarray(slopes) / time
     check_finite({"elasticity": elasticities}, ())
     elasticity = dict(zip(PARAMETERS, elasticities.tolist(), strict=True))
@@ -161,8 +153,7 @@ def swings(
     with jax.enable_x64(True):
         unit_rows = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
         logs = np.kron(unit_rows, np.log(factors)[:, None])  # two rows for each name
-        prices = _ScaledPrices(PricingShape.from_workload(workload, table))
-        costs = priced(prices, _point(table, workload, system), logs)
+        costs, _ = _prices(table, workload, system, logs)
         times = np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.resolve(link), costs):
             index = slice(None) if rows is None else rows
@@ -209,9 +200,9 @@ class _ScaledPrices:
 
     shape: PricingShape
 
-    def __call__(self, point: _Point, logs: Float[Array, " parameters"], _: tuple[()]) -> Costs:
+    def __call__(self, point: _Point, logs: Any, _: tuple[()]) -> Costs:
         """Return the costs of a point with each parameter times the exponential of its log."""
-        factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
+        factor = {name: xp.exp(logs[index]) for index, name in enumerate(PARAMETERS)}
         model = {
             name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
         }
@@ -230,22 +221,21 @@ class _ScaledPrices:
             StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
             point.microbatch_size * factor["microbatch_size"],
         )
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
+        return costs
 
 
-@functools.partial(compiled, static_argnames="prices")
-def _costs_and_slopes(point: _Point, *, prices: _ScaledPrices) -> tuple[Costs, Costs]:
-    """Return costs, and their derivatives by the logarithms of all factors on a last axis."""
-    # Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes XLA
-    # five times as long to compile.
-
-    def price(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
-        """Return the costs twice, to be differentiated and as they are (`has_aux`)."""
-        costs = prices(point, logs, ())
-        return costs, costs
-
-    slopes, costs = jax.jacfwd(price, has_aux=True)(jnp.zeros(len(PARAMETERS)))
-    return costs, slopes
+def _prices(
+    table: ScheduleTable,
+    workload: Workload,
+    system: System,
+    logs: Float[NumpyArray, "batch parameters"],
+    *,
+    slopes: bool = False,
+) -> tuple[Costs, Costs | None]:
+    """Return costs (batch, ...) by logarithms of factors, and their slopes by these if asked."""
+    prices = _ScaledPrices(PricingShape.from_workload(workload, table))
+    with np.errstate(all="ignore"):  # the caller checks what is not finite
+        return priced_on_host(prices, _point(table, workload, system), logs, (), slopes=slopes)
 
 
 TINY = np.finfo(float).tiny  # keeps the shares of pairs that take no time finite

@@ -180,7 +180,7 @@ class Workload:
             layout = str(PipelineLayout.parse(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
         wide = self.wide_first + self.wide_last
-        if not is_traced(self.model.layers) and wide > self.model.layers:
+        if not is_traced(self.model.layers) and np.any(np.asarray(wide > self.model.layers)):
             raise MismatchError(
                 f"wide_first {self.wide_first} and wide_last {self.wide_last} are more than the "
                 f"model's {self.model.layers} layers",

@@ -159,7 +159,7 @@ def priced_on_host(
         slope = {AT: identity[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {}
         lifted.append(Many(np.asarray(leaf), slope))
     times = [
-        Many(time, {} if moved is None else {AT: _path_slopes(counts, moved)})
+        Many(time, {} if moved is None else {AT: path_slopes(counts, moved)})
         for time, counts in solved
     ]
     row = jax.tree.map(to_many, rows)
@@ -178,7 +178,7 @@ def priced_on_host(
     return values, jax.tree.map(slopes_for_all, prices) if slopes else None
 
 
-def _path_slopes(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
+def path_slopes(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
     """Return the slopes of step times: sums of counts times the slopes of costs."""
     sums = np.zeros(())
     for name, move in vars(moved).items():
