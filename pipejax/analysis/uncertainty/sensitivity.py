@@ -231,7 +231,7 @@ def _prices(
     logs: Float[NumpyArray, "batch parameters"],
     *,
     slopes: bool = False,
-) -> tuple[Costs, Costs | None]:
+) -> tuple[Costs, Any]:
     """Return costs (batch, ...) by logarithms of factors, and their slopes by these if asked."""
     prices = _ScaledPrices(PricingShape.from_workload(workload, table))
     with np.errstate(all="ignore"):  # the caller checks what is not finite
