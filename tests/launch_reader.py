@@ -32,6 +32,7 @@ def read_launch(launch, begin, stage_layers=()):
     more = {"stages_per_worker": per_worker} if schedule in SEVERAL else {}
     run = begin.replace(schedule=schedule, num_workers=workers, options=more)
     if workload is None:
+        run = _with_whole_ends(run, begin, stage_layers)
         return _moved(run, stage_layers, layers) if layers else run
     size = fields.pop("size")
     layout = {"pipeline_layout": layout} if layout is not None else {}
@@ -158,6 +159,26 @@ def _deepspeed(options, launch, begin):
         "recompute": "none" if not group else "full" if group == 1 else f"uniform:{group}",
     }
     return int(axes["num_pp"]), "1f1b", 1, "", fields | NO_UNITS
+
+
+def _with_whole_ends(run, begin, stage_layers):
+    """Put what the first and last measured stage take beyond their layers on one stage each."""
+    old, new = begin.table().num_stages, run.table().num_stages
+    if new <= old or new % old:
+        return run
+    parts, table, costs, rules = new // old, run.table(), run.table_costs(), []
+    for phase in ("F", "I", "W") if (table.phase == pj.Phase.W).any() else ("F", "B"):
+        divided = np.broadcast_to(costs.time(pj.Phase[phase]), new)
+        measured = [sum(divided[k * parts : (k + 1) * parts]) for k in range(old)]
+        layers = stage_layers or [1] * old
+        layer = np.median([time / count for time, count in zip(measured, layers, strict=True)])
+        for stage, holder in (0, 0), (old - 1, new - 1):
+            head = measured[stage] - layer * layers[stage]
+            if head > 0.02 * measured[stage]:
+                for part in range(stage * parts, stage * parts + parts):
+                    time = layer * layers[stage] / parts + head * (part == holder)
+                    rules.append(f"{phase}@stage{part}*{time / divided[part]:.17g}")
+    return run.with_edit(pj.costing.ScaledTimes(",".join(rules))) if rules else run
 
 
 def _moved(run, stage_layers, layers):

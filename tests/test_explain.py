@@ -17,6 +17,8 @@ from markupsafe import escape
 import pipejax as pj
 from pipejax.analysis.step.step_report import WAITS, stages_alike, step_parts
 from pipejax.schedules.table.communication_cells import with_transfers
+from pipejax.search.remedies.candidates import first_candidate
+from pipejax.search.remedies.changes import schedules
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
 BUILT = [
@@ -383,6 +385,30 @@ def test_layers_are_moved_whole():
     assert moved.what == "layers over stages: 9,9,9,5"
     even = pj.Costs(forward=9.0, backward=18.0)
     assert moved.step_time == pytest.approx(pj.evaluate(table, even).makespan, rel=1e-12)
+
+
+@pytest.mark.parametrize("layers", [None, [2] * 8])
+@pytest.mark.parametrize(
+    ("forward", "parts"),  # of 8 measured stages, and of the 16 halves
+    [
+        ([6] * 7 + [9], [3] * 15 + [6]),
+        ([8] + [6] * 7, [5] + [3] * 15),
+        ([8] + [6] * 6 + [9], [5] + [3] * 14 + [6]),
+        ([6] * 3 + [9] + [6] * 4, [3] * 6 + [4.5] * 2 + [3] * 8),  # no head: a slow stage
+    ],
+)
+def test_embedding_and_head_are_whole_where_stages_are_divided(forward, parts, layers):
+    size = {"num_workers": 4, "num_microbatches": 8}
+    table = pj.schedules.build("interleaved-1f1b", **size, stages_per_worker=2)
+    finer = pj.schedules.build("interleaved-1f1b", **size, stages_per_worker=4)
+    measured, halves = (np.array(t, float) for t in (forward, parts))
+    costs = pj.Costs(forward=measured, backward=1.5 * measured + 1, transmit=0.01)
+    begin = first_candidate(pj.Scenario(table, costs=costs), layers)
+    others = {other.what: other for other in schedules(begin, ["interleaved-1f1b"])}
+    change = others["schedule interleaved-1f1b, stages per worker 4"]
+    # 1.5 x + 1 of a stage: half of the one for each half of the layers
+    real = pj.Costs(forward=halves, backward=1.5 * halves + 0.5, transmit=0.01)
+    assert change.step_time == pytest.approx(pj.evaluate(finer, real).step_time, rel=1e-12)
 
 
 def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):

@@ -222,6 +222,27 @@ def test_recomputation(recompute, words, lacks):
     assert mode == {"full": "full", "half_products": "selective"}.get(recompute, "none")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options", "name"),
+    [
+        ("zb-v", {}, "ZBVZeroBubble"),  # stages 0 1 2 3 3 2 1 0
+        ("v-half", {}, "ZBVZeroBubble"),
+        ("hanayo", {"waves": 1}, "ZBVZeroBubble"),
+        ("hanayo", {"waves": 2}, None),  # 0 1 2 3 3 2 1 0 0 1 2 3 3 2 1 0
+        ("zb-h1", {}, "1F1B"),
+        ("circular", {"stages_per_worker": 2}, "Interleaved1F1B"),  # 0 1 2 3 0 1 2 3
+    ],
+)
+def test_torchtitan_places_stages_of_a_file_as_the_named_schedule(schedule, options, name):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8, **options)
+    torchtitan = pj.costing.pipeline_launches(table)[2]
+    assert torchtitan.options.get("parallelism.pipeline_parallel_schedule") == name
+    assert torchtitan.options["parallelism.pipeline_parallel_schedule_csv"] == f"{schedule}.csv"
+    assert [lack.partition(" (")[0] for lack in torchtitan.lacks] == (
+        [] if name else ["these places of stages"]
+    )
+
+
 def test_what_launchers_lack():
     megatron, torchtitan, deepspeed = launcher_settings(
         "zb-h1", tensor_parallel=2, context_parallel=2, rank_order="tp-pp-dp"

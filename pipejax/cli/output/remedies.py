@@ -185,7 +185,10 @@ def remedies_view(
 ) -> Iterator[object]:
     """Yield the best of the named remedies for each launcher and shelf, and the first command."""
     if not rows:
-        yield "no remedy that was tried makes it shorter"
+        fits = explanation.memory.fits(explanation.memory.begin)
+        yield f"no change on these {explanation.run.workers} workers makes it " + (
+            "shorter" if fits else "fit; other layouts of the job may"
+        )
         return
     names: set[str] = set()  # of shelves and launchers of which a remedy was shown
     for row in named:
@@ -236,6 +239,9 @@ def _effect_text(effect: "Effect", name: str) -> str:
     return text if effect.without is None else f"{text} (else {seconds(effect.without)})"
 
 
+LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
+
+
 def _command_line(command: str) -> object:
     if len(command) > LONG_COMMAND:
         return f"next: the command of remedy 1, which has {len(command)} letters (--details)"
@@ -245,8 +251,10 @@ def _command_line(command: str) -> object:
 def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
     needs = "" if is_same else f", {row['memory']:.3g} times the memory"
+    is_uneven = row["kind"] == "layers" and row["what"].endswith("equally long")
+    hint = LAYERS_HINT if is_uneven else ""
     verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
-    return f"{verb} {_with_share(abs(row['saves']), explanation)}{needs}: {row['what']}"
+    return f"{verb} {_with_share(abs(row['saves']), explanation)}{needs}: {row['what']}{hint}"
 
 
 def advice_details(

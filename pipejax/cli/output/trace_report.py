@@ -9,7 +9,13 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.remedies import advice_details, effects_view, first_fault, remedies_view
+from pipejax.cli.output.remedies import (
+    LAYERS_HINT,
+    advice_details,
+    effects_view,
+    first_fault,
+    remedies_view,
+)
 from pipejax.cli.output.report import Column, Figure, percent, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import Ran, report_page
 from pipejax.traces.findings.op_times import measured_costs
@@ -91,7 +97,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
         others = advised[1:]
         layers = rows[0]["what"].removeprefix("layers over stages: ")
-        hint = "" if rows[0]["launchers"] else "; whole layers, with flags: --stage-layers N"
+        hint = "" if rows[0]["launchers"] else LAYERS_HINT
         yield plain(
             f"first: {_action(finding)} (saves {seconds(rows[0]['saves'])}): {layers}{hint}"
         )

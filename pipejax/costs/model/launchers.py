@@ -378,13 +378,29 @@ def _torchtitan(job: _Job) -> Options:
 def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     if pipeline.schedule in PYTORCH:
         return {"pipeline_parallel_schedule": PYTORCH[pipeline.schedule]}
-    return {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
+    # beside a file, the name still says which rank holds which stages
+    name = _named_placement(pipeline)
+    named = {"pipeline_parallel_schedule": name} if name else {}
+    return {**named, "pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
+
+
+def _named_placement(pipeline: _Pipeline) -> str | None:
+    """Return the schedule of PyTorch that puts stages on the same ranks; None without one."""
+    # workers of the stages: 1F1B 0 1 2, Interleaved1F1B 0 1 2 0 1 2, ZBVZeroBubble 0 1 2 2 1 0
+    loop = np.tile(np.arange(pipeline.workers), max(pipeline.several, 1))
+    placement = pipeline.table.placement[0]
+    if np.array_equal(placement, loop):
+        return "1F1B" if pipeline.several == 1 else "Interleaved1F1B"
+    v_shape = [*range(pipeline.workers), *reversed(range(pipeline.workers))]
+    return "ZBVZeroBubble" if np.array_equal(placement, v_shape) else None
 
 
 def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
     yield from pipeline.unusual
     if pipeline.several == 0:
         yield "schedules of several pipes"
+    elif _named_placement(pipeline) is None:
+        yield "these places of stages (it has a loop and, with two stages per worker, a V)"
     if pipeline.table.has_communication:
         yield "tables with SEND and RECV (it reads compute alone)"
 

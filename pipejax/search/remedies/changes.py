@@ -29,6 +29,8 @@ from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 Stages = Float[NumpyArray, " stages"]
+WHOLE_EDGES = "layers cost the same anywhere; embedding and head are whole, on the outer stages"
+MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
 VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "interleaved-1f1b": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
@@ -68,6 +70,9 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
                 other = run.rebuilt(
                     f"schedule {name}{option_text}", schedule=name, options=options, **size
                 )
+                rules = _edge_rules(run, other)
+                if rules:
+                    other = other.scaled(other.what, rules, WHOLE_EDGES)
                 other.run  # noqa: B018 - evaluated here for its errors
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
@@ -75,10 +80,42 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
                 yield other.changed(other.what, other.scenario, *_assumptions(run, other))
 
 
+def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
+    """Return scaling rules that keep embedding and head whole where measured stages are divided."""
+    # Four stages of 6 6 6 9 s in two parts each: the evenly divided 3 3 3 3 3 3 4.5 4.5 become
+    # 3 3 3 3 3 3 3 6, since the head cannot be divided.
+    count, stages = old.table.num_stages, new.table.num_stages
+    if new.scenario.source.workload is not None or stages == count or stages % count:
+        return []
+    costs = vars(new.scenario.source.levels(new.table)[0])
+    layers, rules = np.array(old.layers or [1] * count), []
+    for phase in sorted(new.table.used_phases):
+        field = PHASE_FIELDS.get(phase.name, "")
+        if field not in GROUPS["compute"] or np.shape(costs[field])[:1] != (stages,):
+            continue
+        evenly = np.asarray(costs[field], float).reshape(stages, -1).mean(axis=1)
+        evenly = evenly.reshape(count, -1)  # (measured stages, parts)
+        measured = evenly.sum(axis=1)
+        in_layers = np.median(measured / layers) * layers
+        whole = evenly.copy()
+        for edge in 0, -1:  # of the stages, and of the parts of this stage
+            if measured[edge] - in_layers[edge] > MIN_EDGE * measured[edge]:
+                whole[edge] = in_layers[edge] / evenly.shape[1]
+                whole[edge, edge] += measured[edge] - in_layers[edge]
+        factors = np.divide(whole, evenly, out=np.ones_like(evenly), where=evenly > 0).ravel()
+        rules += [
+            f"{phase.name}@stage{stage}*{factor:.12g}"
+            for stage, factor in enumerate(factors.tolist())
+            if factor != 1
+        ]
+    return rules
+
+
 def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
     """Yield the assumptions of a change of schedule."""
     is_measured = new.scenario.source.workload is None
-    if is_measured and new.table.num_stages != old.table.num_stages:
+    has_other_stages = new.table.num_stages != old.table.num_stages
+    if is_measured and has_other_stages and WHOLE_EDGES not in new.assumes:
         yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
         yield "weights twice on every worker, and a runtime with two pipes"
@@ -186,7 +223,7 @@ def _move_layers(
             continue
         factors = 1 + layer_seconds * (layers - old_layers) / measured
         rules = [
-            f"compute@stage{stage}*{factor!r}"
+            f"compute@stage{stage}*{factor:.12g}"
             for stage, factor in enumerate(factors.tolist())
             if factor != 1
         ]
