@@ -1,5 +1,6 @@
 """Fixtures shared by the tests."""
 
+import copy
 import json
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 from answers import check_answer
+from cyclopts import App
 
 from pipejax.cli.app import run
 
@@ -25,6 +27,31 @@ def own_store(tmp_path_factory):
     """Keep the user's store of solved problems out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPEJAX_CACHE", str(tmp_path_factory.mktemp("store")))
+        yield
+
+
+def unparsed(arguments):
+    """Copy options that no line has set yet, with those inside them."""
+    copies = {id(argument): copy.copy(argument) for argument in arguments}
+    for argument in copies.values():
+        argument.tokens = []
+        argument.children = type(arguments)(copies[id(child)] for child in argument.children)
+    return type(arguments)(copies.values())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def options_of_commands():
+    """Collect the options of a command once: that is most of the time of a short command."""
+    collect, collected = App.assemble_argument_collection, {}
+
+    def assemble(app, **how):
+        key = id(app), *how.items()
+        if key not in collected:  # which holds the app too, so that its id stays its own
+            collected[key] = app, collect(app, **how)
+        return unparsed(collected[key][1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(App, "assemble_argument_collection", assemble)
         yield
 
 
