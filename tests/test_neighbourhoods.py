@@ -131,7 +131,7 @@ def test_threads_share_what_they_find():
     assert [grid.unit for grid in search_grids(problem)] == [5 * problem.unit, problem.unit]
     start = to_table(problem, one_by_one(problem), "start")
     ends = [plan_objective(problem, to_plan(problem, start))]
-    for table in search_neighbourhoods(problem, start, Budget.start(1.5), 2):
+    for table in search_neighbourhoods(problem, start, Budget.start(0.5), 2):
         plan = to_plan(problem, table)
         assert keeps_limits(problem, plan)
         ends.append(plan_objective(problem, plan))
