@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -11,45 +12,9 @@ from pipejax.analysis.step.step_time import StepTimes
 from pipejax.costs.measured.megatron_log import MegatronLog
 from pipejax.costs.measured.rows_file import read_rows
 
-ARGUMENTS = {  # of Llama 3 8B on 16 accelerators, as Megatron prints them
-    "accumulate_allreduce_grads_in_fp32": True,
-    "add_bias_linear": False,
-    "attention_dropout": 0.0,
-    "context_parallel_size": 1,
-    "data_path": "['data/a b_text_document']",
-    "expert_model_parallel_size": 1,
-    "ffn_hidden_size": 14336,
-    "fp8": None,
-    "global_batch_size": 128,
-    "group_query_attention": True,
-    "hidden_dropout": 0.0,
-    "hidden_size": 4096,
-    "kv_channels": 128,
-    "micro_batch_size": 1,
-    "moe_ffn_hidden_size": 14336,
-    "num_attention_heads": 32,
-    "num_experts": None,
-    "num_layers": 32,
-    "num_layers_per_virtual_pipeline_stage": 4,
-    "num_query_groups": 8,
-    "overlap_grad_reduce": True,
-    "overlap_param_gather": False,
-    "pipeline_model_parallel_size": 4,
-    "position_embedding_type": "rope",
-    "recompute_granularity": "selective",
-    "recompute_method": None,
-    "recompute_num_layers": None,
-    "seq_length": 8192,
-    "sequence_parallel": True,
-    "swiglu": True,
-    "tensor_model_parallel_size": 2,
-    "transformer_impl": "transformer_engine",
-    "untie_embeddings_and_output_weights": True,
-    "use_distributed_optimizer": True,
-    "virtual_pipeline_model_parallel_size": 2,
-    "vocab_size": None,
-    "world_size": 16,
-}
+# of Llama 3 8B on 16 accelerators, as Megatron prints them
+FILE = Path(__file__).parent / "data" / "megatron_arguments_llama3.json"
+ARGUMENTS = json.loads(FILE.read_text())
 HEAD, TAIL = f"{24 * '-'} arguments {24 * '-'}", f"{20 * '-'} end of arguments {21 * '-'}"
 MEMORY = (
     "[Rank 0] (after 1 iterations) memory (MB) | allocated: 9334.4 | max allocated: 12680.5 | "
