@@ -359,14 +359,6 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
     np.testing.assert_array_equal(counts.transmit, expected[1].transmit)
 
 
-def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1400)
-    costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=2.0)
-    values, counts = pj.makespans_and_grad(pj.lower(table), costs)
-    assert values.tolist() == [4200.0, 5600.0]
-    assert counts.forward.tolist() == counts.backward.tolist() == [1400.0, 1400.0]
-
-
 def test_smooth_makespan_is_log_sum_exp_over_predecessors():
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     program = pj.lower(pj.ScheduleTable.from_rows(rows), step_end=False)

@@ -210,12 +210,6 @@ def test_the_batch_axis_is_said_and_not_guessed(case):
         assert len(counts.forward) == len(expected)
 
 
-def test_one_configuration_is_no_batch():
-    with pytest.raises(ValueError, match=r"forward has shape \(2, 4\).*makespans"):
-        pj.makespan(lowered(), pj.Costs(forward=np.ones((2, 4)), backward=2.0))
-    assert float(pj.makespan(lowered(), pj.Costs(**STAGES))) == 33.0
-
-
 @pytest.mark.slow
 def test_programs_that_nobody_holds_are_let_go():
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=16)
