@@ -242,7 +242,7 @@ def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     result = answer("compare", "-S", "1f1b,gpipe", *line)
     assert [row["notes"] for row in result["rows"]] == [[note]] * 2
     assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())
-    assert answer("explain", "-s", "1f1b", *line)["notes"] == [note]
+    assert answer("explain", "-s", "1f1b", *line, "--schedules", "1f1b")["notes"] == [note]
     layout = ("--tensor", 1, "--microbatch-size", 1, "--zero", 0, "--recompute", "none")
     layout += ("-S", "1f1b")
     plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *layout, *line[4:])
