@@ -27,7 +27,7 @@ TABLES = {
     "type INTEGER, name TEXT, offset INTEGER",
 }
 COLLECTIVE_SCHEMA = 100
-COPY_TO_DEVICE, COPY_ON_DEVICE = 1, 8
+COPY_TO_DEVICE = 1
 
 
 class Range(NamedTuple):

@@ -15,7 +15,6 @@ import pipejax as pj
 from pipejax.engine.pricing import by_microbatch
 
 LINKS = ["delay", "queued", "blocking", "rendezvous"]
-OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload", "load", "pair")
 MESSAGES = ("latency", "transmit")
 SIZES = {"num_workers": 4, "num_microbatches": 8}
 

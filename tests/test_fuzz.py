@@ -35,7 +35,6 @@ CHANGES = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
 LETTERS = [*"FBIWRUOLAXf", "WAIT_O", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F"]
 LETTERS += ["UNSHARD", "RESHARD", "REDUCE_GRAD", "FB", ""]
 COSTS = ["F", "B", "I", "W", "R", "O", "L", "A", "U", "pair"]
-MESSAGE = ["latency", "transmit", "bytes", "bandwidth"]
 INDEX = st.sampled_from([*"0" * 9, *"1123", "00", "-1", "", "999999999", "9" * 25, "٣"])
 WILD = st.sampled_from(
     [

@@ -1,5 +1,6 @@
 """Arguments of Megatron's logs: each is read, without effect, or named with what is assumed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,82 +33,8 @@ def other(value):
     return str(2 * int(value) + 2) if value.isdecimal() else "7"
 
 
-LATENT = {
-    **{"multi_latent_attention": "True", "kv_lora_rank": "512", "qk_head_dim": "128"},
-    **{"qk_pos_emb_head_dim": "64", "v_head_dim": "128", "q_lora_rank": "1536"},
-}
-EXPERTS = {"num_experts": "8", "moe_layer_freq": "1", "expert_interval": "1", "topk": "2"}
-FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "2"}
-FLASH = dict.fromkeys(
-    ("use_flash_attn", *(f"use_flash_attn_{kind}" for kind in ("v1", "v2", "triton", "builder"))),
-    "False",
-)
-# what makes an argument count, and a value that is none of the defaults
-READ = {
-    **dict.fromkeys((*LATENT,), (LATENT, None)),
-    "multi_latent_attention": (LATENT, None),
-    **dict.fromkeys(("moe_router_topk", "topk", "moe_ffn_hidden_size"), (EXPERTS, "4")),
-    "moe_shared_expert_intermediate_size": ({**EXPERTS, "moe_ffn_hidden_size": "64"}, "128"),
-    "expert_tensor_parallel_size": (EXPERTS, "4"),
-    "enable_expert_tensor_parallelism": (EXPERTS, None),
-    "moe_layer_freq": (EXPERTS, "[0, 1]"),
-    "expert_interval": ({"num_experts": "8"}, "2"),
-    "moe_expert_capacity_factor": (EXPERTS, "1.5"),
-    "moe_train_capacity_factor": (EXPERTS, "1.5"),
-    "moe_token_dropping": (EXPERTS | {"moe_train_capacity_factor": "1.5"}, None),
-    "moe_token_dispatcher_type": (EXPERTS, "flex"),
-    "recompute_granularity": ({"recompute_modules": "None"}, "full"),
-    "recompute_method": (FULL, "block"),
-    "recompute_num_layers": (FULL, "3"),
-    "recompute_modules": ({"recompute_granularity": "selective"}, "['mlp']"),
-    "recompute_activations": (
-        {"recompute_granularity": "None", "checkpoint_activations": "False"},
-        "True",
-    ),
-    "activations_checkpoint_method": ({"activations_checkpoint_num_layers": "3"}, "block"),
-    "activations_checkpoint_num_layers": ({"activations_checkpoint_method": "uniform"}, "3"),
-    "checkpoint_activations": ({"recompute_granularity": "None"}, None),
-    "use_distributed_optimizer": ({"zero_stage": "0"}, None),
-    "quick_geglu": ({"swiglu": "False"}, None),
-    "checkpoint_num_layers": ({"checkpoint_activations": "True"}, "3"),
-    "fp8": ({}, "hybrid"),
-    "fp16": ({"bf16": "False", "fp16": "True"}, None),
-    "bf16": ({"fp16": "False", "bf16": "True"}, None),
-    "fp8_recipe": ({"fp8": "e4m3"}, "mxfp8"),
-    "data_parallel_sharding_strategy": ({"use_megatron_fsdp": "True"}, "optim_grads"),
-    "optimizer_offload_fraction": ({"optimizer_cpu_offload": "True"}, "0.5"),
-    "overlap_param_gather": ({"use_distributed_optimizer": "True"}, None),
-    "zero_stage": ({}, "2"),
-    "deepspeed": ({"zero_stage": "2"}, None),
-    "num_query_groups": ({"group_query_attention": "True"}, "4"),
-    "num_layers_per_virtual_pipeline_stage": (
-        {"virtual_pipeline_model_parallel_size": "None"},
-        "2",
-    ),
-    "pipeline_model_parallel_layout": ({}, "Et*6|t*6|t*6|t*6L"),
-    "decoder_first_pipeline_num_layers": ({"virtual_pipeline_model_parallel_size": "None"}, "3"),
-    "decoder_last_pipeline_num_layers": ({"virtual_pipeline_model_parallel_size": "None"}, "3"),
-    "vocab_size": ({"padded_vocab_size": "None"}, "50000"),
-    "global_batch_size": ({}, "128"),
-    "attention_dropout": ({"hidden_dropout": "0.0", "attention_dropout": "0.0"}, "0.1"),
-    "hidden_dropout": ({"attention_dropout": "0.0", "hidden_dropout": "0.0"}, "0.1"),
-    "attention_backend": ({"transformer_impl": "transformer_engine"}, "unfused"),
-    **dict.fromkeys(FLASH, (FLASH | {"transformer_impl": "local"}, None)),
-    "transformer_impl": (FLASH, None),
-    "position_embedding_type": ({"use_rotary_position_embeddings": "False"}, None),
-    "use_rotary_position_embeddings": (
-        {"position_embedding_type": "learned_absolute", "add_position_embedding": "True"},
-        None,
-    ),
-    "add_position_embedding": (
-        {"position_embedding_type": "None", "use_rotary_position_embeddings": "False"},
-        None,
-    ),
-    "qk_layernorm": ({"multi_latent_attention": "False"}, None),
-    "normalization": ({}, None),
-}
-
-
+# by argument, others that make it count, and a value that is none of the defaults
+READ = json.loads((DATA / "megatron_argument_contexts.json").read_text())
 TEXTS = ("LayerNorm", "RMSNorm", "local", "transformer_engine", "rope")
 
 

@@ -11,7 +11,6 @@ from pipejax.base import progress
 from pipejax.base.progress import telling
 
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-COSTS = pj.Costs(forward=1.0, backward=2.0, latency=0.5)
 
 
 class Notebook:

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from hypothesis import strategies as st
 
 import pipejax as pj
-
-LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
 
 class SlowRun(reference.Run):

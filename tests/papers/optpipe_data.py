@@ -22,7 +22,6 @@ from sweeps.optpipe.refinement import POLICIES, News, job_times
 PIPES = (Pipe("1.5B", 4, 24), Pipe("14.6B", 16, 48))
 LIMITS = (0.5, 1.0, 2.0)
 LINKS = (NO_LINK, 1.0, 0.5)
-WORK = 10.0  # s, on every worker
 NEEDS = {"1f1b": 1.0, "1f1b, interleaved": 1.5, "zb-1p": 1.0, "zb-2p": 2.0}  # peaks of 1F1B
 NEEDS |= dict.fromkeys(("pipe-offload", WHOLE, "pipe-offload, interleaved", "ada-offload"), 0.5)
 IDLE = {"1f1b": 1.0, "1f1b, interleaved": 0.5, "zb-1p": 0.6, "zb-2p": 0.45, "pipe-offload": 1.0}
