@@ -12,6 +12,7 @@ LEGAL = {  # what is said, and what it means
     "P and M even, M at least 2P": lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
     "any P, M a multiple of P": lambda p, m: m % p == 0,
     "any P, M at least 2P": lambda p, m: m >= 2 * p,
+    "P at least 3, any M": lambda p, m: p >= 3,
 }
 # schedules whose microbatches are in slices, which files and runtimes of others have no word for
 SLICED = ("seq-1f1b", "terapipe", "slimpipe", "chunked-prefill")
@@ -25,7 +26,7 @@ def build(name, workers, microbatches, **options):
 
 def is_legal(name, workers, microbatches):
     """Return whether a registered schedule can be built."""
-    return LEGAL[REGISTRY[name].legal](workers, microbatches)
+    return LEGAL[pj.schedules.find(name).legal](workers, microbatches)
 
 
 def at_least(name, workers, microbatches):

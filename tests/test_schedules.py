@@ -12,7 +12,7 @@ from legal_sizes import is_legal
 import pipejax as pj
 from pipejax.base import longest_path
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
-from pipejax.schedules import REGISTRY, build
+from pipejax.schedules import EXTENDED, REGISTRY, build
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.table.slot_simulation import slot_times
@@ -90,15 +90,17 @@ def test_a_pipe_of_chimera_admits_so_many(limit, slots):
         assert active.sum(0).max() == limit
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", [*REGISTRY, *EXTENDED])
 def test_what_is_said_to_be_legal_can_be_built_and_nothing_else(name):
     for p, m in itertools.product(range(1, 5), [*range(1, 4), 7, 8]):
         try:
-            pj.schedules.build(name, num_workers=p, num_microbatches=m)
+            table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
         except ValueError:
             assert not is_legal(name, p, m), (p, m)
         else:
             assert is_legal(name, p, m), (p, m)
+            count = m * table.grammar.slices
+            assert (table.num_workers, table.num_microbatches, table.name) == (p, count, name)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -192,10 +194,14 @@ def test_asymmetric_shares_balance_workers():
     np.testing.assert_allclose(shares[table.placement].sum(axis=0)[[0, 2, 5]], 2)
 
 
-def test_every_builder_names_its_source():
-    for builder in REGISTRY.values():
-        assert "arXiv" in builder.source
+def test_every_builder_names_its_source_and_is_found():
+    for name, builder in [*REGISTRY.items(), *EXTENDED.items()]:
+        assert "arXiv" in builder.source or (name in EXTENDED and "Megatron" in builder.source)
         assert builder.summary
+        assert pj.schedules.named(name.upper()) == name
+        assert name in pj.schedules.names()
+        with pytest.raises(ValueError, match="num_workers must be a whole number of at least 1"):
+            builder.function(0, 4)
 
 
 @st.composite
