@@ -50,7 +50,4 @@ from pipejax.traces.findings.op_times import OpTimes as OpTimes
 from pipejax.traces.findings.suspects import Suspect as Suspect
 from pipejax.traces.record import LeftOut as LeftOut, StepBudget as StepBudget
 from pipejax.traces.replaying.pipelines import Pipeline as Pipeline, Pipelines as Pipelines
-from pipejax.traces.replaying.replay import (
-    LinkIdentification as LinkIdentification,
-    Replay as Replay,
-)
+from pipejax.traces.replaying.replay import Replay as Replay

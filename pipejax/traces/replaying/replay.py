@@ -29,7 +29,7 @@ from pipejax.traces.replaying.messages import (
 )
 from pipejax.traces.replaying.pipelines import Pipelines
 
-# Identification of the link model of a run, from step times under every candidate.
+# The link model of a run is identified by its replays under every candidate.
 #
 # The noise of measured times is proportional to them, so a candidate is judged by log(measured /
 # predicted). Two candidates are distinguished if the measured times are `LIKELIHOOD_RATIO` times
@@ -40,112 +40,12 @@ MIN_CHI_SQUARE = 2 * math.log(LIKELIHOOD_RATIO)  # difference that rules a candi
 EQUAL = 1e-9  # relative difference below which predictions are equal
 MIN_NOISE = 1e-6
 
-Predictions = Float[NumpyArray, "candidates runs"]
-
 
 def single_models() -> list[Links]:
     """List all links with one model for every pair of workers, the simplest first."""
     simple = [Links(model) for model in LINKS if model not in MEETING]
     options = itertools.product(MEETING, POSTINGS, QUEUES)
     return [*simple, *(Links(model, scope, posting=posting) for model, posting, scope in options)]
-
-
-@with_short_repr("links rms verdict excess")
-@dataclasses.dataclass(frozen=True)
-class LinkFit:
-    """Fit of one candidate to the measured step times.
-
-    Attributes:
-      links: the candidate.
-      rms: root mean square of log(measured / predicted); infinite for a deadlock.
-      excess: its chi-square minus that of the best; may be below 0 if a more complicated candidate
-        fits the noise.
-      verdict: "best", "same" (predictions equal those of the best), "close" (not ruled out by
-        these runs), "worse", or "deadlock".
-      predicted: (runs) step times [s].
-    """
-
-    links: Links
-    rms: float
-    excess: float
-    verdict: str
-    predicted: Float[NumpyArray, " runs"]
-
-
-@with_short_repr("links is_identified explains noise equivalent_models")
-@dataclasses.dataclass(frozen=True)
-class LinkIdentification:
-    """Best link model of some runs, with all candidates.
-
-    Attributes:
-      links: the best candidate; of equal predictions, the simplest.
-      is_identified: whether the runs rule out every other candidate.
-      explains: whether its residuals are no larger than the stated noise.
-      noise: relative noise, as stated, or the residuals of the best.
-      fits: fits of all candidates, the best first.
-      equivalent_models: candidates that these runs cannot distinguish from the best.
-    """
-
-    links: Links
-    is_identified: bool
-    explains: bool
-    noise: float
-    fits: tuple[LinkFit, ...]
-    equivalent_models: tuple[Links, ...]
-
-
-def judge(
-    measured: Float[NumpyArray, " runs"],
-    candidates: Sequence[Links],
-    predicted: Predictions,
-    noise: float | None,
-    preferred: Links | None = None,
-) -> LinkIdentification:
-    """Rank candidates by the residuals of measured step times (runs) [s]."""
-    # The best has the smallest residuals, unless another candidate is preferred. Candidates are in
-    # order of simplicity; without `noise`, the residuals of the best are taken as the noise.
-    squares = _squares(measured, predicted)
-    if not np.isfinite(squares).any():
-        raise ValueError(
-            "every candidate is a deadlock in one of the runs: their tables cannot run"
-        )
-    simplest = int(np.argmin(squares > squares.min() + EQUAL))  # the first of equally good ones
-    best = simplest if preferred is None else candidates.index(preferred)
-    level = noise or max(MIN_NOISE, math.sqrt(squares[best] / len(measured)))
-    excess = (squares - squares[best]) / level**2
-    is_same = np.abs(predicted / predicted[best] - 1).max(axis=1, initial=0.0) < EQUAL
-    order = np.argsort(squares, kind="stable").tolist()
-    order = [best, *(k for k in order if k != best)]
-    verdicts = np.select(
-        [np.arange(len(squares)) == best, np.isinf(squares), is_same, excess < MIN_CHI_SQUARE],
-        ["best", "deadlock", "same", "close"],
-        "worse",
-    ).tolist()
-    fits = tuple(
-        LinkFit(
-            candidates[k],
-            math.sqrt(squares[k] / len(measured)),
-            float(excess[k]),
-            verdicts[k],
-            predicted[k],
-        )
-        for k in order
-    )
-    equivalent = tuple(fit.links for fit in fits if fit.verdict in ("same", "close"))
-    # a chi-square with n degrees of freedom has mean n and variance 2 n: allow three deviations
-    freedom = len(measured)
-    limit = freedom + 3 * math.sqrt(2 * freedom)
-    explains = bool(squares[best] / level**2 <= limit)
-    return LinkIdentification(candidates[best], not equivalent, explains, level, fits, equivalent)
-
-
-def _squares(
-    measured: Float[NumpyArray, " runs"], predicted: Predictions
-) -> Float[NumpyArray, " candidates"]:
-    """Return the sum of squares of log(measured / predicted) (candidates)."""
-    with np.errstate(divide="ignore"):  # infinite predictions of a deadlock
-        squares: Float[NumpyArray, " candidates"] = (np.log(measured / predicted) ** 2).sum(axis=1)
-    return squares
 
 
 MAX_EARLY = 0.05  # share of a link's messages taken before they could be sent, by a possible model
@@ -164,14 +64,16 @@ class Replay:
       link_times: (2 (stages - 1)) best estimate of the time of a message by direction and stage
         boundary [s].
       errors: (pipelines) replayed over recorded time from first start to last end, minus 1.
-      identified: fits of all link models that were tried; None if none was.
+      fits: mean absolute error of every possible link model by name, the best first.
+      equivalent_models: other link models that explain these pipelines equally well.
     """
 
     pipelines: Pipelines
     links: Links
     link_times: LinkTimes
     errors: Float[NumpyArray, " pipelines"]
-    identified: LinkIdentification | None = None
+    fits: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    equivalent_models: Sequence[str] = ()
 
     @property
     def mean_error(self) -> float:
@@ -194,20 +96,6 @@ class Replay:
         steps = np.array([pipeline.step for pipeline in self.pipelines.pipelines])
         errors = np.abs(self.errors)
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
-
-    @property
-    def fits(self) -> Mapping[str, float]:
-        """Return the mean absolute error of every possible link model, by name."""
-        spans, fits = self.pipelines.spans, () if self.identified is None else self.identified.fits
-        return {
-            model_name(fit.links): float(np.abs(fit.predicted / spans - 1).mean()) for fit in fits
-        }
-
-    @property
-    def equivalent_models(self) -> list[str]:
-        """List other link models that explain these pipelines equally well."""
-        models = () if self.identified is None else self.identified.equivalent_models
-        return [model_name(links) for links in models]
 
     @functools.cached_property
     def evidence(self) -> Sequence[TakenMessages]:
@@ -288,17 +176,31 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     results = results or implausible
     # of equal errors up to rounding, the first wins: the simplest model
     best = min(results, key=lambda result: round(result.mean_error, 9))
-    spans = pipelines.spans
-    predicted = spans * (1 + np.stack([result.errors for result in results]))
     # the median ignores steps that no model explains, such as the first of a run
     noise = max(MIN_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
-    candidates = [result.links for result in results]
-    identified = judge(spans, candidates, predicted, noise, best.links)
+    fits, equivalent = _judge(results, best, noise)
     if noise > MAX_NOISE:
-        models = (best.links, *identified.equivalent_models)
-        best = next(result for result in results if result.links in models)
-        identified = judge(spans, candidates, predicted, noise, best.links)
-    return dataclasses.replace(best, identified=identified)
+        best = next(result for result in results if result is best or result in equivalent)
+        fits, equivalent = _judge(results, best, noise)
+    names = [model_name(result.links) for result in equivalent]
+    return dataclasses.replace(best, fits=fits, equivalent_models=names)
+
+
+def _judge(
+    results: Sequence[Replay], best: Replay, noise: float
+) -> tuple[Mapping[str, float], list[Replay]]:
+    """Return the mean error of each link model, and the replays as likely as the best one."""
+    measured, place = best.pipelines.spans, results.index(best)
+    predicted = measured * (1 + np.stack([result.errors for result in results]))
+    squares = (np.log(measured / predicted) ** 2).sum(axis=1)
+    is_same = np.abs(predicted / predicted[place] - 1).max(axis=1, initial=0.0) < EQUAL
+    is_equivalent = is_same | ((squares - squares[place]) / noise**2 < MIN_CHI_SQUARE)
+    order = [place, *(k for k in np.argsort(squares, kind="stable").tolist() if k != place)]
+    fits = {
+        model_name(results[k].links): float(np.abs(predicted[k] / measured - 1).mean())
+        for k in order
+    }
+    return fits, [results[k] for k in order[1:] if is_equivalent[k]]
 
 
 def model_name(links: Links) -> str:
