@@ -35,7 +35,7 @@ def recurrence(ops, rows):
     lag = np.where(single, 0, row[ops.lag])
     kind = np.where(single, NO_SECOND, np.where(lag == 0, PLAIN, LAGGED))
     slots = np.append(ops.slot, START_SLOT)  # the source, at -1
-    code = np.stack([ops.slot, slots[first], slots[second], lag, row[ops.own], kind], axis=1)
+    code = np.stack([ops.slot, slots[first], slots[second], lag, row[ops.duration], kind], axis=1)
     return Recurrence(code.astype(np.int64), ops.num_slots)
 
 
