@@ -22,7 +22,7 @@ from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
-MAX_OPS = 700  # about a second of compilation
+MAX_OPS = 1600  # about a second of compilation
 MAX_VALUES_AND_WORDS = 1600  # of all ops, with counts: a second of compilation
 
 Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
@@ -31,7 +31,7 @@ Counts = Float[NumpyArray, "columns batch"]
 
 KernelWithCounts = Callable[[Leaves], tuple[Values, Counts]]
 
-# XLA's newer emitters cut a large function of several results into calls, which are no vectors
+# XLA's newer emitters cut a large function into calls, which are no vectors, and compile for long
 IN_ONE_PIECE = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 
 
@@ -48,7 +48,8 @@ class BitFields(NamedTuple):
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
     """Compile a program into a kernel: from leaves of one batch to (batch) makespans [s]."""
-    return jax.jit(functools.partial(_makespans, ops, rows), compiler_options=cpu_options(**LOOPS))
+    kernel = functools.partial(_makespans, ops, rows)
+    return jax.jit(kernel, compiler_options=cpu_options(**IN_ONE_PIECE))
 
 
 def unrolled_with_counts(
