@@ -539,7 +539,7 @@ def test_edges_of_a_graph_join_stages_of_the_table():
     claimed = written(pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=1.0))))
     claimed["table"]["graph"] = [[0, 2]]
     (problem,) = pj.verify(claimed).problems
-    assert problem.derived == "graph: stage 2 is none"
+    assert problem.derived == "graph: stage 2 does not exist"
 
 
 def test_a_deadlock_is_named():

@@ -324,8 +324,13 @@ CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
 @pytest.mark.parametrize(
     ("rows", "more", "grammar", "why"),
     [
-        (PLAIN, {}, {"rules": ["N <- 7F0"]}, "rule N <- 7F0: stage 7 is none: the last one is 1"),
-        (PLAIN, {}, {"rules": ["N <- 0F3"]}, "microbatch 3 is none: the last one is 0"),
+        (
+            PLAIN,
+            {},
+            {"rules": ["N <- 7F0"]},
+            "rule N <- 7F0: stage 7 does not exist: the last is 1",
+        ),
+        (PLAIN, {}, {"rules": ["N <- 0F3"]}, "microbatch 3 does not exist: the last is 0"),
         (PLAIN, {}, {"rules": ["N <- W"]}, "missing op 0W0 on worker 0: 0N0 waits for it"),
         (PLAIN, {}, {"rules": ["R <- N"]}, "rule R <- N: the table holds no op that waits by it"),
         (CROSSED, TWO, {"rules": ["0F1 <- 0F0 [message]"]}, "0F1 on worker 1 .* one within stage"),

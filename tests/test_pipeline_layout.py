@@ -74,10 +74,10 @@ def test_what_is_read_is_written_alike(text):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("Ett|tx|L", "none at 'x.L'"),
-        ("E(tt|)L", r"none at '\(tt"),
-        ("E((t|)*2|)*2L", r"none at '\(\(t"),
-        ("Et*", r"none at '\*'"),
+        ("Ett|tx|L", "read at 'x.L'"),
+        ("E(tt|)L", r"read at '\(tt"),
+        ("E((t|)*2|)*2L", r"read at '\(\(t"),
+        ("Et*", r"read at '\*'"),
         ("Et*999999999999", "at most 100000"),
         ("(t*50000)*50000", "at most 100000"),
     ],
@@ -125,17 +125,17 @@ def test_lists_are_layouts(text):
     ("content", "why"),
     [
         ('[["embedding","deco"]]', "'deco': E, t, .*or for each stage a list of embedding"),
-        ('[["embedding","decoder"],["decod', "none at '\"decod'"),
-        ([["embedding", ["decoder"]]], "none at 'embedding'"),
-        ([["embedding"], 3], "none at 3"),
-        ([], r"none at \[\]"),
-        ('["Et|t", "L"]', r"none at 'Et.t'"),
-        ("[['embedding']] ** 2", r"none at .*\*\* 2"),
-        ("[['embedding']] + 2", r"none at .*\+ 2"),
-        ("[x for x in 'Et']", "none at .*for x in"),
+        ('[["embedding","decoder"],["decod', "read at '\"decod'"),
+        ([["embedding", ["decoder"]]], "read at 'embedding'"),
+        ([["embedding"], 3], "read at 3"),
+        ([], r"read at \[\]"),
+        ('["Et|t", "L"]', r"read at 'Et.t'"),
+        ("[['embedding']] ** 2", r"read at .*\*\* 2"),
+        ("[['embedding']] + 2", r"read at .*\+ 2"),
+        ("[x for x in 'Et']", "read at .*for x in"),
         ("[['t'] * 90000] * 90000", "at most 100000"),
         ("[[['t'] * 90000] * 90000]", "at most 100000"),
-        ("[" * 4000, "none at"),
+        ("[" * 4000, "read at"),
         ([[["E"], ["t"]], [["L"]]], "each rank must have as many virtual stages"),
     ],
 )
@@ -180,7 +180,7 @@ def test_lists_come_in_by_every_door(answer, mistake, tmp_path):
         path.write_text(text)
         assert answer("evaluate", *RUN, "--config", path)["makespan"] == expected["makespan"]
     line = mistake("evaluate", *RUN, "--pipeline-layout", LISTS.replace("loss", "lost"))
-    assert f"--pipeline-layout {LISTS.replace('loss', 'lost')!r} is none at 'lost'" in line
+    assert f"--pipeline-layout {LISTS.replace('loss', 'lost')!r} cannot be read at 'lost'" in line
 
 
 def test_a_sweep_takes_a_layout_in_lists_and_several():
@@ -198,7 +198,7 @@ def test_a_sweep_takes_a_layout_in_lists_and_several():
         (axis,) = (axis for axis in sweep.axes if axis.name == "pipeline_layout")
         assert list(axis.values) == values
         assert axis.is_listed == (len(values) > 1)
-    with pytest.raises(ValueError, match=r"pipeline_layout: .* none at 'lost'"):
+    with pytest.raises(ValueError, match=r"pipeline_layout: .* read at 'lost'"):
         pj.read_sweep(grid | {"pipeline_layout": [["embedding"], ["lost"]]})
 
 

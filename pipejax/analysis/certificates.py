@@ -1,4 +1,4 @@
-"""Certificates as files: the claims of a run with all that it takes to derive them again."""
+"""Certificates as files: the claims of a run, with the inputs that derive them."""
 
 import dataclasses
 import json

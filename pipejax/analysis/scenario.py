@@ -193,7 +193,7 @@ class Scenario:
 
     @property
     def workload(self) -> Workload | None:
-        """Return the workload of a model whose times are as the model has them, for reports."""
+        """Return the workload with the edits; None if it cannot say them, as scaled times."""
         workload = self.model_workload
         if workload is None or self.find_edit(ScaledTimes):
             return None
@@ -205,7 +205,7 @@ class Scenario:
 
     @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
-        """Return the function from a table to its costs by place; None for links that are alike."""
+        """Return the function from a table to its costs by place; None if all links are equal."""
         return self._placed_costs if self.source.sizes or self.workload is not None else None
 
     def _levels(self, table: ScheduleTable) -> list[Costs]:

@@ -1,1 +1,1 @@
-"""Everything that knows nothing of pipelines: array types, checks, units, files, longest paths."""
+"""Tools that do not depend on pipelines: array types, checks, units, files, longest paths."""

@@ -38,7 +38,7 @@ class UnknownNameError(ArgumentError):
 
 
 class MismatchError(ArgumentError):
-    """Two legal values do not fit each other, as may happen at some points of a grid."""
+    """Two valid values contradict each other, as may happen at some points of a grid."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)
@@ -197,7 +197,7 @@ NEAR = 0.9  # ratio of equal letters from which two names are both suggested
 
 
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
-    """Return a question that suggests names: those with this first word, or else a similar one."""
+    """Return a question that suggests names with this first word, or else a similar name."""
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
     matches = [name for name in lower_names if word and name.startswith((f"{word}-", f"{word}_"))]

@@ -1,4 +1,4 @@
-"""Functions compiled by XLA whose programs are dropped before memory maps run out.
+"""Compiled functions that drop XLA's programs before memory maps run out.
 
 A compiled program of the recurrence takes some 40 memory maps, and JAX keeps it as long as the
 function. Linux kills a process at 65,530 maps. So a process with hundreds of schedules drops the

@@ -1,4 +1,4 @@
-"""JSON and CSV as they stand in files, and units: only this module knows prefixes."""
+"""JSON and CSV files, and units: only this module knows prefixes."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Lazy import of JAX, which takes longer than many commands; pytrees that work before it.
+"""Import of JAX on demand, since it is slow, and pytrees that work before the import.
 
 A module that often runs without JAX imports `jax` and `jnp` from here; their attributes import JAX.
 It tests for an array of JAX by `is_array`.

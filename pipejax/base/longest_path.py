@@ -253,7 +253,7 @@ def _goes_by_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
 def _waves(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds
 ) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
-    """Yield nodes without predecessors, then those whose predecessors were yielded, and so on.
+    """Yield nodes in waves: in each, all nodes whose predecessors were in earlier waves.
 
     The waves in sequence are the topological order. Each comes with its successors (wave,
     max_successors), padded with `num_nodes`.

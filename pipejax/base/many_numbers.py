@@ -53,7 +53,7 @@ def _quotient(first: Any, second: Any) -> "Many":
 
 
 class Many:
-    """An array of every configuration, whose shape, axes and indices are those of one."""
+    """Arrays of a batch of configurations, used like the array of one configuration."""
 
     # value (batch, ...), or (1, ...) where all configurations share it; slopes by the name of an
     # input that it depends on, (batch, numbers, ...)

@@ -10,7 +10,7 @@ Numbers = Float[NumpyArray, " things"]
 
 
 def medians_of_others(values: Numbers) -> Numbers:
-    """For each entry, return the median of all other entries (things); at least two entries."""
+    """Return the median of all other entries for each of at least two entries."""
     order = np.argsort(values, kind="stable")
     ranks = np.empty_like(order)
     ranks[order] = np.arange(len(values))

@@ -33,7 +33,7 @@ def to_nobody(done: float, total: float | None, text: str) -> None:
 
 @contextlib.contextmanager
 def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield the function that takes reports of progress: the caller's, a notebook's bar, or none.
+    """Yield the receiver of progress reports: the caller's function, a notebook's bar, or None.
 
     `what` names the work in the bar.
     """

@@ -289,9 +289,9 @@ class TableRules:
         text = f"rule {rule.text}"
         for end in (rule.consumer, rule.producer):
             is_stage = end.stage in (None, "last", *range(stages))
-            require_legal(is_stage, f"{text}: stage {end.stage} is none")
+            require_legal(is_stage, f"{text}: stage {end.stage} does not exist")
             is_number = end.microbatch is None or end.microbatch < count
-            require_legal(is_number, f"{text}: microbatch {end.microbatch} is none")
+            require_legal(is_number, f"{text}: microbatch {end.microbatch} does not exist")
         has_consumer = any(self.is_consumer(rule, op, stages) for op in ops)
         require_legal(has_consumer, f"{text}: the table holds no op that waits by it")
 

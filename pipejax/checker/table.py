@@ -81,7 +81,7 @@ class Table:
         """Read a table and check that it is legal."""
         self._read(data)
         for stage in {stage for edge in self.rules.graph for stage in edge}:
-            require_legal(stage < self.num_stages, f"graph: stage {stage} is none")
+            require_legal(stage < self.num_stages, f"graph: stage {stage} does not exist")
         reader = CellReader(self.rules)
         self.rows = [
             [reader.read_cell(text, worker) for text in row]

@@ -30,7 +30,7 @@ def require(condition: object, where: str, allowed: str, value: Any) -> None:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Return whether a value is a whole number of at least `least`; True and False are none."""
+    """Return whether a value is a whole number of at least `least`, and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**300
 
 

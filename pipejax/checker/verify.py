@@ -378,7 +378,7 @@ class Verdict(NamedTuple):
 
 
 def check(data: Mapping[str, Any], name: str = "certificate") -> Verdict:
-    """Check all claims of a certificate; raise a `MalformedError` if it is none."""
+    """Check all claims of a certificate; raise a `MalformedError` if it has another form."""
     report, data = split_report(data)
     read_envelope(data, name)
     try:

@@ -47,8 +47,8 @@ class _Stream(io.FileIO):
 
 def open_streams() -> None:
     """Open closed standard streams, and escape letters that the locale's encoding lacks."""
-    # A file must not get the number of a stream, or what is printed would go into it. What stands
-    # for a closed stdout cannot be written either, so that a lost result is an error.
+    # The system gives the lowest free number to the next file: without this, to one that would get
+    # our output. A closed stdout is opened for reading only, so that writing fails, not is lost.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)

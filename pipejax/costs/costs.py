@@ -229,8 +229,8 @@ class Costs:
         **times: Any,
     ) -> "Costs":
         """Make costs from one number or batch for each time, per stage or per worker."""
-        # A batch axis is written out on every leaf, before axes of stages or boundaries. What is of
-        # a worker is divided over the stages that a microbatch meets there.
+        # Every leaf has the axes of the batch before those of stages or boundaries. A time of a
+        # worker is divided over its stages, in the shares of a microbatch's work there.
         check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:

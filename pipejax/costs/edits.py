@@ -51,7 +51,7 @@ class ShardingCells(Edit):
     residency: tuple[int, ...] = ()
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
-        """Put the cells into the table, or move those that it has to the lane."""
+        """Insert sharding cells, or move the table's own ones to the lane."""
         from pipejax.schedules.table.sharding import insert_sharding, on_lane
 
         if not self.lookahead and not self.residency:

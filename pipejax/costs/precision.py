@@ -131,7 +131,7 @@ def as_float(number: Any) -> Any:
 
 
 def floats_in(record: Any, *, but: type | tuple[type, ...] = ()) -> None:
-    """Turn the whole numbers of a new frozen record into floats; static fields are none."""
+    """Turn the whole numbers of a new frozen record into floats, except in static fields."""
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if not (field.metadata or isinstance(value, but)):
@@ -232,7 +232,7 @@ def _as_float(numbers: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Return a value as an array of numbers; None if it is none."""
+    """Return a value as an array of numbers; None if it holds other things."""
     if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if is_masked(value):

@@ -192,7 +192,7 @@ def _microbatch_factors(scale: Any, costs: Costs) -> Any:
 
 
 def parse_stragglers(text: str, where: str) -> dict[int, float]:
-    """Read the factors of slow workers, as 3=1.2,5=2; none of an empty text."""
+    """Read the factors of slow workers, as 3=1.2,5=2; an empty text has none."""
     stragglers: dict[int, float] = {}
     for entry in text.split(",") if text.strip() else ():
         worker, equals, factor = (part.strip() for part in entry.partition("="))

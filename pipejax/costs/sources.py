@@ -30,7 +30,7 @@ class CostSource:
 
     @property
     def sizes(self) -> Places:
-        """Return the places of a node, of a rack of nodes and so on; none if links are alike."""
+        """Return the places in a node, in a rack of nodes and so on; empty if all links are equal."""
         return ()
 
     @property
@@ -122,11 +122,11 @@ class GivenTimes(CostSource):
         return costs
 
     def for_tables(self, tables: Sequence[ScheduleTable]) -> Costs:
-        """Return costs that hold for stages of any table, and for the custom kinds of these."""
+        """Return costs for tables of any number of stages, with their custom kinds."""
         return Costs(**self._fields(*tables), **self.messages[0])
 
     def _fields(self, *tables: ScheduleTable) -> dict[str, Any]:
-        """Return times by field; custom kinds of the tables stand under `others`."""
+        """Return times by field, those of custom kinds under `others`."""
         usual = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
         names = {
             phase.kind.time: phase.name for table in tables for phase in table.grammar.custom_phases

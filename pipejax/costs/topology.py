@@ -79,7 +79,7 @@ class Topology:
 
 
 def check_sizes(value: Any, where: str) -> tuple[int, ...]:
-    """Check numbers of places of a node, and of whatever holds several of these."""
+    """Check numbers of places: of a node, of a group of nodes, and so on."""
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     for size, next_size in zip(sizes, (*sizes[1:], None), strict=True):
         whole_number(size, where)
@@ -103,7 +103,7 @@ def check_places(value: Any, where: str) -> tuple[int, ...]:
 
 
 def parse_places(text: str, where: str) -> tuple[int, ...]:
-    """Read places of workers, as 0,4,1,5; none of an empty text."""
+    """Read places of workers, as 0,4,1,5; an empty text has none."""
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isdecimal() and word.isascii() for word in words):
         raise ValueError(f"{where} must be the place of each worker, as 0,4,1,5, got {text!r}")

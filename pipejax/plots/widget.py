@@ -11,7 +11,7 @@ from pipejax.plots.explorer.payload import Explored, MemoryView, page
 
 
 class ExplorerWidget(anywidget.AnyWidget):
-    """The explorer's page as a widget, which tells Python the op that is chosen in it.
+    """The explorer's page as a widget that reports the selected op to Python.
 
     Attributes:
       page: HTML of the page.

@@ -109,7 +109,7 @@ def check_ranges(content: Content) -> None:
     _check_cells(content, ops.cell[~has_stage & (ops.stage != NO_STAGE)], reason)
     if unknown_stages := {*sum(grammar.graph, ())} - {*range(stages)}:
         stage = min(unknown_stages)
-        raise ScheduleError(f"graph: stage {stage} is none: stages are 0 to {stages - 1}")
+        raise ScheduleError(f"graph: stage {stage} does not exist: stages are 0 to {stages - 1}")
     for is_checked, values, count, what in (
         (has_stage, ops.stage, stages, "has no place: stages"),
         (has_microbatch, ops.microbatch, content.num_microbatches, "has no forward: microbatches"),
@@ -199,7 +199,7 @@ def _check_ends(content: Content, rule: Rule) -> None:
         (rule.producer_microbatch, (*microbatch, slices)),
     ):
         if index is not None and index >= count:
-            reason = f"{what} {format_number(index, parts)} is none: the last one is"
+            reason = f"{what} {format_number(index, parts)} does not exist: the last is"
             raise ScheduleError(f"{text}: {reason} {format_number(count - 1, parts)}")
     if not len(rule_consumers(content, rule)[0]):
         raise ScheduleError(f"{text}: the table holds no op that waits by it")

@@ -161,7 +161,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
         the schedule does not exist for these numbers.
 
     Raises:
-      ValueError: if a built-in schedule has the name, it is none that an option could take, or the
+      ValueError: if a built-in schedule has the name, an option could not take it, or the
         function does not take both sizes.
 
     Example:

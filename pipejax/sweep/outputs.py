@@ -1,4 +1,4 @@
-"""Outputs of a sweep beside step time and memory: one record each, from which all lists follow."""
+"""Outputs of a sweep besides step time and memory, one record for each."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -262,7 +262,7 @@ def distinct_best(
 def distinct_front(
     results: SweepResults, among: Among, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
-    """Return the points that are as good as those of a front, equal ones joined."""
+    """Return all points that tie with those of a front, equal ones joined."""
     costs = np.stack([results.costs(name) for name in names])
     tied = [
         np.flatnonzero(among & np.all(np.abs(costs - at) <= TIE * np.abs(at), axis=0))

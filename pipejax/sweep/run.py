@@ -341,25 +341,27 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Stack all systems of a block along the first axis of every field, the last field fastest."""
-    # The software applies to the systems before their fields are varied.
-    system_axis, per_node, *fields = axes
+    """Return all systems of a block as one, with an axis of systems; the last field is fastest."""
+    # The grid has axes (systems, sizes of nodes, field 1, field 2, ..), which are flattened at the
+    # end. The software applies to the systems before their fields are varied.
+    system_axis, node_axis, *fields = axes
     system_axis = system_axis._replace(values=tuple(map(software.on, system_axis.values)))
-    inner = tuple(len(axis.values) for axis in fields)
-    full = (len(system_axis.values), len(per_node.values), *inner)
-    gpus = [
-        [gpus or system.gpus_per_node for gpus in per_node.values] for system in system_axis.values
+    field_sizes = tuple(len(axis.values) for axis in fields)
+    grid = (len(system_axis.values), len(node_axis.values), *field_sizes)
+    ones = (1,) * len(fields)
+    node_sizes = [
+        [size or system.gpus_per_node for size in node_axis.values] for system in system_axis.values
     ]
     stacked = jax.tree.map(
-        lambda *leaves: np.array(leaves, float).reshape((-1, 1) + (1,) * len(inner)),
+        lambda *leaves: np.array(leaves, float).reshape(-1, 1, *ones),
         *_with_equal_structure(system_axis.values),
     )
     for k, axis in enumerate(fields):
-        along = (len(axis.values), *(1,) * (len(inner) - k - 1))
-        stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(along))
-    per_system = np.array(gpus, float).reshape((*full[:2], *(1,) * len(inner)))
+        values = np.array(axis.values).reshape(-1, *ones[k + 1 :])
+        stacked = stacked.with_number(axis.name, values)
+    per_system = np.array(node_sizes, float).reshape(*grid[:2], *ones)
     stacked = dataclasses.replace(stacked, gpus_per_node=per_system)
-    systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)
+    systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, grid).ravel(), stacked)
     return systems
 
 

@@ -218,7 +218,7 @@ def opened(
 
 
 def _empty(path: Path) -> None:
-    """Remove all but the lock, attributes last: these mark the folder as a store."""
+    """Remove all but the lock; attributes go last, because they mark the folder as a store."""
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == ATTRIBUTES):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -420,13 +420,14 @@ def _train(
     """Train once; events and samples are equal for all runs, so `vmap` keeps the branches."""
     depth, each_run, noisy = how
     start = objective.init(start_key(seed))
-    size = step_size.astype(start.dtype)
+    step_size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
 
     def apply_gradient(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
         """Compute a gradient at the weights that the event reads, and update its stages."""
+        # weights (runs, versions, stages, width) are a ring; stages may read different versions
         weights, collected, largest = state
         weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)
         run_weights = weights[event.run]
@@ -439,7 +440,7 @@ def _train(
             gradient += noise.astype(gradient.dtype) * objective.held() * normal
         total = collected[event.run] + gradient
         current = run_weights[event.newest, stages]
-        updated = current - size * total / event.collected[:, None].astype(start.dtype)
+        updated = current - step_size * total / event.collected[:, None].astype(start.dtype)
         applies = event.applies[:, None]
         version = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
         weights = weights.at[event.run, version, stages].set(jnp.where(applies, updated, current))

@@ -139,7 +139,7 @@ def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Ar
 
 
 def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
-    """Return a key that is the pair itself."""
+    """Use the pair as the key."""
     # The seed is inverted because `start_key` is the pair (0, seed).
     return jax.random.wrap_key_data(jnp.stack([~seed, number]), impl=CIPHER)
 
@@ -226,7 +226,7 @@ class TrainingRun(NamedTuple):
         return self.masked(self.gap)
 
     def masked(self, values: Curves) -> Masked:
-        """Mask what runs show at their samples where they diverged: (..., samples)."""
+        """Mask the samples of runs that diverged: (..., samples)."""
         shown = np.asarray(values)
         mask = np.broadcast_to(np.asarray(self.diverged)[..., None], shown.shape)
         return np.ma.masked_array(shown, mask)

@@ -1,1 +1,1 @@
-"""Tables beside each other: metrics, published closed forms, cells that differ."""
+"""Comparison of tables: metrics, published closed forms, cells that differ."""

@@ -29,7 +29,7 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
 
 
 def _as(dtype: np.dtype, value: Any) -> Any:
-    """Return a value in a type, without a copy where it has it."""
+    """Return a value in a type, without a copy if it has that type."""
     return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 

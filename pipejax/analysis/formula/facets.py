@@ -162,7 +162,7 @@ class _Search:
         return len(order) < count
 
     def envelope(self, gap: Fraction) -> Envelope:
-        """Return the facets that bound the cone, in falling order of their counts."""
+        """Return the facets found so far, the largest counts first, with their proof."""
         self.drop_redundant()
         if not self.facets:  # a run without any time is one facet of zeros
             self.facets = {(0,) * self.num_parameters: (1,) * self.num_parameters}
@@ -185,7 +185,7 @@ def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, V
 
 
 class _Varying(NamedTuple):
-    """Costs of one kind: equal in each configuration, different between them."""
+    """Costs that are equal within a configuration and differ between configurations."""
 
     values: Batch
     weights: dict[str, NumpyArray]  # by field, without the batch axis

@@ -28,7 +28,7 @@ Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial 
 
 
 class NoFamilyError(ValueError):
-    """No family was found on these numbers."""
+    """No polynomials fit the closed forms at the checked numbers."""
 
 
 @with_short_repr("symbol parameters first period found_on verified_on branches")
@@ -199,7 +199,7 @@ def formula_family(
 def _branch(
     numbers: list[int], later: list[int], facets_at: FacetsAt, period: int, degree: int
 ) -> tuple[int, Branch] | None:
-    """Return the first number from which polynomials hold, and these; None if there are none.
+    """Return the first number from which polynomials fit, and the polynomials; None if none do.
 
     All `numbers` have one residue. The last ones give the polynomials and check them.
     """

@@ -117,7 +117,7 @@ class Formula:
         return as_latex(self.parameters, self._fractions)
 
     def __str__(self) -> str:
-        """Return the form, where it holds if not everywhere, and how good it is if not exact."""
+        """Return the form, with its box if it has one, and with its gap if it is not exact."""
         box = f" for {self.where}" if self.where else ""
         gap = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
         return self.text + box + gap
@@ -157,7 +157,7 @@ class Formula:
         return np.asarray(sums.argmax(axis=-1))
 
     def _check_parameters(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
-        """Return the parameters in their order; check those that are no tracers."""
+        """Return the parameters in their order; check all but tracers."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}
         for name in values:

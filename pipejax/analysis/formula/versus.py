@@ -156,7 +156,7 @@ def _slowest(first: Formula, second: Formula) -> tuple[dict[str, float], Fractio
 
 
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
-    """Return cones whose union is where the first is at most the second, none within another."""
+    """Return cones, none inside another, whose union is where the first is at most the second."""
     cones: list[Cone] = []
     for facet in _rows(second):
         cone = _below(_domain(first), _rows(first), facet, first.units)

@@ -130,7 +130,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
 
 
 def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]) -> TransferWait:
-    """Return the wait of one message, behind the last to end of those in front of it."""
+    """Return the wait of a message for the last end of all messages in front of it."""
     program, messages = evaluation.program, evaluation.program.messages
     send, receive = messages.cells(message)
     sender, receiver = int(messages.sender[message]), int(messages.receiver[message])

@@ -139,7 +139,7 @@ def without_rules(table: ScheduleTable) -> ScheduleTable | None:
 
 
 def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
-    """Yield names and seconds of the parts, in order; each is the growth of the makespan by it."""
+    """Yield name and seconds of each part, in order: by how much it makes the makespan longer."""
     table, free = evaluation.table, Links("delay")
     waits = {field: 0.0 for fields in _waits(table).values() for field in fields}
     compute_costs = with_leaves(evaluation.costs, waits)  # of ops alone

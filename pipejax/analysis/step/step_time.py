@@ -294,7 +294,7 @@ def _step_or_op(costs: Costs, program: Program, read: tuple[str, int]) -> float:
 
 
 def _numbers(system: System) -> System:
-    """Return a system without its name, so that names compile nothing."""
+    """Return a system without its name, so that a new name needs no compilation."""
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     numbers: System = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
     return numbers

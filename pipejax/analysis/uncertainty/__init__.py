@@ -1,1 +1,1 @@
-"""Runs whose costs are not known: random ones, corners, and what each cost counts for."""
+"""Runs at uncertain costs: random costs, corners, and the influence of each cost."""

@@ -275,7 +275,7 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Return durations (samples, ops) [s], and those of messages once or twice, likewise.
+    """Return durations [s] of ops (samples, ops), and of one or two sets of messages.
 
     `spread` holds the factor tables of ops, workers and messages, `rare` a row (probability,
     slowdown) for stragglers and for ops that straggle.

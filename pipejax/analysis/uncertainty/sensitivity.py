@@ -232,7 +232,7 @@ def _prices(
     *,
     slopes: bool = False,
 ) -> tuple[Costs, Any]:
-    """Return costs (batch, ...) by logarithms of factors, and their slopes by these if asked."""
+    """Return costs (batch, ...) at logarithms of factors, and their slopes if asked."""
     prices = _ScaledPrices(PricingShape.from_workload(workload, table))
     with np.errstate(all="ignore"):  # the caller checks what is not finite
         return priced_on_host(prices, _point(table, workload, system), logs, (), slopes=slopes)

@@ -89,7 +89,7 @@ class LineOptions:
         }
         self.takes = {name: value_kinds(option.hint) for name, option in options.items()}
         self.values = [
-            (name, name if token.implicit_value is True else token.value)
+            (name, name if token.implicit_value is True else token.value)  # True: a flag
             for name, option in options.items()
             for token in option.tokens
             if token.implicit_value is not False  # a flag that is switched off
@@ -347,7 +347,7 @@ def written_as(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def written(*names: str) -> dict[str, Any]:
-    """Those of some options that this command was given, by name."""
+    """Return the options of the command that are among some names."""
     return {name: _written[-1][name] for name in names if name in _written[-1]}
 
 

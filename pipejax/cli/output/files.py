@@ -88,7 +88,7 @@ class Output:
             return self
         try:
             check_writable(self.path)
-        except (OSError, ValueError) as error:  # a name with a zero byte is none
+        except (OSError, ValueError) as error:  # no name has a zero byte
             raise ValueError(f"{out}: {getattr(error, 'strerror', error)}") from None
         if kind.is_new and os.path.lexists(self.path):
             raise ValueError(f"{out} exists: give a folder that does not")

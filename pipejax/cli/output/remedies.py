@@ -217,7 +217,7 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
     """Yield why a cause, its part of the step and its remedy differ, if they do."""
     if explanation.effects:
         name = explanation.bottleneck.kind
-        # a remedy with the effect of its cause says nothing new
+        # show the first of equal effects: a dict keeps the last one, so entries go in backwards
         shown = {(effect.seconds, effect.part): effect for effect in reversed(explanation.effects)}
         texts = (_effect_text(effect, name) for effect in reversed(shown.values()))
         yield plain("; ".join(texts))

@@ -24,7 +24,7 @@ from pipejax.base.data_files import WRITTEN, time_unit
 
 # Numbers as a person reads them
 
-ROUNDING = 1e-12  # of a ratio: what is smaller is none
+ROUNDING = 1e-12  # smaller ratios count as 0
 
 
 def digits(value: float) -> str:

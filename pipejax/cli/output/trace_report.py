@@ -393,12 +393,12 @@ def draw_shares(analysis: "Analysis", figure: Output) -> None:
 
 
 def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
-    """Workers by replicas, or by steps where there is one replica; stages by steps."""
+    """Yield heat maps of workers and stages: added time by replica or, of one replica, by step."""
     from pipejax.plots.heat_maps import HeatMap
 
     shares, table = analysis.attribution, analysis.pipelines.table
     replicas = sorted({pipeline.replica for pipeline in analysis.pipelines.pipelines})
-    place = shares.by_name("place")
+    place = shares.by_name("place")  # empty if there is one replica, or too many places
     if place:
         cells = [
             [place[f"worker {worker} of replica {replica}"].adds for replica in replicas]
@@ -407,7 +407,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
         rows = [f"worker {worker}" for worker in range(table.num_workers)]
         title = "time that one slow machine adds to an ideal step"
         yield HeatMap(title, "replica", [*map(str, replicas)], rows, np.array(cells))
-    elif table.num_stages > table.num_workers:  # of one stage each they would be drawn twice
+    elif table.num_stages > table.num_workers:  # else both maps would be the same
         yield _by_step(shares, "worker")
     yield _by_step(shares, "stage")
 

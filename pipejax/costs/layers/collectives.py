@@ -98,16 +98,16 @@ def _pairs(spread: Spread) -> Route:
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
     share = spread.volume / spread.size
     near, far = (spread.inside - 1) * share, (spread.size - spread.inside) * share
-    several = spread.copies > 0
-    k = xp.where(several, spread.copies, 1.0)
+    has_copies = spread.copies > 0
+    k = xp.where(has_copies, spread.copies, 1.0)
     nodes, reached = (count * (1 - (1 - 1 / count) ** k) for count in (spread.nodes, spread.size))
     once_near = (1 - 1 / spread.inside) * reached * spread.volume / k
     once_far = (1 - 1 / spread.nodes) * nodes * spread.volume / k
     return Route(
         1.0 * (spread.inside > 1),
         spread.far,
-        xp.where(several, once_near, near),
-        xp.where(several, once_far, far),
+        xp.where(has_copies, once_near, near),
+        xp.where(has_copies, once_far, far),
     )
 
 

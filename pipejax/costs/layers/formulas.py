@@ -305,20 +305,20 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
-    """Return the bytes of backward buffers beside activations, once per worker."""
+    """Return the bytes of a worker's buffers for gradients, of weights and widest activations."""
     # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
-    # the literature omit them. Products first write weight gradients in `element_bytes`: into one
-    # buffer for each shape of matrix, which all layers share, as in TransformerEngine, and into one
-    # for the head; those of adapters are negligible. The gradients of the widest activations add.
+    # the literature omit them. Products write weight gradients in `element_bytes` into a buffer for
+    # each shape of matrix that all layers share, as in TransformerEngine; the head has its own, and
+    # those of adapters are negligible. The gradients of the widest activations add.
     e, t, h = model.element_bytes, layout.tensor, model.hidden
     tokens, mlp_parts = accelerator_tokens(model, layout), (3 if model.gated_mlp else 2)
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
     width = dense * mlp_parts * model.ffn_hidden / t
     if model.moe is not None:
         expert, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
-        parts, n = layout.expert_tensor, layout.expert_gather
-        weights += moe * (model.mlp_matrices(expert) / parts + model.mlp_matrices(shared) / t)
-        routed = model.moe.slots * n * (mlp_parts * expert / parts + 2 * h) / layout.shared_by
+        etp, gather = layout.expert_tensor, layout.expert_gather
+        weights += moe * (model.mlp_matrices(expert) / etp + model.mlp_matrices(shared) / t)
+        routed = model.moe.slots * gather * (mlp_parts * expert / etp + 2 * h) / layout.shared_by
         width = _larger(width, moe * routed)
     layer_bytes = tokens * (width + 2 * h)
     trained = layout.trains_base

@@ -292,8 +292,8 @@ def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """Return a layer as one op per phase, whose bytes are weights and activations."""
-    # FLOP follow the formula, even if a kernel skips masked pairs. Frozen weights have no W;
-    # adapters are separate ops.
+    # FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes a
+    # gradient of the boundary. Frozen weights have no W; adapters are separate ops.
     t, size = layout.tensor, layout.microbatch_size
     activations = layer_activation_bytes(model, _all_trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base

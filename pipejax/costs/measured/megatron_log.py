@@ -258,7 +258,7 @@ class MegatronLog(NamedTuple):
         return max(stage, int(self.is_on("use_distributed_optimizer")))
 
     def _pipeline_layout(self, pipeline: int, per_worker: int) -> str:
-        """Return the layers of each stage, where the log says them; a short first or last too."""
+        """Return the layout that a log states, or that follows from its first or last stage."""
         if self.text("pipeline_model_parallel_layout"):
             return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
         ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]

@@ -33,7 +33,7 @@ class Trainer(NamedTuple):
     note: str = ""  # what is not read, in words
 
     def read(self, line: str) -> dict[str, float]:
-        """Read the quantities of a line; empty if it is none of an iteration."""
+        """Read the quantities of a line; empty if it is not of an iteration."""
         quantities: dict[str, float] = {}
         for name, mark in self.marks.items():
             if match := re.search(mark + r"\s*" + _NUMBER, line):

@@ -75,10 +75,10 @@ class Launch(NamedTuple):
             return " ".join(filter(None, (self.program, shlex.join(pairs))))
         words = []
         for name, value in self.options.items():
-            several = value if isinstance(value, list) else [value]
-            if isinstance(several[0], list):  # names of modules, a word for each stage
-                several = [",".join(names) for names in several]
-            words += [f"--{name}", *(str(item) for item in several if item is not True)]
+            items = value if isinstance(value, list) else [value]
+            if isinstance(items[0], list):  # names of modules, a word for each stage
+                items = [",".join(names) for names in items]
+            words += [f"--{name}", *(str(item) for item in items if item is not True)]
         return " ".join(filter(None, (self.program, shlex.join(words))))
 
 
@@ -199,7 +199,8 @@ class _Pipeline:
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
         self.workers = table.num_workers
-        self.several = table.num_stages // self.workers if table.num_pipes == 1 else 0
+        # 0 with several pipes, whose stages have copies
+        self.stages_per_worker = table.num_stages // self.workers if table.num_pipes == 1 else 0
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
@@ -289,8 +290,8 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
     options: Options = {"pipeline-model-parallel-size": pipeline.workers}
     if pipeline.workers > 1 and layout is not None:
         options["pipeline-model-parallel-layout"] = str(layout)
-    elif pipeline.workers > 1 and pipeline.several > 1:
-        options["num-virtual-stages-per-pipeline-rank"] = pipeline.several
+    elif pipeline.workers > 1 and pipeline.stages_per_worker > 1:
+        options["num-virtual-stages-per-pipeline-rank"] = pipeline.stages_per_worker
     if pipeline.overlaps_experts:
         options["overlap-moe-expert-parallel-comm"] = True
     return options
@@ -298,10 +299,10 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
 
 def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
     yield from pipeline.unusual
-    name = "interleaved-1f1b" if pipeline.several > 1 else "1f1b"
+    name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
     if pipeline.schedule not in (name, COMBINED):
         yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
-    if pipeline.overlaps_experts and pipeline.workers > 1 and pipeline.several < 2:
+    if pipeline.overlaps_experts and pipeline.workers > 1 and pipeline.stages_per_worker < 2:
         yield "experts beside compute with one stage for each worker (it goes with several)"
 
 
@@ -397,7 +398,7 @@ def _named_placement(pipeline: _Pipeline) -> str | None:
 
 def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
     yield from pipeline.unusual
-    if pipeline.several == 0:
+    if pipeline.stages_per_worker == 0:
         yield "schedules of several pipes"
     elif _named_placement(pipeline) is None:
         yield "these places of stages (it has a loop and, with two stages per worker, a V)"
@@ -474,7 +475,7 @@ def _pipeline_module(job: _Job) -> str:
 def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that DeepSpeed does not support."""
     workload, many = job.workload, job.workers > 1
-    if many and (job.schedule, job.several) != ("1f1b", 1):
+    if many and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"
     if many and not (job.is_even and job.units == (0, 0)):
         yield "stages with unequal layers"
@@ -530,7 +531,7 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that MaxText does not support."""
     workload, many = job.workload, job.workers > 1
     yield from job.unusual
-    if many and job.schedule != ("circular" if job.several > 1 else "gpipe"):
+    if many and job.schedule != ("circular" if job.stages_per_worker > 1 else "gpipe"):
         yield f"schedule {job.schedule} (gpipe and circular are there)"
     if many and len({*job.layers.tolist()}) > 1:
         yield "stages with unequal layers"
@@ -583,7 +584,7 @@ class Launcher(NamedTuple):
         return options | {k: value for k, value in self.resets.items() if k not in options}
 
     def renamed(self, options: Options) -> Options:
-        """Return the options of Megatron-LM as fields of its records, if it has such groups."""
+        """Return options of Megatron-LM as fields of the launcher's records, if it has records."""
         if not self.groups:
             return options
         options = dict(options)

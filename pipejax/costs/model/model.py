@@ -210,15 +210,15 @@ class Model:
         return self.hidden if self.head_width is None else self.heads * self.head_width
 
     def attended_by(self, share: Number) -> Number:
-        """Return the tokens that a token attends to, as a mean over all layers.
+        """Return the mean number of tokens that a token attends to, over all layers.
 
-        Under a causal mask it has `share` times the mean number before it.
+        Under a causal mask a layer without a window attends to sequence / 2 * `share`.
         """
         s, window = self.sequence, self.window
         whole = s / 2 * share if self.causal else s
         if window is None:
             return whole
-        # the first tokens of a sequence have fewer before them than the window
+        # token k < w attends to k tokens, not to w: w^2 / 2 fewer in all
         near = window - window**2 / (2 * s) if self.causal else window
         return whole + (near - whole) * self.windowed_layers / self.layers
 

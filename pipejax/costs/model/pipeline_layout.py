@@ -66,21 +66,21 @@ class PipelineLayout:
 
     @classmethod
     def parse(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
-        """Read a layout; commas and blanks mean nothing.
+        """Read a layout; commas and blanks are ignored.
 
         Args:
-          text: as Megatron takes it, or lists of words, also as text: one list for each stage, or
-            for each rank one for each of its virtual stages. A layout is one already.
+          text: letters, as Megatron takes them, or lists of words, also as a text: a list for each
+            stage, or for each rank a list for each of its virtual stages; or a layout.
 
         Raises:
-          ValueError: if the text is none; the message says where.
+          ValueError: if the text is no layout; the message says where.
 
         Example:
           >>> import pipejax as pj
           >>> pj.costing.PipelineLayout.parse("Ett|t*2|x")
           Traceback (most recent call last):
           ...
-          pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, ...
+          pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' cannot be read at 'x': ...
           >>> print(pj.costing.PipelineLayout.parse([["embedding", "decoder"], ["t", "loss"]]))
           Et|tL
         """
@@ -171,8 +171,8 @@ class PipelineLayout:
             raise MismatchError(f"{label}: E must be on the first stage and L on the last", LAYOUT)
 
 
-def _none_at(label: str, place: object) -> ValueError:
-    return wrong(label, f"is none at {place!r}: {FORMS}")
+def _unreadable(label: str, place: object) -> ValueError:
+    return wrong(label, f"cannot be read at {place!r}: {FORMS}")
 
 
 def _parse_lists(text: str, label: str) -> Any:
@@ -197,13 +197,13 @@ def _parse_lists(text: str, label: str) -> Any:
                     if _leaves(parts) * times > MAX_LETTERS:
                         raise wrong(f"{label}:", TOO_MANY)
                     return parts * times
-        raise _none_at(label, ast.get_source_segment(text, node) or text)
+        raise _unreadable(label, ast.get_source_segment(text, node) or text)
 
     try:
         return value(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
         start = (getattr(error, "offset", None) or 1) - 1
-        raise _none_at(label, text[start : start + 9] or text[-9:]) from None
+        raise _unreadable(label, text[start : start + 9] or text[-9:]) from None
 
 
 def _is_list(value: object) -> bool:
@@ -217,7 +217,7 @@ def _leaves(content: Any) -> int:
 def _stages(content: Any, label: str) -> list[Any]:
     """Return the content of each stage in pipeline order, from a list by stage or by rank."""
     if not _is_list(content) or not content:
-        raise _none_at(label, content)
+        raise _unreadable(label, content)
     if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
         return list(content)
     if len({len(rank) if _is_list(rank) else -1 for rank in content}) > 1:
@@ -228,13 +228,13 @@ def _stages(content: Any, label: str) -> list[Any]:
 def _stage_letters(stage: Any, label: str) -> str:
     """Return the letters of a stage from its words; head and loss together are one L."""
     if not isinstance(stage, str | list | tuple):
-        raise _none_at(label, stage)
+        raise _unreadable(label, stage)
     heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
     letters = ""
     for word in map(str, stage):
         letter = WORDS.get(word.lower(), word)
         if set(letter) - set(LETTERS):
-            raise _none_at(label, word if _is_list(stage) else stage)
+            raise _unreadable(label, word if _is_list(stage) else stage)
         letters += letter * (letter != "L" or word == heads[-1])
     return letters
 
@@ -246,7 +246,7 @@ def _unroll(bare: str, label: str) -> str:
     while place < len(bare):
         match = _REPEATED.match(bare, place)
         if match is None:
-            raise _none_at(label, bare[place : place + 9])
+            raise _unreadable(label, bare[place : place + 9])
         group, group_times, letter, times = match.groups()
         inside = letter if group is None else _unroll(group, label)
         number = group_times if group is not None else times or "1"

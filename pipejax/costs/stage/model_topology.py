@@ -54,7 +54,7 @@ def _copy_costs(
     copies: float,
     ends: float,
 ) -> Costs:
-    """Return costs if copies of all stages share a node or not, and ends of a pipe likewise."""
+    """Return costs if copies of a stage share a node (1) or not (0), and if ends of a pipe do."""
     stages = work.stages
     nearest: Float[NumpyArray, " stages"] = np.where(stages.last > 0, FAR * (1 - ends), 0.0)
     apart = stages._replace(nearest=nearest, farthest=nearest + 2 * FAR * (1 - copies))

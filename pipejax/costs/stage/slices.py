@@ -19,7 +19,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def sliced_model(model: Model, part: int, slices: int) -> Model:
-    """Return a model whose tokens attend to as many others as those of a slice, on average."""
+    """Return a model whose tokens attend to as many tokens as those of a slice on average."""
     if not model.causal:
         raise MismatchError(
             f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "

@@ -445,7 +445,7 @@ def stage_costs(
 
 
 def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
-    """Break the ops of `stage_costs` down: costs by part, whose sum they are."""
+    """Return costs by part, whose sum is `stage_costs`."""
     return _stage_parts(workload.model, system, workload, table)
 
 

@@ -270,7 +270,7 @@ class System(FloatFields):
         return changed
 
     def reached(self, peers: Number) -> Number:
-        """Return the share of the node's bandwidth to so many other accelerators at once."""
+        """Return the share of the node's bandwidth in exchanges with some peers at once."""
         others = xp.maximum(self.gpus_per_node - 1.0, 1.0)
         return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, others) / others)
 
@@ -388,7 +388,7 @@ OF_SHEETS = (
 
 
 def _say_what_is_far(system: System, where: str) -> None:
-    """Warn of numbers that are far above those of all machines here: a unit may be wrong."""
+    """Warn of numbers far above those of all built-in machines: a unit may be wrong."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
         ratio = system_number(system, name) / max(system_number(other, name) for other in systems)

@@ -166,6 +166,7 @@ def values_by_level(
 
     def tile(t: Array, carry: Carry) -> Carry:
         """Solve tile t, and write its makespans."""
+        # buffers: costs by column, costs by row of the program, values of even and of odd levels
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
@@ -192,10 +193,10 @@ def values_by_level(
 def _pair(
     program: LevelProgram, cost: Array, pair: Array, buffers: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Run an even level and the odd one behind it."""
+    """Run an even level, which reads the buffer of odd levels, and the odd one after it."""
     even, odd = buffers
     level = pair * Unsigned(2)
-    # a level's strides are those from the end of the one before up to its own end
+    # strides of a level lie between the end of the previous level and its own end
     start, middle, end = (program.ends[level + Unsigned(k)] for k in range(3))
     even = _level(program, cost, (start, middle), odd, even)
     odd = _level(program, cost, (middle, end), even, odd)

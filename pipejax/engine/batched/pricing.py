@@ -224,7 +224,7 @@ class PerOpCosts(NamedTuple):
     # takes (one, or transmit time and latency apart), which the messages' link model decides.
 
     task: Task  # the program as data; its costs are the columns of all pieces in order
-    duration_index: Int[NumpyArray, " nodes"]  # column of each node's time, from 1 on; 0 is none
+    duration_index: Int[NumpyArray, " nodes"]  # column of each node's time, from 1 on; 0: none
     lag_index: Int[NumpyArray, "nodes max_preds"]  # column of each delay, from 1 on
     ops: Nodes  # (ops) node of each column of the first piece
     messages: Nodes  # (messages) number of the message of each column of the other pieces

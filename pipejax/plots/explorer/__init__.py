@@ -1,1 +1,1 @@
-"""The explorer: a page on which a run can be looked at, and priced anew, without a server."""
+"""The explorer: a page without a server that shows a run and changes its costs."""

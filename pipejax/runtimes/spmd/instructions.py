@@ -283,8 +283,9 @@ def _write_means(
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write where the messages at the end of each slot are stored, by distance of the workers."""
-    # A worker sends at most one activation and one input gradient per slot.
+    """Write where each receiver stores the messages that arrive at the end of a slot."""
+    # A worker sends at most one activation and one input gradient per slot, to a worker at one of
+    # the distances in `shifts`; each distance has a lane, because it is a ppermute of its own.
     placed = _placed(table)
     for phases, hop, field, shifts in (
         ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),

@@ -136,9 +136,9 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
 
 
 def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
-    """Run a table with workers in turn, an op each if it can start; list cells and transfers."""
-    # An offload or load is issued in its turn and its row goes on. It has run when all cells that
-    # it waits for have run, also cells of other rows on a shared host link.
+    """List all cells in an order in which they can run, each with the transfers that it causes."""
+    # Workers take turns, and each runs its next cell if that can start. Offloads and loads only
+    # queue up: they run once all cells have run that they wait for, on any worker of the host link.
     check_host_links(bare, links)
     producers: dict[int, list[int]] = {}
     for tail, head in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
@@ -150,7 +150,7 @@ def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]
     remaining = [row[::-1] for row in _occupied_cells(bare)]
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []
-    pending: list[int] = []  # issued cells that have not run
+    pending: list[int] = []  # cells whose turn has come, but that have not run
 
     def can_run(cell: int) -> bool:
         return all(has_run[producer] for producer in producers.get(cell, ()))

@@ -296,17 +296,20 @@ def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
     """Return the most even split with separate counts on the first and last worker."""
     workers = table.num_workers
-    several, rest = divmod(table.num_stages, workers)
-    if rest or workers < 3 or layers % several:
+    per_worker, rest = divmod(table.num_stages, workers)
+    if rest or workers < 3 or layers % per_worker:
         return None
-    total = layers // several  # of one stage of each worker
-    ways = []
+    total = layers // per_worker  # layers of one stage of every worker together
+    splits = []
     for middle in range(1, (total - 2) // (workers - 2) + 1):
-        first, odd = divmod(total - (workers - 2) * middle, 2)
-        ways.append([first, *[middle] * (workers - 2), first + odd])
-    if not ways:
+        first, odd_layer = divmod(total - (workers - 2) * middle, 2)
+        splits.append([first, *[middle] * (workers - 2), first + odd_layer])
+    if not splits:
         return None
-    return min(ways, key=lambda way: (max(way), max(way) - min(way), way[0] + way[-1])) * several
+    best = min(
+        splits, key=lambda split: (max(split), max(split) - min(split), split[0] + split[-1])
+    )
+    return best * per_worker
 
 
 def _torchtitan(layers: int, stages: int) -> list[int] | None:

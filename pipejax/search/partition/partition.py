@@ -144,7 +144,7 @@ class SplitSearch:
                 self._learn(self.splits.shares(chosen))
 
     def _learn(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or a mixture; return its step time [s], and whether a path is new."""
+        """Run a split or mixture; cut its longest paths. Return its time [s], and if one is new."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)

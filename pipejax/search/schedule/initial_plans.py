@@ -110,9 +110,9 @@ def greedy_plan(
     shorter_than: float = FOREVER,
 ) -> Plan | None:
     """Run the workers greedily without offloads; None if memory stops them or it takes too long."""
-    # A stage may run `extra` forwards ahead of its gradients, beyond those that keep it busy during
-    # a microbatch's trip to the last stage and back. A patient weight gradient waits if it would
-    # delay an op whose time is known.
+    # A stage may run `depth` forwards ahead of its gradients: as many as keep it busy while a
+    # microbatch is on its trip to the last stage and back, and `extra` ones. If `is_patient`, a
+    # weight gradient does not start if a forward or input gradient arrives before it would end.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     patience = (Phase.F, Phase.I) if is_patient else ()
@@ -300,7 +300,7 @@ def num_legs(work: Work) -> int:
 
 
 class BlockSearch:
-    """Draws and the best of them."""
+    """Search over random building blocks, which draws near the best blocks so far."""
 
     def __init__(self, problem: Problem, num_dropped: int) -> None:
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)

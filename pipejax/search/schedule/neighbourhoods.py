@@ -113,10 +113,11 @@ def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, O
         group[list(shared)] = min(shared)
     rows: dict[tuple[bool, int], list[tuple[int, int, Op]]] = {}
     for letter, start in plan.starts.items():
-        # what takes no time holds nobody, and has no place in a row
-        stands = ~free[letter] & (start != NEVER) & (ends[letter] > start)
-        for stage, microbatch in np.argwhere(stands).tolist():
+        # ops without duration delay no other op, so they need no order
+        is_kept = ~free[letter] & (start != NEVER) & (ends[letter] > start)
+        for stage, microbatch in np.argwhere(is_kept).tolist():
             place, worker = (stage, microbatch), int(worker_of_op[stage, microbatch])
+            # a row is a host link (True, its first worker) or a worker (False, itself)
             row = (True, int(group[worker])) if letter in "OL" else (False, worker)
             op = int(start[place]), int(ends[letter][place]), (letter, place)
             rows.setdefault(row, []).append(op)

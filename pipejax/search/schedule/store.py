@@ -196,15 +196,19 @@ class SolvedProblems:
         """Return starts and a bound [units], or 0, from solved problems of the same shape."""
         # Plans that surely fit come first, the shortest first; then plans of similar problems.
         others = self._others(problem)
-        ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
-        sure = sorted((end, n) for n, end in ends.items() if end is not None)
-        near = sorted((distance(problem, other.problem), n) for n, other in others.items())
-        bounds = [(bound_from(o.problem, o.proven_bound, problem), n) for n, o in others.items()]
-        bounds.sort(reverse=True)
-        chosen = dict.fromkeys(n for order in (sure, near) for _, n in order[:MOST_STARTS])
-        starts = [others[n] for n in chosen if self._check_entry(n, others[n])]
-        bound = next((bound for bound, n in bounds if bound and self._check_entry(n, others[n])), 0)
-        return starts, bound
+        ends, distances, bounds = [], [], []
+        for path, other in others.items():
+            ends.append((reach(problem, other.problem, other.objective), path))
+            distances.append((distance(problem, other.problem), path))
+            bounds.append((bound_from(other.problem, other.proven_bound, problem), path))
+        fitting = sorted((end, path) for end, path in ends if end is not None)[:MOST_STARTS]
+        similar = sorted(distances)[:MOST_STARTS]
+        paths = dict.fromkeys(path for _, path in [*fitting, *similar])  # each path once
+        starts = [others[path] for path in paths if self._check_entry(path, others[path])]
+        for bound, path in sorted(bounds, reverse=True):
+            if bound and self._check_entry(path, others[path]):
+                return starts, bound
+        return starts, 0
 
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"
@@ -270,15 +274,14 @@ def stretch(problem: Problem, other: Problem) -> Fraction | None:
 
 
 def fits_in(problem: Problem, other: Problem) -> bool:
-    """Return whether every set of activations that fits one problem's memory fits another's."""
+    """Return whether every set of activations that fits one problem's memory fits the other's."""
     stage = np.broadcast_to(np.arange(problem.num_stages), problem.placement.shape)
-    here, there = problem.limits[problem.placement], other.limits[problem.placement]
+    limit, other_limit = problem.limits[problem.placement], other.limits[problem.placement]
+    sizes = (problem.sizes, other.sizes), (problem.weight_sizes, other.weight_sizes)
+    # other_size / other_limit <= size / limit, in whole numbers
     return all(
-        bool((theirs[stage] * here <= ours[stage] * there).all())
-        for ours, theirs in (
-            (problem.sizes, other.sizes),
-            (problem.weight_sizes, other.weight_sizes),
-        )
+        bool((other_size[stage] * limit <= size[stage] * other_limit).all())
+        for size, other_size in sizes
     )
 
 

@@ -305,7 +305,7 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
         lower=lower,
         upper=upper,
     )
-    sizes, soft = _relaxed_settings(joint, minima[values.argsort()[:NUM_ROUNDED]])
+    relaxed_sizes, relaxed_layers = _relaxed_settings(joint, minima[values.argsort()[:NUM_ROUNDED]])
     evaluated = values.size * (steps + 1)
 
     def evaluate(settings: Settings) -> PerConfiguration:
@@ -313,11 +313,11 @@ def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> Tu
         evaluated += len(settings.size)
         return joint.times(settings)
 
-    rounded = _round_settings(joint, sizes, soft)
+    rounded = _round_settings(joint, relaxed_sizes, relaxed_layers)
     shortlist = rounded.at(_best(rounded, evaluate(rounded), per_size=len(joint.parts) > 1))
     settings, times = improve_settings(joint, shortlist, evaluate)
-    best = StageLayers(*(stages[0] for stages in soft))
-    relaxed = values.min().item(), sizes[0].item(), best
+    best = StageLayers(*(stages[0] for stages in relaxed_layers))  # the minima are sorted
+    relaxed = values.min().item(), relaxed_sizes[0].item(), best
     return joint.pick(settings, times, evaluated, relaxed)
 
 

@@ -143,8 +143,8 @@ class _Prices:
 class _Values:
     """Value [s] and memory [B] of one configuration, for the pricer."""
 
-    # What is shared are the microbatches of each program and what its workers hold.
-
+    # `shared` are the microbatches of each program and the activations that its workers hold. Step
+    # ends and memory are interpolated between the programs at this configuration's microbatches.
     shape: PricingShape
     relax: Relax
 
@@ -155,15 +155,15 @@ class _Values:
         inputs: Inputs,
         *ends: Array,
     ) -> tuple[Array, Array]:
-        nodes, held = shared
+        microbatches, held = shared
         pair, size = self.relax(variables, inputs)
         workload = dataclasses.replace(self.shape.workload, model=pair.model)
         memory = stage_bytes(workload, self.shape.table, pair.assigned, size)
-        weights = _weights(pair.minibatch / size, nodes)
+        weights = _interpolation_weights(pair.minibatch / size, microbatches)
         peaks = xp.stack([counts.activation_bytes(memory.parts) for counts in held])
         peak = (weights[:, None] * peaks).sum(axis=0)
         need = (held[0].static_bytes(memory.static, memory.version) + peak).max(axis=-1)
-        # a descent is led back to where memory is enough
+        # the penalty leads a descent back to where memory suffices
         overrun = xp.maximum(need / inputs.capacity - 1, 0.0)
         return (weights * xp.stack(list(ends))).sum(axis=0) * (1 + OVERRUN * overrun), need
 
@@ -253,8 +253,8 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
     )
 
 
-def _weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
-    """Return weights (programs) of linear interpolation; beyond the last, extrapolate."""
+def _interpolation_weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
+    """Return weights (programs) that interpolate linearly at a count, or extrapolate beyond."""
     if len(nodes) == 1:
         return np.ones(1)
     place = np.arange(len(nodes))

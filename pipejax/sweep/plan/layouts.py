@@ -307,7 +307,7 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 
 def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
-    """Say why the schedule does not exist for P and M (layouts), nothing if it does."""
+    """Return why the schedule does not exist for P and M (layouts); empty if it does."""
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
     sizes, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     reasons = [
@@ -446,7 +446,7 @@ def _allowed_text(request: PlanRequest) -> str:
 
 
 def _why_none(request: PlanRequest, refused: str = "") -> str:
-    """Say which condition leaves no layout; the first refusal of a schedule, if there is one."""
+    """Name the condition that leaves no layout, or the first reason why a schedule is refused."""
     what = f"no layout of {request.model.name} on {request.gpus} accelerators is legal: "
     pipes = _pipes(request)
     if not pipes:

@@ -250,7 +250,7 @@ class _Keeper:
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Find the best layouts of the regimes that are measured best, then the best of each other.
+    """Find the best layouts of the best measured regimes, then the best one of each other regime.
 
     The result is whether a layout is of another regime, the rows of those found, and these.
     """

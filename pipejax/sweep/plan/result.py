@@ -136,7 +136,7 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
 
 
 def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | None:
-    """Return the first factor without a lag and the one before it, as logarithms."""
+    """Return the first factor that closes the lag, and the factor before it, as logarithms."""
     if not (lags <= 0).any():
         return None
     first = int(np.argmax(lags <= 0))

@@ -187,7 +187,7 @@ class _MicrobatchTimes(NamedTuple):
         return cls(step, replica, worker, logs, *_separate(logs), median_op, trace, ops, durations)
 
     def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
-        """Return the times of other steps, whose medians these would move."""
+        """Return the times of all other steps, so that these do not move the medians."""
         runs = ~np.isin(self.step, steps)
         logs = self.logs[runs]
         common, stage_logs, noise = _separate(logs)
@@ -236,7 +236,7 @@ class _MicrobatchTimes(NamedTuple):
         return result
 
     def _error(self, count: int) -> float:
-        """Return the standard error of a median of so many logs."""
+        """Return the standard error of a median, for a number of logarithms."""
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:

@@ -247,7 +247,7 @@ class _EventCollector:
         ]
 
     def _add_title(self, event: Event, name: str) -> None:
-        """Remember the rank of a process, and tracks of our exports whose title says receive."""
+        """Record the rank of a process, or a track of our own exports that shows receives."""
         if name in ("process_name", "process_labels"):
             values = " ".join(map(str, _arguments(event).values()))
             if match := _RANK.search(values):

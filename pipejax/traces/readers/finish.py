@@ -226,7 +226,7 @@ def deal_ranks(
         for part in parts
     ]
     # a pipeline runs every op once, so the ranks that share an op are as many as the replicas
-    counts = Counter(op for rank_ops in ops for op in rank_ops if op[2] >= 0)
+    counts = Counter(op for rank_ops in ops for op in rank_ops if op[-1] >= 0)
     if replicas and world % replicas:
         raise wrong("replicas", f"must divide the {world} ranks of the run, got {replicas}")
     faults: list[ArgumentError] = []
@@ -264,7 +264,7 @@ def _list_deals(
     for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
         runs = Counter[object]()
         for (replica, _), rank_ops in zip(places, ops, strict=True):
-            runs.update((replica, op) for op in rank_ops if op[2] >= 0)
+            runs.update((replica, op) for op in rank_ops if op[-1] >= 0)  # with a microbatch
         if replicas == 1 or max(runs.values(), default=1) == 1:
             deals.append(places)
     return deals
@@ -279,7 +279,7 @@ def _is_causal(trace: Trace) -> bool:
 
 
 def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
-    """Return the only trace whose ops start after their inputs; of one trace, this."""
+    """Return the only trace, or the only one whose ops start after their inputs."""
     causal = [trace for trace in traces if _is_causal(trace)] if len(traces) > 1 else traces
     if len(causal) > 1:  # replicas in lockstep follow any deal: workers are in order of stages
         causal = [trace for trace in causal if _has_ordered_workers(trace)]

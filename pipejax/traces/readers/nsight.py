@@ -189,7 +189,7 @@ def _read_payload(
     elif isinstance(data, bytes) and len(data) > _PAYLOAD_OFFSET:
         (schema,) = struct.unpack_from("<I", data, _SCHEMA_OFFSET)
         for name in (_COMMUNICATOR, _SIZE):
-            position = offsets.get((schema, name), len(data)) + _PAYLOAD_OFFSET
+            position = offsets.get((schema, name), len(data)) + _PAYLOAD_OFFSET  # or past the end
             if position + 8 <= len(data):
                 (values[name],) = struct.unpack_from("<Q", data, position)
     size = values.get(_SIZE)

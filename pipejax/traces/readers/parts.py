@@ -13,7 +13,8 @@ Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace, one en
 
 
 def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
-    """Return a group number of every row: rows with equal keys share one; it ascends with them."""
+    """Return a number of every row's group of equal keys, in the order of the sorted keys."""
+    # keys 7 7 5 and 0 1 0: groups 1 2 0. Renumbering after each key keeps numbers small.
     group = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         _, code = np.unique(key, return_inverse=True)

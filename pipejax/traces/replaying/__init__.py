@@ -1,1 +1,1 @@
-"""Pipelines as they ran, and run again."""
+"""Pipelines as recorded, and their replays."""
