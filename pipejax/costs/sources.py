@@ -30,7 +30,7 @@ class CostSource:
 
     @property
     def sizes(self) -> Places:
-        """Return the places in a node, in a rack of nodes and so on; empty if all links are equal."""
+        """Return the places in a node, a rack of nodes and so on; empty if all links are equal."""
         return ()
 
     @property

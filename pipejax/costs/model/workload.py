@@ -445,7 +445,7 @@ def stages_held(
 
 
 def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
-    """Return each kind of layer with its layout: layers in narrow formats, then those in 16 bits."""
+    """Return each kind of layer with its layout: narrow formats first, then 16 bits."""
     layouts = [layout]
     if any(layout.wide_layers):
         layouts.append(dataclasses.replace(layout, precision=PRECISIONS[0], wide_layers=(0, 0)))
