@@ -24,7 +24,7 @@ MAX_COUNT = 10**9  # limit of all counts, so that products of two are exact
 class ArgumentError(ValueError):
     """The value of an argument is illegal; the command line names the option."""
 
-    # `value` tells several arguments of one name apart
+    # `value` distinguishes several arguments of one name
 
     def __init__(self, argument: str, value: Any, text: str) -> None:
         self.argument, self.value, self.text = argument, value, text

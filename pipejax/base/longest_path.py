@@ -21,7 +21,7 @@ FEW_RUNS = 8  # up to so many runs of one graph, Python's numbers are faster tha
 WIDE = 16  # from so many independent nodes on, NumPy is faster than a loop over them
 
 Preds = Int[NumpyArray, "nodes max_preds"]
-# floats, or whole numbers that stay what they are: of any size, as objects, too
+# floats, or whole numbers, which may be Python's of any size (dtype object)
 Lags = Shaped[NumpyArray, "nodes max_preds"]
 Times = Shaped[NumpyArray, " nodes"]
 EdgeEnds = Int[NumpyArray, " edges"]

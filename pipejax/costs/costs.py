@@ -28,7 +28,7 @@ MESSAGE_FIELDS = ("latency", "transmit")
 TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # of ops and of fused pairs
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
 OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope != MICROBATCH)
-# of these, ops that every copy of a stage runs by itself
+# fields of ops that every copy of a stage runs by itself
 OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope == COPY)
 # ways to give a missing time, by field
 _WAYS = dict.fromkeys(

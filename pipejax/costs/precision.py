@@ -147,7 +147,7 @@ class FloatFields:
 
 def check_finite(results: Any, inputs: Any) -> None:
     """Refuse results that overflowed, and name the largest number that they were made of."""
-    # It waits for the results: nothing reads the given arrays any more.
+    # This waits for the results, so the caller may change its arrays afterwards.
     if all(_is_finite(on_host(leaf)) for leaf in leaves(results)):
         return
     name, wrong = next(named for named in _named(results) if not _is_finite(named[1]))

@@ -73,7 +73,7 @@ PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind re
 NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].scope != MICROBATCH)
 
 
-# phases that cost nothing unless times are given are grey
+# phases without a colour, whose default cost is 0, are grey
 USUAL = {phase.name: PHASES.get(phase.name, Look(phase.name, GREY, GREY)) for phase in KINDS}
 _SHADE = 0.33  # share of black in the second pipe's colour, if a kind names none
 _CORNERS = ("#F3E58F", "#C9D665", "#8CC665", "#4DB07A", "#2F8A93", "#3C6098", "#4B3A86", "#3B0F57")

@@ -134,11 +134,11 @@ def title(table: ScheduleTable, runtime: str) -> str:
     )
 
 
-# JaxPP's task lists: a module whose `schedule` is given where JaxPP takes one of its own.
+# JaxPP's task lists: a module with a `schedule` that JaxPP accepts in place of its own ones.
 #
-# JaxPP gives every worker a list of tasks (github.com/NVIDIA/jaxpp, src/jaxpp/schedules.py). Where
-# any backward is split it splits all of them but those of the first stage, whose input needs no
-# gradient: there both halves stand where I stands.
+# JaxPP gives every worker a list of tasks (github.com/NVIDIA/jaxpp, src/jaxpp/schedules.py). If any
+# backward is split, it splits all except those of the first stage, whose input needs no gradient:
+# there W joins its I.
 
 KINDS = {Phase.F: "FWD", Phase.B: "BWD", Phase.I: "BWD_I", Phase.W: "BWD_W"}  # members of TaskType
 JAXPP_MODULE = Template('''"""$title.
@@ -232,9 +232,8 @@ def _whole(op: Op) -> Op:
 # Fragment orders of Shardy's MPMD: a module whose `schedule` is a PipelineSchedule.
 #
 # Shardy asks a schedule for rules about the fragments of one mesh after another
-# (github.com/openxla/shardy, shardy/integrations/python/jax/mpmd/pipeline.py). What a fragment is
-# called, and on which mesh it is, is the user's choice, so the module knows fragments by stage,
-# microbatch and direction.
+# (github.com/openxla/shardy, shardy/integrations/python/jax/mpmd/pipeline.py). Users choose names
+# and meshes of fragments, so the module finds fragments by stage, microbatch and direction.
 
 Fragment = tuple[int, int, int, str | None]
 # how often a fragment is transposed, and its part of a backward that is split

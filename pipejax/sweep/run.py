@@ -66,7 +66,7 @@ CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 FLAGGED = ("collectives", "kernels")
 
-# fields of the workload that are none of the axes, or are read otherwise
+# fields of the workload that are no axes, or axes with a reader of their own
 APART = ("model", "weight_share", "stragglers", "worker_places")
 # axes that are fields of the workload as they stand
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in APART)

@@ -23,11 +23,10 @@ from pipejax.training.objective import TrainingObjective
 
 # The random choices of training runs: they depend on the seed and the number of a gradient only.
 #
-# Stages, batches and delays of Randomized PipeDream are made from random bits by whole-number
-# arithmetic, so they are the same in single and in double precision, alone and in a batch, and
-# runs of one seed with different delays see the same stages and batches. Gradient noise is drawn
-# in single precision and widened: the same up to rounding. Whatever the step size, a seed has the
-# same choices.
+# Stages, batches and delays of Randomized PipeDream follow from random bits by whole-number
+# arithmetic. So a seed makes the same choices in single and double precision, alone and in a batch,
+# at any step size, and with other delays the same stages and batches. Gradient noise is drawn in
+# single precision and widened: the same up to rounding.
 
 CIPHER = "threefry2x32"
 LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
@@ -352,7 +351,7 @@ def choose_step_size(
     return int(np.where(is_eligible, score, np.inf).argmin()) if is_eligible.any() else None
 
 
-# Runs with every step size and every seed: what is checked, how they are mapped, and one alone.
+# Runs with every step size and seed: their checks, their vmap, and a single run.
 
 
 BYTES_PER_LOOK, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down

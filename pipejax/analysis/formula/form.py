@@ -336,8 +336,8 @@ class Formula:
 
 def ray_scale(form: Formula, rays: Vectors) -> Whole:
     """Return the number (rays) by which to divide a ray so that its parameters lie in the box."""
-    # A fixed parameter decides it; in a box it is the last, homogeneous coordinate of the ray;
-    # without a box the parameters sum to 1. It is 0 if no multiple lies in the box.
+    # With a fixed parameter, that decides. In a box it is the last, homogeneous coordinate of the
+    # ray, 0 if no multiple lies in the box. Without a box, the parameters then sum to 1.
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:

@@ -219,8 +219,8 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
         for values in errors.values():
             ratios += [1 / (1 + error / 100) for error in values]
             weights += [share / len(values)] * len(values)
-    # from the least to the greatest of K draws, a further one lies with probability
-    # (K - 1) / (K + 1): so much less is left out at either end
+    # A further draw lies between the least and the greatest of K draws with probability
+    # (K - 1) / (K + 1), so few sources cut off less at either end.
     sources = len({group.source for group in near})
     tail = (1 - PERCENT / 100) / 2 * (sources - 1) / (sources + 1)
     ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
@@ -268,7 +268,7 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
         errors = tuple(error for part in parts for error in part.errors)
         sources = tuple(dict.fromkeys(part.source for part in parts))
         differs = tuple(fact for fact, measured in pairs if fact != measured)
-        # a calibration says nothing of other regimes
+        # a calibration holds for its own regime only
         ends = factors if record is None or not differs else None
         candidates.append(Evidence(kind, errors, sources, name, other, differs, ends))
     # few runs count only if there are no others

@@ -307,7 +307,7 @@ def _by_stage(
     stage_seconds = np.bincount(np.asarray(program.stage)[is_single], seconds[is_single], count)
     if not is_fused.any():
         return stage_seconds
-    # A pair of 5 s whose forward costs 1 and backward 3 alone: 1.25 and 3.75 s on their stages.
+    # A pair of 5 s with a forward of 1 s and a backward of 3 s: 1.25 and 3.75 s on their stages.
     _, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
     pair = np.asarray(program.duration_index)[is_fused] - program.layout.first_pair
     ops = np.asarray(program.pair_index)[pair]  # (pairs, 2) indices of their costs in the vector

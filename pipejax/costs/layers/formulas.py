@@ -194,8 +194,8 @@ def layer_weight_grad_bytes(
     h, modules = model.hidden, recomputed_modules(model, recompute)
     if "half_products" in modules:
         return _half_products_bytes(model, layout)
-    # whole: inputs of norms and of the first product of attention and MLP, gradients of the second
-    # one's output, which lie where the norms' inputs were
+    # not split by heads: inputs of norms, and of the first products of attention and MLP; gradients
+    # of the second products' outputs later use the memory of the norms' inputs
     whole = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
     # split by heads: the projection's input; queries, keys, values and, where that input is kept in
     # a narrower precision or not at all, the output that a flash kernel's I reads
@@ -214,7 +214,7 @@ def layer_weight_grad_bytes(
     if kind == "moe" and moe is not None:
         is_kept = "moe" not in modules and "shared_experts" not in modules
         parts += is_kept * (operand + takes) * moe.shared_experts * moe.expert_hidden
-        # each token once more for every expert that it meets, as it comes in and as it goes out
+        # input and output of every expert that a token is sent to
         puts_out = operand * ("moe_act" not in modules)
         # accelerators that split an expert hold a part of its width for all their tokens
         n = layout.expert_gather
@@ -290,7 +290,7 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
 
 def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Return the bytes that W of a head needs after I: its input and the logits' gradient."""
-    # The loss hands that gradient back in `element_bytes`, whatever it was computed in.
+    # The loss returns the gradient in `element_bytes`, although it may compute in a wider type.
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
     tokens = layout.trains_base * accelerator_tokens(model, layout)
     return tokens * (model.vocabulary > 0) * model.element_bytes * units

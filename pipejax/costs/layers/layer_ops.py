@@ -254,8 +254,8 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     head_layout = dataclasses.replace(layout, precision=layout.head_precision)  # not of layers
     logits = accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
-    # fused: the logits are read twice and their gradient written in their place; apart: float32 is
-    # written, read for the maximum, shifted, raised and summed, and I scales what is left
+    # A fused loss reads the logits twice and overwrites them by their gradient. Separate kernels
+    # write them in float32, find the maximum, subtract it, take exp and sum; I scales the result.
     forward, backward = (2 * e, e) if model.fused_loss else (e + 6 * 4, 2 * 4 + e)
     kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
     ops = (
@@ -390,7 +390,7 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     # (2 - 1 / c) times the mean number of tokens
     attended = model.attended_by(1 + layout.contiguous_context * (1 - 1 / layout.context))
     scores, context = 2 * tokens * attended * queries, 2 * tokens * attended * values
-    # keys and values of all accelerators of the context arrive in turn, each read once
+    # each accelerator reads the keys and values of all accelerators of the context once
     keys = layout.context * (model.kv_hidden + model.value_hidden) / t
     heads = layout.microbatch_size * model.heads / t
     return LayerOp(

@@ -33,7 +33,7 @@ from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_st
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import parse_recompute
 
-# below 16 bits nobody trains with separate kernels of attention, or with dropout
+# defaults of rows below 16 bits: such runs have fused attention and no dropout
 NARROW = {"flash_attention": True, "dropout": False}
 GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
 GPT_VOCABULARY = 51200  # as Megatron pads it

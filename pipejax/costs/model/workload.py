@@ -516,8 +516,8 @@ def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
     """Count the parameters of each stage's copy on one accelerator, with adapters: (stages)."""
-    # A tied head is a second copy of the embedding where it lies on another stage. So have stages
-    # of layers for further tokens, which look up their tokens; a tied head beside these needs none.
+    # A tied head on another stage than the embedding holds a copy of it. Stages with layers for
+    # further tokens hold one to look up tokens; a tied head on such a stage shares it.
     kinds = layer_weights(model, layout, base=base)
     counts = all_layers_by_kind(model, layout, stages)
     parts = [kinds[kind] for kind, _ in layer_kinds(model, layout)]

@@ -192,7 +192,7 @@ ATTENTION, EXCHANGE, EXPERTS = range(3)
 # of tokens; an exchange that takes tokens to their experts; the experts, with shared ones and MLPs
 # of dense layers; and an exchange that brings tokens back. The embedding counts as attention, the
 # head as experts.
-# for the cost of each kind: the field of `Costs` and the part of it
+# field of `Costs` that prices a kind, and the part of that field
 LAYER_PARTS: Mapping[str, tuple[str, int]] = {
     **{"fa": ("forward", ATTENTION), "fm": ("forward", EXPERTS)},
     **{"fd": ("forward", EXCHANGE), "fc": ("forward", EXCHANGE)},

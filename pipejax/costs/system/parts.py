@@ -37,9 +37,9 @@ else:
     Number = Numbers
 Flag = bool | Number
 
-# share of an accelerator's memory that is left for what tensors do not tell: fragmentation, what
-# the allocator keeps. Of 2,327 measured runs 27 are predicted to have left less; both tables of
-# llm-foundry, whose microbatches were made as large as fit, end at 0.901 and 0.912 of the memory
+# Share of an accelerator's memory reserved for fragmentation and the allocator's buffers. By our
+# prediction, 27 of 2,327 measured runs left less. Tables of llm-foundry, whose microbatches are as
+# large as fit, fill 0.901 and 0.912 of the memory.
 HEADROOM = 0.1
 ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
@@ -254,8 +254,8 @@ def _bool_fields(record: Any) -> dict[str, bool]:
 def _register_with_flags(kind: type) -> None:
     """Make a record a pytree; flags that are known belong to its structure."""
 
-    # What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
-    # numbers like others: systems with different flags then make one batch.
+    # A compiled function contains only the features whose flags are True. Flags may also be arrays
+    # of 0 and 1, which are numbers like others: systems with different flags then make one batch.
     def apart(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
         flags = _bool_fields(record)
         numbers = {name: value for name, value in vars(record).items() if name not in flags}

@@ -331,9 +331,8 @@ def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells
 
 # Arrays in a page: whole numbers in as few bytes as they need, deflated, in base64.
 #
-# The browser unpacks them with its own `DecompressionStream`. Positions are stored as steps from
-# one to the next: schedules repeat themselves, so the steps are few different numbers. Position 0
-# is none, and stays 0; so that no step is 0 too, those that do not lead back are 1 larger.
+# The browser unpacks them with its own `DecompressionStream`. Positions are stored as differences,
+# which repeat as schedules do, plus 1 if at least 0: then 0 can stay 0, which means no position.
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:

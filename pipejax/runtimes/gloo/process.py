@@ -98,10 +98,9 @@ def unpipelined(
 
 # Links of a given speed, over gloo.
 #
-# gloo says when both ends of a message are posted: then a small one has arrived. From then on the
-# link between two ranks carries it for the seconds that are given, one message of both directions
-# at a time, and only then is it there for those who wait. Nothing else is made up: what is posted
-# when, and in which order, is left to the runtime.
+# When both ends of a message are posted, gloo delivers it almost at once. From then on our link of
+# two ranks holds the message for the given seconds, one message of both directions at a time, and
+# then releases those who wait for it. The runtime alone decides when and in which order to post.
 
 Seconds = Sequence[Sequence[float]]  # (2, boundaries): activations forth, gradients back
 RECEIVED = "gloo:recv"  # what gloo calls its slice of a RECV
@@ -220,11 +219,11 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 class OpClock:
     """Clock of the ops of a rank: it measures them, and makes them last a least time."""
 
-    # What the runtime does between two ops, but for waiting, belongs to the one before: to post a
-    # SEND or a RECV takes the worker's time.
+    # Work of the runtime between two ops counts to the first op, as when it posts a SEND or a RECV;
+    # waiting does not.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
-        # PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
+        # PyTorch's stage 0 computes both halves in W; its I is empty, as the input has no gradient
         self.least = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
             self.least["W"][0] += self.least["I"][0]

@@ -25,8 +25,8 @@ from pipejax.schedules.table.table_files import to_csv
 
 MODULE = "pipejax.runtimes.gloo.process"
 NO_TORCH = "the runtime torch needs PyTorch: pip install 'pipejax[torch]'"
-# how gloo carries messages: both ends are posted when the row reaches them, and both directions of
-# a pair share what carries them; so they do in one queue, and keep the order of the cells
+# links of gloo: both ends of a message are posted when the row reaches them; both directions of a
+# pair share one queue, in the order of the cells
 GLOO = Links("rendezvous", "pair", posting="program")
 TIMED = ("F", "B", "I", "W")
 START_UP = 60.0  # seconds until all processes have met, at most

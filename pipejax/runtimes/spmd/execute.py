@@ -85,8 +85,8 @@ def unpipelined(
 ) -> tuple[Float[Array, ""], StageParameters]:
     """Return loss and gradients of the model, stage after stage, without any schedule."""
 
-    # Padded stages pass on their input, and microbatches without a share count
-    # nothing, so one compilation serves models of all sizes up to this one.
+    # Padded stages return their input and padded microbatches have weight 0, so one
+    # compilation serves models of all sizes up to this one.
     def mean_loss(parameters: StageParameters) -> Array:
         """Return the mean loss of all microbatches through all stages."""
 

@@ -267,7 +267,7 @@ class Evaluator:
             least = np.where(np.isnan(times), self.estimates.lower_bound * (1 - ROUNDING), times)
             order = np.flatnonzero(fits)
             order = order[np.lexsort((memory[order], least[order]))]
-            # by step time: on the front is what needs less memory than all that are shorter
+            # on the front, a layout needs less memory than all layouts with a shorter step
             before = np.minimum.accumulate(np.append(np.inf, memory[order]))[:-1]
             front = np.zeros(len(fits), bool)
             front[order[memory[order] < before]] = True

@@ -113,7 +113,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         """Return the cost per step of the run, for the order; of a warm-up, it does not count."""
         if "step" not in suspect.place:
             return suspect.seconds
-        # half of a step, so that a microbatch that explains most of it comes before it
+        # a step counts half, so that a microbatch that explains most of it ranks first
         weight = 1.0 if suspect.kind != "step" else 0.5 * (suspect.place["step"] != first_step)
         return weight * suspect.seconds / num_steps
 
@@ -133,7 +133,7 @@ def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
     """Compare each value with all others: their median, the excess over it, its standard errors."""
-    # `errors` are standard errors of the values themselves; the spread of the others adds to them.
+    # `errors` are standard errors of the values; the spread of the other values adds to them.
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _RANGES, _CALLS = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-# tables of device work, and what tells there whether it is an exchange: the name of a kernel, or
-# whether a copy leaves its device; graphs are rows where nsys did not trace their nodes
+# tables of device work, and the SQL of a name that marks exchanges: of a kernel its own, of a copy
+# 'copy' if it leaves the device; a graph is one row if nsys did not trace its nodes
 _WORK = {
     _KERNELS: "(SELECT value FROM StringIds WHERE id = work.shortName)",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "CASE work.copyKind WHEN 8 THEN '' ELSE 'copy' END",

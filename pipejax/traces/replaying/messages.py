@@ -83,7 +83,7 @@ Average = Callable[[Seconds], float]
 WAITED, FIRST, IDLE, ARRIVED = 3, 2, 1, 0
 USUAL_DELAY_QUANTILE = 0.99  # over ops without a message: larger delays are idle time
 RELATIVE_ROUNDING = 1e-9  # of clocks, relative to a pipeline
-# of messages of one replica over the others: relative to the median op, and to their deviation
+# least excess of a replica's messages over the others: in median ops, and in standard errors
 MIN_EXCESS, MIN_Z = 0.05, 5.0
 MAX_ROUNDS = 20  # of alternation; most cases converge in three
 
