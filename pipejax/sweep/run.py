@@ -357,8 +357,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
         *_with_equal_structure(system_axis.values),
     )
     for k, axis in enumerate(fields):
-        values = np.array(axis.values).reshape(-1, *ones[k + 1 :])
-        stacked = stacked.with_number(axis.name, values)
+        stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(-1, *ones[k + 1 :]))
     per_system = np.array(node_sizes, float).reshape(*grid[:2], *ones)
     stacked = dataclasses.replace(stacked, gpus_per_node=per_system)
     systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, grid).ravel(), stacked)

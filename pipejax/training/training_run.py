@@ -138,7 +138,6 @@ def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Ar
 
 
 def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
-    """Use the pair as the key."""
     # The seed is inverted because `start_key` is the pair (0, seed).
     return jax.random.wrap_key_data(jnp.stack([~seed, number]), impl=CIPHER)
 

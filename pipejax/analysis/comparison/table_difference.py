@@ -124,7 +124,6 @@ def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
 
 
 def _fused(rows: Rows) -> int:
-    """Count the fused pairs."""
     return sum(len(cell) == 2 for row in rows for cell in row)
 
 

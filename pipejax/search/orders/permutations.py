@@ -180,7 +180,6 @@ class PermutationSearch(LocalSearch[Best]):
         return num_orders(self.kind) <= EXHAUSTIVE
 
     def _all_orders(self) -> Iterator[Orders]:
-        """Yield all different orders in batches."""
         orders = different_orders(self.kind.tolist())
         while batch := list(itertools.islice(orders, self.batch)):
             yield np.array(batch)

@@ -306,10 +306,7 @@ def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
         splits.append([first, *[middle] * (workers - 2), first + odd_layer])
     if not splits:
         return None
-    best = min(
-        splits, key=lambda split: (max(split), max(split) - min(split), split[0] + split[-1])
-    )
-    return best * per_worker
+    return per_worker * min(splits, key=lambda x: (max(x), max(x) - min(x), x[0] + x[-1]))
 
 
 def _torchtitan(layers: int, stages: int) -> list[int] | None:

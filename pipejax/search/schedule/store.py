@@ -201,9 +201,9 @@ class SolvedProblems:
             ends.append((reach(problem, other.problem, other.objective), path))
             distances.append((distance(problem, other.problem), path))
             bounds.append((bound_from(other.problem, other.proven_bound, problem), path))
-        fitting = sorted((end, path) for end, path in ends if end is not None)[:MOST_STARTS]
-        similar = sorted(distances)[:MOST_STARTS]
-        paths = dict.fromkeys(path for _, path in [*fitting, *similar])  # each path once
+        fitting = sorted((end, path) for end, path in ends if end is not None)
+        nearest = [*fitting[:MOST_STARTS], *sorted(distances)[:MOST_STARTS]]
+        paths = dict.fromkeys(path for _, path in nearest)  # each path once
         starts = [others[path] for path in paths if self._check_entry(path, others[path])]
         for bound, path in sorted(bounds, reverse=True):
             if bound and self._check_entry(path, others[path]):

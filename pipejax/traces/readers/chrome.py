@@ -93,7 +93,6 @@ def read_events(
 
 
 def _end(gap: "re.Pattern[str]", text: str, position: int) -> int:
-    """Return the end of a gap."""
     return gap.match(text, position).end()  # type: ignore[union-attr]  # it matches no text
 
 
