@@ -19,8 +19,8 @@ from pipejax.cli.process import OutputError
 if TYPE_CHECKING:
     from pipejax.cli.options.line import LineOptions
 
-# what a person asks, and the commands that answer: each the function of its name, with _ between
-# two words, in the module of its first word
+# questions of the help, and the commands that answer. A command is the function of its name in the
+# module of its first word: "sweep run" is sweep_run in sweep.py
 QUESTIONS = {
     "Look at a schedule": (*("evaluate", "show", "compare", "formula", "jitter", "staleness"),),
     "Explain and improve": (
@@ -163,7 +163,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return code
     except OutputError as error:
-        # a reader that has gone, as `head` does, has what it wanted
+        # a reader that has closed the pipe, such as `head`, is no error to report
         return error.code if error.is_left else _report(str(error), code=error.code)
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -164,7 +164,7 @@ def critical_path(
     nodes = jnp.arange(len(preds), dtype=preds.dtype)
     has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
-    # nodes are in topological order, so one reverse pass meets the whole path
+    # nodes are in topological order, so one reverse pass visits the whole path
     def step(
         path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:

@@ -15,7 +15,7 @@ from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.legality import check_shares, check_slots
 from pipejax.schedules.table.table import ScheduleTable
 
-# The registered schedule that a table runs, whatever its name says
+# The registered schedule that a table runs, found by its rows, not by its name
 
 OWN_ORDER = "own"  # name of a schedule whose table bears the name of another
 

@@ -24,7 +24,7 @@ AS_IT_IS = (
     "written (name numbers with --fit to fit them all the same)"
 )
 SHOWN = 10  # folds that the report lists
-# how a number is shown: its unit by what it is in, and by how much that is larger
+# unit in which a number is shown, and its size, by SI unit
 SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
 
 

@@ -144,7 +144,7 @@ def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -
         "bottleneck": worst._asdict(),
         "effects": [effect._asdict() for effect in explanation.effects],
         "faults": [fault._asdict() for fault in explanation.faults],
-        # JSON has no infinity: what tolerates any time has none
+        # JSON has no infinity: null if any time is tolerated
         "tolerated": explanation.tolerated
         if math.isfinite(explanation.tolerated or math.inf)
         else None,

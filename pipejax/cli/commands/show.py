@@ -336,9 +336,9 @@ def _print(scene: Scene, width: int | None) -> None:
         print_all(plain(scene.caption))
 
 
-# The page that `pipejax show` writes: what is shown, and what can be chosen there
+# The page that `pipejax show` writes: its schedules, and the choices on it
 
-# what a page carries to choose from
+# choices that a page offers
 WORKERS = (2, 4, 8, 16)
 MICROBATCHES = (4, 8, 16, 32)
 STAGES_PER_WORKER = (2, 4)

@@ -25,7 +25,7 @@ from pipejax.cli.output.report import (
 )
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
-# what lines and bars tell in the terminal, as plain numbers
+# content of the lines and bars of the terminal, as plain numbers
 NUMBERS = [Column(f"{name} delay", f"{name}_delay") for name in ("mean", "max")]
 COUNTS = [Column(name, name) for name in ("delay", "count", "share")]
 

@@ -43,7 +43,7 @@ class Option(NamedTuple):
     kind: ValueKind  # of its value
     head: str  # its help in one line
     short: str = ""  # its letter, if it has one
-    # what completes its value: words, or the name of a list of `--completion`
+    # words that complete its value, or the name of a list of `--completion`
     names: tuple[str, ...] | str = ()
     more: str = ""  # its help beyond the line, wherever it stands
     argument: str = ""  # what the library calls it, where that is something else

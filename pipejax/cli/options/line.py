@@ -119,7 +119,7 @@ class LineOptions:
                 flat |= vars(value)
             else:
                 flat[name] = list(value) if isinstance(value, tuple) else value
-        # printed commands have the order of the help, whatever that of the line
+        # printed commands have their options in the order of the help
         return {name: flat[name] for name in (*BARE, *CATALOGUE) if self.asks_for(name)}
 
     def _check(self) -> None:
@@ -320,7 +320,7 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and bool(value)
 
 
-# options of what this command printed and wrote, or that are written out already
+# options that a further command does not repeat: outputs, and options written out already
 ANSWERED = (
     "json",
     "details",

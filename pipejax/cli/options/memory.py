@@ -20,13 +20,13 @@ class StageSizes(NamedTuple):
     """Sizes of the activations of stages, and static memory."""
 
     unit: str  # "activations" or "bytes"
-    # (stages) what one takes, or (stages, microbatches)
+    # (stages) size of one activation, or (stages, microbatches)
     sizes: Float[NumpyArray, "stages *microbatches"]
     # (stages) share of it that W needs after I, or by microbatch
     weight_share: Float[NumpyArray, "stages *microbatches"]
-    # (stages) what F leaves of it where R comes later, or by microbatch
+    # (stages) part that F keeps if R comes later, or by microbatch
     checkpoints: Float[NumpyArray, "stages *microbatches"]
-    # (B, I and W, stages) what they recompute while they run, or by microbatch
+    # (B, I and W, stages) memory that they recompute while they run, or by microbatch
     at_work: Float[NumpyArray, "ops stages *microbatches"]
     # (workers) bytes that last the whole step, if a model says how many
     static: Float[NumpyArray, " workers"] | None
@@ -47,7 +47,7 @@ class HeldMemory(NamedTuple):
 
     memory: "pj.results.ActivationMemory"  # the steps and peaks
     stages: StageSizes  # the sizes
-    # (workers) what the activations may take, if that is said
+    # (workers) memory that activations may take, if it is limited
     limits: Float[NumpyArray, " workers"] | None = None
 
     @property

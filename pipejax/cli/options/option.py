@@ -28,7 +28,7 @@ from pipejax.cli.output.files import Output, OutputKind, check_apart
 
 # Values of options: how they are declared, and how texts become numbers
 
-# types of values; what an option is, and between which numbers it lies, is in the catalogue
+# types of values; the catalogue has the kinds and ranges of options
 Text = str | None
 Count = int
 CountIfGiven = int | None
@@ -175,7 +175,7 @@ def is_plain(text: str) -> bool:
 
 
 GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(PANELS)}
-# an entry of a docstring under `Attributes:` or `Options:`, with the lines that it goes on in
+# an entry of a docstring under `Attributes:` or `Options:`, with its further lines
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
 Described = TypeVar("Described")
 
@@ -190,7 +190,7 @@ def options(described: Described) -> Described:
     kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
     for name in kinds.keys() & CATALOGUE.keys():
         detail = " ".join(details.get(name, "").split())
-        # --plot is what people try; where a command writes nothing but a picture, --out names it
+        # people also try --plot, and --out if a command writes only a picture
         figure_names = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
         aliases = figure_names if name == "figure" else ()
         kinds[name] = Annotated[kinds[name], parameter(name, kinds[name], command, detail, aliases)]

@@ -621,7 +621,7 @@ def _link_options(links: pj.Links) -> Options:
     return {"link" if field == "model" else field: text for field, text in changed.items()}
 
 
-# what commands ask of a scenario
+# Checks and results of scenarios, for commands
 
 
 def required(scenario: "pj.Scenario") -> "pj.Scenario":

@@ -28,7 +28,7 @@ from pipejax.schedules.table.table_files import REPAIRS
 if TYPE_CHECKING:
     from pipejax.plots.style import Paper
 
-# Options of pictures that several commands share: the paper, and what schedules are called
+# Options of pictures that several commands share: the paper, and names of schedules
 
 
 @options

@@ -123,7 +123,7 @@ class Output:
 
     def save(self, write: Callable[[Path], object], text: Callable[[], str] | None = None) -> None:
         """Write the file, if one is named; `end` raises the error, if any."""
-        # So the report is printed whatever becomes of the file.
+        # So the report is printed even if the file cannot be written.
         if self.path is None:
             return
         try:

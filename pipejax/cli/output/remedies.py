@@ -28,7 +28,7 @@ TABLES = Path("tables")  # of remedies, unless they are written
 FOUND = "better.csv"  # of what a search finds, unless tables are written
 STEPS = 10  # of a search of an order of messages
 LONGEST = 40  # letters of what a file's name says of its table
-# causes that another schedule is held against: nothing is undone
+# parts and causes that cannot be removed alone: only another schedule changes them
 ENDS = ("start", "gaps", "end")  # parts of the step in which the pipeline fills and drains
 OF_SCHEDULES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
@@ -66,7 +66,7 @@ def has_other_table(remedy: "Remedy", begin: "pj.Scenario") -> bool:
     return not is_same_table(remedy.scenario.table(), begin.table())
 
 
-# options of tune messages say nothing of links but their queues
+# options of links that a remedy's command repeats, except queues, which `tune messages` chooses
 OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
 OF_REMEDIES = (
     "memory_limit",

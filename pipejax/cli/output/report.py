@@ -114,7 +114,7 @@ class TextTable(NamedTuple):
     columns: Sequence[Sequence[str]]  # cells of each column
     title: str = ""
     caption: str = ""
-    # number of columns that identify a row: a table that is too wide goes on below with them
+    # number of first columns that identify a row; a table that is too wide repeats them below
     keys: int = 1
     styles: Sequence[str] = ()  # of rows
     is_list: bool = False  # whether it has names and values, without heads or frame
@@ -266,8 +266,8 @@ FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _la
 
 def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
     """Yield renderings of a table within `width` columns, without cut cells."""
-    # Headers and long cells are broken at their spaces. Where that is not enough, the table goes on
-    # below itself, with the columns again that identify a row.
+    # Headers and long cells are broken at their spaces. If the table is still too wide, its further
+    # columns stand below, after the columns that identify a row.
     if grid.is_list:
         names = Table(box=None, show_header=False, padding=(0, 2))
         names.add_column(no_wrap=True)

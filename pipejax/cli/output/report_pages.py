@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("report.html")
 LABELLED = 0.1  # share of a bar from which a part has its name in it
-# light and dark in turn, so that parts differ in grey too; compute is the first
+# alternately light and dark, so that parts differ in grey too; compute is the first
 SHADES = (
     *("#A6D4F5", "#003C78", "#6F8EA4", "#00875F", "#F9F08F", "#D87C00"),
     *("#651E00", "#D9A2CB", "#87647E", "#1C1C1C", "#AEA864", "#B06500"),

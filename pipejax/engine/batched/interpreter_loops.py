@@ -215,8 +215,8 @@ def _maximum(first: Array, second: Array, temperature: Array | float | None) -> 
 #     path of op 1        0 0 0 0 1 0 1 0     path & choice;    here the lag counts once
 #     path of op 0        1 1 1 1 0 1 0 1     path & ~choice
 #
-# An op's path stands in the slot that its value had, from its last reader on, which comes first
-# here, to the op itself. Operands that are nothing or the source have slots that nobody reads.
+# Ops run in reverse. An op's path is in the slot of its value, from the op's last reader, which now
+# comes first, to the op itself. The slots of constant operands (nothing, the source) are not read.
 
 
 def counts_on_path(

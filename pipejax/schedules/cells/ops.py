@@ -182,7 +182,7 @@ KINDS: Mapping[Phase, OpKind] = {
     Phase.RECV_F: OpKind("receive activation", lane=NETWORK),
     Phase.SEND_B: OpKind("send gradient", lane=NETWORK),
     Phase.RECV_B: OpKind("receive gradient", lane=NETWORK),
-    # white is also where nothing runs: pictures hatch an all-reduce
+    # idle time is white too, so pictures hatch an all-reduce
     Phase.A: OpKind(
         "all-reduce", "all_reduce", NETWORK, STAGE, look=("#FFFFFF", "#FFFFFF"), in_cells=False
     ),

@@ -54,7 +54,7 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     is_steps = _has_rank_columns(head) or any(label and label[2] for label in labels)
     numbers = [int(label[3]) for label in labels if label] or [*range(len(lines))]
     order = _places(numbers, len(lines), "steps" if is_steps else "ranks")
-    # blanks in place of labels keep what stands under a head where it is
+    # blanks replace labels, so that cells stay under their heads
     lines = [_LABEL.sub(lambda label: " " * label.end(), line, count=1) for line in lines]
     bodies = [re.sub(r"\|\s*$", "", line) for line in lines]
     marks = (mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", "\n".join(bodies)))

@@ -10,7 +10,7 @@ from pipejax.base.checks import MAX_COUNT, resolve_choice, whole_number, wrong
 from pipejax.costs.measured.measured_rows import COLUMNS, MeasuredRows
 from pipejax.costs.system.system import Band
 
-# what columns are called in formulas
+# letters of columns, as in formulas
 LETTERS: Mapping[str, str] = {
     "L": "layers",
     "h": "hidden",

@@ -21,8 +21,8 @@ from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
 class Prior(NamedTuple):
     """Prior of a number: normal in its logarithm, or in the logit of a bounded number."""
 
-    # median where the system's file says nothing, or where all files are set aside; None where only
-    # a file can say it
+    # median if the system's file lacks the number, or if `general` ignores all files; None if only
+    # a file can give the number
     centre: float | None = None
     spread: float = 0.3  # standard deviation of the logarithm, or of the logit
     limit: float = math.inf  # what the number stays below: 1 for a share
@@ -59,9 +59,9 @@ PRIORS: Mapping[str, Prior] = {
     "network.efficiency": Prior(0.7, 0.7, limit=1.0),
     "network.latency": Prior(None, 2.0),
 }
-# what step times seldom decide, or other measurements do: links of a node, which tables of
-# collectives measure; the host's seconds per layer beside those per kernel; kernels of their own
-# shares that not all runs have
+# numbers that are fitted only by name, because step times seldom determine them: links of a node,
+# which tables of collectives measure; the host's seconds per layer besides those per kernel; shares
+# of kernels that not all runs have
 _ASKED_FOR = (
     "kernels.narrow_efficiency",
     "host.layer",
@@ -71,8 +71,8 @@ _ASKED_FOR = (
     "node.efficiency",
 )
 FITTED = tuple(name for name in PRIORS if name not in _ASKED_FOR)  # where nobody says what to fit
-# what is fitted where nobody says it: the set that predicts rows best that it did not see, and
-# nothing where none does better than the machine as it is
+# default sets of fitted numbers: the set that best predicts unseen rows is taken, or none if the
+# unfitted machine predicts them better
 LADDER: tuple[tuple[str, ...], ...] = (
     ("compute.efficiency",),
     ("compute.efficiency", "kernels.attention_efficiency", "kernels.elementwise"),
@@ -119,7 +119,7 @@ def parameters_with_priors(
     system: System, names: Sequence[str], *, general: bool = False
 ) -> Parameters:
     """Return the priors of named numbers, centred at the system's values if it has any."""
-    # `general` priors set the system's file aside, but for what it alone can say.
+    # `general` priors ignore the system's file, except for numbers that only a file can give.
     fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):
         raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
@@ -140,7 +140,7 @@ def parameters_with_priors(
 
 def _centre(system_value: float, prior: Prior, general: bool) -> float:
     """Return the system's value of a number, or the prior's centre if the system has none."""
-    # A share of 1 is what a data sheet says that knows of no losses.
+    # A share of 1 comes from a data sheet, which states no losses, so it counts as missing.
     is_said = system_value > 0 and system_value < prior.limit
     if prior.centre is None or (is_said and (prior.is_own or not general)):
         return system_value

@@ -74,9 +74,9 @@ class Loss(NamedTuple):
     # the same for steps, above 0 everywhere: where slopes fall again, the slope over z
     bend: Callable[[NumpyArray], NumpyArray]
     mean_square_slope: float  # of normal errors
-    # an estimate from bounded errors has variance mean(slope^2) / mean(rho'')^2 per row (Huber,
-    # 1964): with this factor the curvature at the minimum is the inverse of it, so that rows and
-    # prior weigh what they should, and standard errors come out right
+    # A robust estimate has variance mean(slope^2) / mean(rho'')^2 per row (Huber, 1964). This
+    # factor makes the curvature at the minimum its inverse, so that rows and prior have the right
+    # weights, and standard errors are right.
     factor: float
 
 

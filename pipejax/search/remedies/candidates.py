@@ -208,7 +208,7 @@ class Memory:
         return 1.0 if need == begin_need else float(need / begin_need)
 
 
-# Shelves of remedies: what a launcher runs today, what needs code, what needs other hardware
+# Shelves of remedies: launchers run them today, or they need code, or other hardware
 
 SHELVES: Mapping[str, str] = {  # and what a remedy of each needs
     "launcher": "options of a launcher",

@@ -48,7 +48,7 @@ FINE = 30  # units in the longest forward and backward, at least, on that grid
 # of effort, or of seconds where that has no limit:
 BRIEF_LEAST = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
-# of what is left then
+# shares of the effort that is left when each part of the search starts
 _SHARES = {
     "greedy": 0.2,
     "blocks": 0.2,
@@ -159,7 +159,7 @@ class AnytimeSearch:
             keeps_limits = table_keeps_limits(self.problem, table)
             values = [self.baselines.get(name), self._measure(table) if keeps_limits else None]
             self.baselines[name] = min((v for v in values if v is not None), default=None)
-            # solvers start from what is offered; what is taken may become the best itself
+            # an offered plan is a start of solvers; an accepted table may be the best itself
             self._offer(name, to_plan(self.problem, table))
             if keeps_limits and not (table.offloads or table.is_fused.any()):
                 self._accept_table(name, table)  # it may beat its plan, whose times are whole units
@@ -269,7 +269,7 @@ class AnytimeSearch:
         problem = problem or self.problem
         value = plan_objective(problem, plan) * problem.unit
         is_longer = self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9)
-        # ops of no length hold nothing in the solver's model
+        # in the solver's model, ops without duration hold no memory, so limits are checked again
         if is_longer or not keeps_limits(problem, plan):
             self.evaluated += 1
             return

@@ -150,7 +150,7 @@ class _Memory(NamedTuple):
     """Memory of a worker: its limit, and the least demand on it."""
 
     limit: int  # parts that whole activations can fill
-    # memory area that they take if none leaves, and what is never filled [parts x units]
+    # memory area of all activations if none is offloaded, and of unused memory [parts x units]
     demand: int
     kinds: Sequence[_Kind]  # its activations
 

@@ -105,9 +105,9 @@ class ScheduleModel:
         row = self._on_worker[worker]
         row.append(model.new_fixed_size_interval_var(starts["F"], forward, ""))
         self._input_end[key], self._gradient_end[key] = self._time(""), self._time("")
-        # A whole backward that saves no time is never better: two halves can stand back to back.
-        # Where it may save time, I stands for B and takes its length, and W, of no length then,
-        # stands at its end: what waits for either needs to know nothing of the choice.
+        # A whole backward that saves no time is never better, because two halves can stand back to
+        # back. If it may save time, a choice of B gives I the length of B, and W length 0 at its
+        # end: ops that wait for either then need no case of their own.
         if whole >= split + weight:
             row.append(model.new_fixed_size_interval_var(starts["I"], split, ""))
             row.append(model.new_fixed_size_interval_var(starts["W"], weight, ""))

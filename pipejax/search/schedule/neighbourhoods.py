@@ -251,7 +251,7 @@ class Best:
 
 def search_grids(problem: Problem) -> list[Problem]:
     """Return the grids that are searched, coarse ones first; the last one is the problem's own."""
-    # On a coarse grid a solver moves far in little time; what is lost by it, a fine one wins back.
+    # A coarse grid lets a solver move far in little time; a fine one regains the rounding.
     grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
     return [grids[unit] for unit in sorted(grids, reverse=True)]
 

@@ -118,7 +118,7 @@ def optimize(
         budget = Budget.start(effort, time_limit)
         search = AnytimeSearch(problem, table, costs, links, budget, num_threads, store, pass_on)
         result = search.run()
-    # one that ends before its limits has left nothing to find, or nothing on its grid of times
+    # a search that ends before its limits has found an optimum, or one on its grid of times
     stopped = "iterations"
     if result.best.seconds >= ALMOST * time_limit:
         stopped = "time"

@@ -255,8 +255,8 @@ class _ChunkSearch:
         self, points: Points
     ) -> tuple[Float[NumpyArray, " starts"], Float[NumpyArray, "starts chunks"]]:
         """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
-        # The engine says how a makespan grows with each time; what is left is how times grow with
-        # sizes, of a chunk itself and of those behind it, and sizes with their logarithms.
+        # By the chain rule: the engine gives d makespan / d time. Here follow d time / d size, of a
+        # chunk itself and of all later chunks, and d size / d logarithm.
         sizes, (_, b, c, g) = self._sizes(points), self.times
         costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))

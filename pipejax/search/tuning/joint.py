@@ -165,7 +165,7 @@ class JointProblem:
             *((recomputed, layers), (recomputed, np.minimum(largest, layers))),
             *((layers, even), (layers, layers[:, :1])),
         )
-        # settings with equal values of these are run alike
+        # a launcher treats settings with equal kinds alike, so one of each is asked for
         kinds = [settings.size, largest.ravel(), *((a == b).all(axis=1) for a, b in compared)]
         _, first, kind = np.unique(
             np.stack(kinds, axis=1), axis=0, return_index=True, return_inverse=True

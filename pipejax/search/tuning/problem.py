@@ -271,7 +271,7 @@ class ScheduleFamily:
 
     schedule: str  # name of the schedule
     num_workers: int  # P
-    # what the schedule takes besides, as for `schedules.build`
+    # further options of the schedule, as for `schedules.build`
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     link: str | Links = "delay"  # link model, or `Links`
     # returns the costs of a table, for a schedule that is planned for the run's times
