@@ -391,8 +391,8 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
     axes = getattr(value, "ndim", 0) - batch_axes
     if axes < 2:  # as of most costs: a single evaluation is to take no time
         return False
-    alike = field in OF_STAGES and field not in OF_COPIES
-    return axes == (4 if field in MESSAGE_FIELDS else 2) and not alike
+    is_per_stage = field in OF_STAGES and field not in OF_COPIES
+    return axes == (4 if field in MESSAGE_FIELDS else 2) and not is_per_stage
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))

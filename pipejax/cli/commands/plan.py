@@ -211,7 +211,6 @@ def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
 
 
 def _draw(planned: "PlanResult", figure: Output) -> None:
-    """Draw step time against memory."""
     if figure.path is None:
         return
     from pipejax.plots.fronts import draw_plan  # matplotlib is an extra

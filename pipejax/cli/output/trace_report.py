@@ -130,7 +130,6 @@ def _doubts(analysis: "Analysis") -> Iterator[object]:
 
 
 def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
-    """Write a suspect and its cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
     twin = {"worker": "stage", "stage": "worker"}.get(suspect.kind)

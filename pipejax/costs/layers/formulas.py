@@ -210,19 +210,19 @@ def layer_weight_grad_bytes(
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
         whole += (e + operand) * rank + e * model.mla.rope_width
     # of an MLP: outputs and inputs of its activation function
-    takes = (2 if model.gated_mlp else 1) * e
+    activation_input = (2 if model.gated_mlp else 1) * e
     if kind == "moe" and moe is not None:
         is_kept = "moe" not in modules and "shared_experts" not in modules
-        parts += is_kept * (operand + takes) * moe.shared_experts * moe.expert_hidden
+        parts += is_kept * (operand + activation_input) * moe.shared_experts * moe.expert_hidden
         # input and output of every expert that a token is sent to
         puts_out = operand * ("moe_act" not in modules)
         # accelerators that split an expert hold a part of its width for all their tokens
         n = layout.expert_gather
         width = moe.expert_hidden * n / layout.expert_tensor
-        routed = (e + n * operand) * h + (puts_out + takes) * width
+        routed = (e + n * operand) * h + (puts_out + activation_input) * width
         whole += ("moe" not in modules) * moe.slots * routed
     else:
-        parts += ("mlp" not in modules) * (operand + takes) * model.ffn_hidden
+        parts += ("mlp" not in modules) * (operand + activation_input) * model.ffn_hidden
     adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
     shared = whole / layout.shared_by + parts / layout.tensor
     return accelerator_tokens(model, layout) * (shared + adapters)

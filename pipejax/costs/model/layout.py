@@ -119,8 +119,8 @@ class Layout(FloatFields):
     @property
     def expert_gather(self) -> Number:
         """Count the accelerators that split an expert and bring different tokens to it."""
-        alike = self.tensor / self.shared_by  # without sequence parallelism all have the same
-        return self.expert_tensor / xp.minimum(self.expert_tensor, alike)
+        copies = self.tensor / self.shared_by  # of each token, without sequence parallelism
+        return self.expert_tensor / xp.minimum(self.expert_tensor, copies)
 
     @property
     def data_stride(self) -> Number:

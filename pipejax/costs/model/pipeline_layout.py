@@ -110,11 +110,11 @@ class PipelineLayout:
         last = len(texts) - 1
         best = [""] * last + [texts[-1]]  # of the stages from each on
         for start in reversed(range(last)):
-            ways = [f"{texts[start]}|{best[start + 1]}"]
+            texts_from_start = [f"{texts[start]}|{best[start + 1]}"]
             for size, times in _groups(texts, start, last):
                 block = "|".join(texts[start : start + size])
-                ways.append(f"({block}|)*{times}{best[start + size * times]}")
-            best[start] = min(ways, key=len)
+                texts_from_start.append(f"({block}|)*{times}{best[start + size * times]}")
+            best[start] = min(texts_from_start, key=len)
         return best[0]
 
     def count(self, letter: str) -> Int[NumpyArray, " stages"]:

@@ -265,11 +265,11 @@ def _device_seconds(
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))
-    apart = dict.fromkeys((compute, *groups), zeros)
+    seconds_apart = dict.fromkeys((compute, *groups), zeros)
     hidden = dict.fromkeys((compute, *groups), zeros)  # in one pass, if all overlap is used
     for op in ops:
         seconds = next(kernels)
-        apart[compute] = apart[compute] + seconds
+        seconds_apart[compute] = seconds_apart[compute] + seconds
         if op.kind == "attention":
             attention = attention + seconds
         elif op.kind == "gemm":
@@ -284,10 +284,10 @@ def _device_seconds(
         elif exchange.overlaps_with:
             other_products = products[PHASES.index(exchange.overlaps_with)]
             hidden[group] = hidden[group] + contention.saved(wait, other_products)
-        apart[group] = apart[group] + wait
-    hidden_dispatch = layout.expert_overlap * contention.saved(dispatch, apart[compute])
-    apart["expert"] = apart["expert"] - hidden_dispatch
-    seconds = xp.stack(list(apart.values()))
+        seconds_apart[group] = seconds_apart[group] + wait
+    hidden_dispatch = layout.expert_overlap * contention.saved(dispatch, seconds_apart[compute])
+    seconds_apart["expert"] = seconds_apart["expert"] - hidden_dispatch
+    seconds = xp.stack(list(seconds_apart.values()))
     return xp.stack([seconds, seconds - layout.tensor_overlap * xp.stack(list(hidden.values()))])
 
 

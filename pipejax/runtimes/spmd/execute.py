@@ -256,10 +256,10 @@ def _store_arrivals(
 def _exchange(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
     """Send the outputs of a slot; return the new state of the workers."""
     held, activation, gradient = moving
-    there = now.activation_to, sizes.activation_shifts, sizes.workers
+    forth = now.activation_to, sizes.activation_shifts, sizes.workers
     back = now.gradient_to, sizes.gradient_shifts, sizes.workers
     return held._replace(
-        activations=_store_arrivals(held.activations, activation, *there),
+        activations=_store_arrivals(held.activations, activation, *forth),
         gradients=_store_arrivals(held.gradients, gradient, *back),
     )
 

@@ -65,7 +65,7 @@ def lower_bound(problem: Problem) -> LowerBound:
         stages = np.flatnonzero(held.any(axis=0))
         updates = max(int(problem.step_end[stages].min()), int(problem.update[stages].sum()))
         before = int(way.head[held].min())
-        # behind all F and I there is the way from the last I too
+        # after all F and I, the path from the last I to the end remains
         turned = int((held * counts[:, None] * turn).sum() + way.tail[held].min())
         best = max(best, LowerBound(before + max(busy + updates, turned), "worker"))
     by = "memory chain" if problem.offload is None else "stage"

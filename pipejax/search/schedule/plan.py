@@ -131,9 +131,9 @@ def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
     """Return the ends of all-reduces (stages): one at a time on a worker, by their inputs."""
     end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)
     for stage in np.argsort(ready, kind="stable") if problem.all_reduce.any() else ():
-        here = problem.placement[:, stage]
-        end[stage] = max(int(ready[stage]), int(free[here].max())) + problem.all_reduce[stage]
-        free[here] = end[stage]
+        workers = problem.placement[:, stage]
+        end[stage] = max(int(ready[stage]), int(free[workers].max())) + problem.all_reduce[stage]
+        free[workers] = end[stage]
     return end
 
 

@@ -261,15 +261,15 @@ def default_folder() -> Path:
 
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
-    """Return by how much the other problem's times are longer, at most."""
+    """Return the largest factor from a time of a problem to the other's; None if unbounded."""
     both_offload = problem.offload is not None and other.offload is not None
     names = (*TIMES, *(HOST_TIMES if both_offload else ()))
-    here = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
-    there = np.concatenate([np.ravel(getattr(other, name)) for name in names])
-    if (there[here == 0] > 0).any():
+    times = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
+    other_times = np.concatenate([np.ravel(getattr(other, name)) for name in names])
+    if (other_times[times == 0] > 0).any():
         return None
-    takes = here > 0
-    pairs = zip(there[takes].tolist(), here[takes].tolist(), strict=True)
+    is_positive = times > 0
+    pairs = zip(other_times[is_positive].tolist(), times[is_positive].tolist(), strict=True)
     return max((Fraction(t, h) for t, h in pairs), default=Fraction(1))
 
 

@@ -120,10 +120,10 @@ def chunks(
     times["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
     search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.resolve(link), seed)
-    asked = range(1, min(max_chunks, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
+    numbers = range(1, min(max_chunks, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
     with telling("cut", on_progress) as tell:
-        for done, best_text in enumerate(search.run(asked, time_limit)):
-            tell(done, len(asked), best_text)
+        for done, best_text in enumerate(search.run(numbers, time_limit)):
+            tell(done, len(numbers), best_text)
             if on_best is not None:
                 on_best(search.result)
     return search.result

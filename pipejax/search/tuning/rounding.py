@@ -59,12 +59,12 @@ def compositions(total: int, parts: int) -> Points:
     """Return all ordered sums of `parts` whole numbers of at least 1 to a total (ways, parts)."""
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
-    ways = 1.0
+    num_sums = 1.0
     for k in range(1, parts):
-        ways = ways * (total - k) / k
-    if ways > MAX_EXHAUSTIVE:
+        num_sums = num_sums * (total - k) / k
+    if num_sums > MAX_EXHAUSTIVE:
         raise TooManyError(
-            f"{ways:.3g} ways to split {total} into {parts}: at most {MAX_EXHAUSTIVE} are tried"
+            f"{num_sums:.3g} ways to split {total} into {parts}: at most {MAX_EXHAUSTIVE} are tried"
         )
     rows = np.arange(1, total - parts + 2)[:, None]
     for length in range(2, parts + 1):

@@ -273,10 +273,10 @@ def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
     """Name the features that the launcher lacks for each layout (layouts); empty if none."""
     if not request.launcher:
         return np.full(len(rows), "", object)
-    # neither the size of microbatches counts nor their number, but for the rest over P
-    few = 2 * rows.pipeline + rows.microbatches % rows.pipeline
+    # refusals depend on the number of microbatches modulo P alone, and not on their size
+    few_microbatches = 2 * rows.pipeline + rows.microbatches % rows.pipeline
     columns = rows._asdict() | {
-        "microbatches": np.minimum(rows.microbatches, few),
+        "microbatches": np.minimum(rows.microbatches, few_microbatches),
         "microbatch_size": np.ones_like(rows.microbatch_size),
     }
     short = Layouts(**columns)
@@ -344,12 +344,12 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
         for workers in request.allowed("pipeline", divisors(request.gpus)):
             if workers > num_layers:
                 continue
-            several = "stages_per_worker" in schedules.find(name).options
+            has_stages_option = "stages_per_worker" in schedules.find(name).options
             limit = num_layers // workers
             if "stages_per_worker" not in request.choices:
                 limit = min(limit, MOST_STAGES)
-            stage_counts = range(2, limit + 1) if several else [_stages_of_worker(name)]
-            if several and workers == 1:
+            stage_counts = range(2, limit + 1) if has_stages_option else [_stages_of_worker(name)]
+            if has_stages_option and workers == 1:
                 continue  # one worker has no neighbour: more stages change nothing
             pipes += [
                 (place, workers, stages)
@@ -436,13 +436,13 @@ def _recomputations(request: PlanRequest) -> tuple[str, ...]:
 def _allowed_text(request: PlanRequest) -> str:
     """Return the allowed degrees as a text: the requested ones, or the size of a node."""
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
-    asked = [
+    requested = [
         f"{name} {' or '.join(map(str, request.choices[name]))}"
         for name in names
         if name in request.choices
     ]
     inside = f"tensor at most {float(request.system.gpus_per_node):g}, as many as a node has"
-    return ", ".join(f"--{request_text} is asked for" for request_text in asked) or inside
+    return ", ".join(f"--{request_text} is asked for" for request_text in requested) or inside
 
 
 def _why_none(request: PlanRequest, refused: str = "") -> str:

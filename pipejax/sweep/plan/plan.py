@@ -258,12 +258,12 @@ def _find_layouts(
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)
     levels = evidence_levels(regimes, by_row)
-    apart = levels > levels[evaluator.estimates.fits].min()
-    rows = [evaluator.find_best(count, ~apart)]
-    for regime in sorted({regimes[row] for row in np.flatnonzero(apart)}):
+    is_outside = levels > levels[evaluator.estimates.fits].min()
+    rows = [evaluator.find_best(count, ~is_outside)]
+    for regime in sorted({regimes[row] for row in np.flatnonzero(is_outside)}):
         rows.append(evaluator.find_best(1, np.array([other == regime for other in regimes])))
     joined = np.concatenate(rows)
-    return apart, joined, _planned_layouts(evaluator, joined, by_row)
+    return is_outside, joined, _planned_layouts(evaluator, joined, by_row)
 
 
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:

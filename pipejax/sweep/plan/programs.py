@@ -169,9 +169,9 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
     if legal == ANY:
         return ""
     period = 4 * shape.workers
-    few = min(microbatches, period + microbatches % period) if legal else microbatches
+    few_microbatches = min(microbatches, period + microbatches % period) if legal else microbatches
     try:
-        build_table(shape, few)
+        build_table(shape, few_microbatches)
         return ""
     except MismatchError:
         pass
@@ -211,8 +211,8 @@ def exact_times(
     size = len(np.asarray(costs.forward))
     if shape.ops(microbatches) > MOST_OPS:
         try:
-            few = 4 * shape.workers + microbatches % shape.workers
-            short = _program(shape, few, links)
+            few_microbatches = 4 * shape.workers + microbatches % shape.workers
+            short = _program(shape, few_microbatches, links)
             times = [  # one by one: the products of matrices of each take a GB
                 extrapolated_makespans(
                     short,
