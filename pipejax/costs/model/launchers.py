@@ -388,10 +388,10 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
 def _named_placement(pipeline: _Pipeline) -> str | None:
     """Return the schedule of PyTorch that puts stages on the same ranks; None without one."""
     # workers of the stages: 1F1B 0 1 2, Interleaved1F1B 0 1 2 0 1 2, ZBVZeroBubble 0 1 2 2 1 0
-    loop = np.tile(np.arange(pipeline.workers), max(pipeline.several, 1))
+    loop = np.tile(np.arange(pipeline.workers), max(pipeline.stages_per_worker, 1))
     placement = pipeline.table.placement[0]
     if np.array_equal(placement, loop):
-        return "1F1B" if pipeline.several == 1 else "Interleaved1F1B"
+        return "1F1B" if pipeline.stages_per_worker == 1 else "Interleaved1F1B"
     v_shape = [*range(pipeline.workers), *reversed(range(pipeline.workers))]
     return "ZBVZeroBubble" if np.array_equal(placement, v_shape) else None
 
