@@ -32,7 +32,7 @@ RIGHT = {  # what stands in an answer
     "drawing": "drawn to",
     "named": "?.json",  # what has no letter in ASCII
     "jitter": "p95",
-    "optimize": "optimal: no schedule is faster",
+    "optimize": "optimal: no order of these stages on these workers is faster",
 }
 # id -> (command, how the shell runs it, exit code, stderr)
 CASES = {

@@ -59,6 +59,17 @@ def test_a_slow_worker_of_one_replica_is_no_slow_stage():
     assert [(suspect.kind, suspect.name) for suspect in result] == [("worker", "1 of replica 1")]
 
 
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 3), (4, 2), (4, 8)])
+def test_a_stage_that_is_slow_in_all_replicas_is_no_slow_worker(workers, replicas):
+    # other machines hold it in each replica, and all of them cannot be slow
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=8)
+    factor = np.ones(workers)
+    factor[1] = 1.5
+    slow = pj.evaluate(table, pj.Costs(forward=factor, backward=2 * factor))
+    result = faulty_runs.find_suspects(pj.traces.record_runs([slow] * replicas, replicas=replicas))
+    assert [(suspect.kind, suspect.name) for suspect in result] == [("stage", "1")]
+
+
 def test_an_interrupted_op_makes_nobody_slow():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     forward = np.ones((2, 4))

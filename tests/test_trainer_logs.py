@@ -115,8 +115,9 @@ def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
     )
     path.write_text(f"{start} 4096, total steps 10\n{path.read_text()}")
     options = "init", "rows", "--from", path, "--model", "llama3-8b", "--out", out, "--columns"
-    built = answer(*options, COLUMNS)
+    built = answer(*options, COLUMNS, "--system", "h100")
     assert "memory is not read" in built["notes"][0]
+    assert built["used_by"] == f"pipejax validate {out}"  # the rows say the machine
     rows = read_rows(out)  # 16 x 4096 tokens over 8 accelerators at 2048 a second
     assert (rows.seconds[0], rows.global_batch[0]) == (4.0, 16)
     assert rows.models[0].sequence == 4096

@@ -196,10 +196,15 @@ def _shown(name: Any) -> str:
 NEAR = 0.9  # ratio of equal letters from which two names are both suggested
 
 
+SYNONYMS = {"gpus": "accelerators", "devices": "accelerators", "ranks": "accelerators"}
+
+
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
     """Return a question that suggests names with this first word, or else a similar name."""
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
+    if SYNONYMS.get(word) in lower_names:
+        return f"; did you mean {SYNONYMS[word]}?"
     matches = [name for name in lower_names if word and name.startswith((f"{word}-", f"{word}_"))]
     if not 0 < len(matches) <= MAX_LISTED:
         matches = difflib.get_close_matches(word, lower_names, n=2, cutoff=NEAR)

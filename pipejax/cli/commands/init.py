@@ -24,7 +24,7 @@ _RUN = (
 USED_BY = {  # kinds of files, and commands that read them
     "model": _RUN.format("FILE", "h100"),
     "system": _RUN.format("llama3-70b", "FILE"),
-    "rows": "pipejax validate FILE --system a100",
+    "rows": "pipejax validate FILE",
 }
 COPIED = {"model": "llama3-70b", "system": "h100"}
 
@@ -48,7 +48,7 @@ def init(
 
     Options:
       model: The model to copy (default: llama3-70b), or for rows the model that the log trained.
-      system: The system to copy. Default: h100.
+      system: The system to copy (default: h100), or for rows the one that ran.
       from_: For rows also several logs, as a.log,b.log.
       columns: They fill every row, as tensor=2,pipeline=4.
       out: Default: model.json, system.json or rows.csv.
@@ -62,7 +62,7 @@ def init(
         raise ValueError("init rows needs --from: a log, or several as a.log,b.log")
     for name, value, is_taken in (
         ("model", model, kind == "rows" or (kind == "model" and not is_read)),
-        ("system", system, kind == "system"),
+        ("system", system, kind in ("system", "rows")),
         ("from", from_, kind in ("model", "rows")),
         ("columns", columns, kind == "rows"),
     ):
@@ -79,9 +79,11 @@ def init(
     elif kind == "model":
         text, notes = _model_from(Path(from_), out.path.stem)
     else:
-        text, notes = _rows_from(from_.split(","), model, columns or "", out.path)
+        text, notes = _rows_from(from_.split(","), model, system, columns or "", out.path)
     out.save_text(text)
     command = USED_BY[kind].replace("FILE", str(out.path))
+    if kind == "rows" and "system" not in text.partition("\n")[0].split(","):
+        command += " --system a100"
     view = [
         *([] if out.written is None else [plain(f"wrote {out.written}")]),
         *(plain(f"  {note}") for note in notes),
@@ -118,7 +120,7 @@ def _model_from(path: Path, name: str) -> tuple[str, list[str]]:
 
 
 def _rows_from(
-    paths: Sequence[str], model: str | None, columns: str, out: Path
+    paths: Sequence[str], model: str | None, system: str | None, columns: str, out: Path
 ) -> tuple[str, list[str]]:
     """Text of a table of measured rows from logs, each read as `validate` reads it."""
     from pipejax.base.file_fields import read_cell
@@ -135,6 +137,8 @@ def _rows_from(
     cells = parse_columns(columns, "tensor=2,pipeline=4") if columns else {}
     for name in cells:
         resolve_choice(name, COLUMNS, "--columns")
+    if system is not None:
+        cells["system"] = system
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     for path in map(str.strip, paths):

@@ -345,7 +345,11 @@ def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
     gap = f"at most {percent(result.gap)} above the lower bound of {seconds(result.lower_bound)}"
     ended = f"; stopped by {ENDED[result.stopped]}" if result.stopped in ENDED else ""
-    yield f"optimal: no schedule is faster{ended}" if result.gap <= 1e-12 else f"{gap}{ended}"
+    yield (
+        f"optimal: no order of these stages on these workers is faster{ended}"
+        if result.gap <= 1e-12
+        else f"{gap}{ended}"
+    )
     unit = "" if stages.unit == "bytes" else f" {stages.unit}"
     worker = int(np.argmax(np.asarray(outcome.held.memory.peak) / outcome.room.limits))
     yield (

@@ -106,6 +106,8 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
+    if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
+        yield plain(f"also, in the mean pipeline: {first_fault(advice)}")
     if analysis.against is not None:
         yield _against(analysis.against)
     yield from _deal(analysis)

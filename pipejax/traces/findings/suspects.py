@@ -245,7 +245,9 @@ class _MicrobatchTimes(NamedTuple):
         workers = _places("worker", np.unique(self.worker).tolist())
         microbatches = _places("microbatch", range(count))
         common = np.broadcast_to(self.common[:, None], self.logs.shape)
-        slow_workers = self._slow("worker", self.stage_logs, workers)
+        # where every worker has one stage, different machines hold it in other replicas
+        is_stage = stages == len(workers) and len(replicas) > 1
+        slow_workers = [] if is_stage else self._slow("worker", self.stage_logs, workers)
         yield slow_workers
         slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
         if stages > len(workers):  # a slow worker explains its stages
