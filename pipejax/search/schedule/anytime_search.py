@@ -38,7 +38,7 @@ from pipejax.search.schedule.plan import (
     to_table,
 )
 from pipejax.search.schedule.problem import Problem
-from pipejax.search.schedule.store import SolvedProblems, rows_keep_limits
+from pipejax.search.schedule.store import SolvedProblems
 
 LARGE = 1500  # ops up to which parts of a plan are searched
 HUGE = 20_000  # ops from which a solver only fills memory: its model is not made
@@ -130,12 +130,7 @@ class AnytimeSearch:
         if bound > self.bound:
             self.bound, self.bound_by = bound, "solver"
         for other in starts:
-            if rows_keep_limits(other.problem, self.problem):  # its plan might be slower
-                self._accept_table("neighbour", other.table)
-                continue
-            plan = to_plan(self.problem, other.table)
-            if keeps_limits(self.problem, plan):
-                self._offer("neighbour", plan)
+            self._accept_table("neighbour", other.table)
 
     def _save(self) -> None:
         if self.store is not None and self.best is not None:

@@ -33,7 +33,7 @@ from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
 
 Result = TypeVar("Result")
 MOST_READ = 500  # problems of one shape that are looked at, the newest first
-MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of those that are near
+MOST_STARTS = 3  # of them to begin with
 PRICES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by key
 PRICES |= {"A": "all_reduce", "U": "update", "latency": "lag", "transmit": "transmit"}
 
@@ -194,17 +194,13 @@ class SolvedProblems:
 
     def nearest(self, problem: Problem) -> tuple[list[Entry], int]:
         """Return starts and a bound [units], or 0, from solved problems of the same shape."""
-        # Plans that surely fit come first, the shortest first; then plans of similar problems.
         others = self._others(problem)
-        ends, distances, bounds = [], [], []
+        ends, bounds = [], []
         for path, other in others.items():
             ends.append((reach(problem, other.problem, other.objective), path))
-            distances.append((distance(problem, other.problem), path))
             bounds.append((bound_from(other.problem, other.proven_bound, problem), path))
-        fitting = sorted((end, path) for end, path in ends if end is not None)
-        nearest = [*fitting[:MOST_STARTS], *sorted(distances)[:MOST_STARTS]]
-        paths = dict.fromkeys(path for _, path in nearest)  # each path once
-        starts = [others[path] for path in paths if self._check_entry(path, others[path])]
+        fitting = sorted((end, path) for end, path in ends if end is not None)[:MOST_STARTS]
+        starts = [others[path] for _, path in fitting if self._check_entry(path, others[path])]
         for bound, path in sorted(bounds, reverse=True):
             if bound and self._check_entry(path, others[path]):
                 return starts, bound
@@ -285,14 +281,6 @@ def fits_in(problem: Problem, other: Problem) -> bool:
     )
 
 
-def rows_keep_limits(source: Problem, problem: Problem) -> bool:
-    """Return whether rows made for one problem keep the limits of another for any times."""
-    hosts = source.offload is None or (
-        problem.offload is not None and source.host_links == problem.host_links
-    )
-    return hosts and fits_in(source, problem)
-
-
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
     """Transfer a bound from an easier problem, whose times may differ by a factor; 0 if none."""
     may_offload = easier.offload is not None or problem.offload is None
@@ -312,21 +300,8 @@ def _shares_less(easier: Problem, problem: Problem) -> bool:
 
 def reach(problem: Problem, source: Problem, objective: int) -> Fraction | None:
     """Return a guaranteed upper bound for a plan of another problem here, or None."""
-    longer = stretch(source, problem)
-    return longer * objective if longer is not None and rows_keep_limits(source, problem) else None
-
-
-def distance(problem: Problem, other: Problem) -> float:
-    """Return how different the proportions of two problems of one shape are."""
-    return float(np.abs(_proportions(problem) - _proportions(other)).sum())
-
-
-def _proportions(problem: Problem) -> np.ndarray:
-    """Return times relative to the work of a microbatch, and sizes relative to the limits."""
-    work = float((problem.forward + problem.gradient).sum()) or 1.0
-    fields = [getattr(problem, name) for name in (*TIMES, *HOST_TIMES)]
-    times = [np.ravel(np.zeros(problem.num_stages) if t is None else t) / work for t in fields]
-    limits = problem.limits[problem.placement]
-    return np.concatenate(
-        [*times, *(np.ravel(part / limits) for part in (problem.sizes, problem.weight_sizes))]
+    hosts = source.offload is None or (
+        problem.offload is not None and source.host_links == problem.host_links
     )
+    longer = stretch(source, problem)
+    return longer * objective if longer is not None and hosts and fits_in(source, problem) else None
