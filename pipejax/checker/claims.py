@@ -136,7 +136,7 @@ def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[s
 
 
 class Tolerance(NamedTuple):
-    """Largest difference of the numbers of a claim from the derived ones."""
+    """Largest differences between claimed and derived numbers."""
 
     time: float
     memory: float

@@ -288,21 +288,22 @@ def _durations(
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, stream), sample)
         return jax.vmap(lambda sample_key: sampler(sample_key, (count,), jnp.float32))(keys)
 
-    def vary(stream: int, table: Array, count: int) -> Float[Array, "samples _"]:
+    def draw_factors(stream: int, table: Array, count: int) -> Float[Array, "samples _"]:
         """Draw factors of a distribution."""
         return _look_up(table, draw(stream, jax.random.normal, count)).astype(jnp.float64)
 
-    def strike(stream: int, straggler: Array, count: int) -> Float[Array, "samples _"]:
+    def draw_slowdowns(stream: int, straggler: Array, count: int) -> Float[Array, "samples _"]:
         """Draw the slowdown with its probability, else 1."""
         chance = draw(stream, jax.random.uniform, count)
         return jnp.where(chance < straggler[0], straggler[1], 1.0)
 
-    worker = vary(WORKERS, spread[1], num_workers) * strike(STRAGGLERS, rare[0], num_workers)
-    worker = worker.at[:, NO_WORKER].set(1.0)  # -1, the last: of all-reduces, on no worker
+    worker = draw_factors(WORKERS, spread[1], num_workers)
+    worker *= draw_slowdowns(STRAGGLERS, rare[0], num_workers)
+    worker = worker.at[:, NO_WORKER].set(1.0)  # entry -1: all-reduces, which run on no worker
     ops = len(op_seconds)
-    op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
+    op = draw_factors(OPS, spread[0], ops) * draw_slowdowns(OP_STRAGGLERS, rare[1], ops)
     op *= worker[:, op_worker]
-    message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else op
+    message = draw_factors(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else op
     messages = (message * seconds[None, :] for seconds in message_seconds)
     return op * op_seconds[None, :], *messages
 

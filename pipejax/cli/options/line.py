@@ -338,7 +338,7 @@ _written: list[Mapping[str, Any]] = [{}]  # options of the command that runs: th
 
 @contextmanager
 def written_as(options: Mapping[str, Any]) -> Iterator[None]:
-    """Take these for the options of the command that runs in this block."""
+    """Set the options of the command that runs in this block."""
     _written.append(options)
     try:
         yield

@@ -347,7 +347,7 @@ _styles = [Style()]  # the last one counts
 
 @contextmanager
 def printing(format: str | None, *, json: bool, details: bool = False) -> Iterator[None]:
-    """Print in a format, whoever prints in this block."""
+    """Set the format of everything that is printed in this block."""
     style = Style(resolve_choice(format or "text", ("text", *FORMATS), "--format"), json, details)
     for option, is_on in (("--details", details), (f"--format {format}", style.format != "text")):
         if json and is_on:

@@ -261,7 +261,7 @@ def _megatron(job: _Job) -> Options:
         options["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
             workload.zero - 2
         ]
-        options["ckpt-format"] = "fsdp_dtensor"  # without which it refuses the other
+        options["ckpt-format"] = "fsdp_dtensor"  # FSDP refuses other formats
     if workload.data_parallel * workload.context_parallel > 1 and workload.overlap > 0:
         options["overlap-grad-reduce"] = True
         if workload.zero and workload.overlap > HALF:
@@ -372,7 +372,7 @@ def _torchtitan(job: _Job) -> Options:
     if workload.recompute == "half_products":
         options["activation_checkpoint.selective_ac_option"] = "op"
     if "parallelism.enable_async_tensor_parallel" in options:
-        options["compile.enable"] = True  # without which it refuses the other
+        options["compile.enable"] = True  # FSDP refuses other formats
     return options
 
 

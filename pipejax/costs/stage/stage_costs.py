@@ -374,7 +374,7 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
 
 
 def _both_ways(value: Numbers) -> Float[Computed, "2 pipes boundaries"]:
-    """Give messages the same time in both directions: (2, pipes, boundaries)."""
+    """Repeat message times for both directions: (2, pipes, boundaries)."""
     return xp.broadcast_to(value, (2, *np.shape(value)))
 
 

@@ -287,8 +287,8 @@ def _prepare(
             "pj.makespans(program, costs)), or make it a static argument"
         )
     leaves, size = batch_leaves(costs, program.layout, batch_size)
-    # the program becomes one with costs per microbatch, and one with a time for each kind of fused
-    # pair, where the costs ask for it; its plan then is for costs of exactly these shapes
+    # Costs per microbatch, or a factor of fused pairs, need another form of the program. The plan
+    # is for costs of exactly these shapes.
     program = program_for(program, costs, batch_axes=1)
     pairs = program if "pair_factor" in leaves and program.layout.num_pairs else None
     try:

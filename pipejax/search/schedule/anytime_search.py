@@ -213,7 +213,7 @@ class AnytimeSearch:
         return self._has_parts and self.problem.offload is not None
 
     def _brief_search(self) -> None:
-        """Search the whole problem first: small problems are closed at once."""
+        """Search the whole problem first, which solves small problems at once."""
         if self._offloads_parts:
             remaining = self.budget.remaining
             least = min(BRIEF_LEAST, remaining * _SHARES["most brief"])

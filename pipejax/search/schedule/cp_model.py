@@ -390,7 +390,7 @@ def search(
 
 
 def alone(problem: Problem, pipe: int, stage: int) -> Problem:
-    """Keep one stage; stages of no time stand for the stages before and after it."""
+    """Reduce the problem to one stage; stages without time replace those before and after it."""
     way = paths(problem)
     count = int((problem.microbatch_pipes == pipe).sum())
 

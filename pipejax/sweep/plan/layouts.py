@@ -176,7 +176,7 @@ class Layouts(NamedTuple):
 
     @property
     def stages(self) -> Column:
-        """Number of stages of each."""
+        """Number of stages of each layout's pipeline."""
         return self.pipeline * self.stages_per_worker
 
     @property

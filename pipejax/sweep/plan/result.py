@@ -261,7 +261,7 @@ class UnderLaunchers(NamedTuple):
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
     """Evaluate a layout under the defaults of each launcher, where none was asked for."""
-    workload, alike = scenario.source.workload, dict[Any, list[str]]()
+    workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
     assert workload is not None
     has_software = bool(request.stack) or request.system.calibration is not None
     stack = AS_THE_SYSTEM if has_software else None
@@ -274,9 +274,9 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
             stack=software.name or request.stack,
         )
         if source != scenario.source:
-            alike.setdefault(source, []).append(name)
+            names_by_source.setdefault(source, []).append(name)
     results = []
-    for source, names in alike.items():
+    for source, names in names_by_source.items():
         need = float(memory_bytes(source.workload, scenario.table()).max())
         step = scenario.replace(costs=source).evaluate().makespan
         size = float(source.workload.model.accumulated_bytes)

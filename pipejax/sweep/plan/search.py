@@ -260,7 +260,7 @@ class Evaluator:
         return order[(among & ~np.isnan(times))[order]]
 
     def find_front(self) -> Bool[NumpyArray, " layouts"]:
-        """Evaluate all that can be on the front of step time against memory; return (layouts)."""
+        """Evaluate layouts until the front of step time against memory is exact: (layouts)."""
         memory, fits = self.estimates.memory_bytes, self.estimates.fits
         while True:
             times = self.estimates.step_time

@@ -105,7 +105,7 @@ def match_clocks(
 def _compare(
     base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
-    """Compare the ends of collectives of two clocks; of several guesses the narrowest."""
+    """Compare two clocks by the ends of their collectives; keep the guess with the least spread."""
     # collectives with communicators count together, else each name is a guess of its own
     leads: dict[object, list[float]] = {}
     for key in base.keys() & other.keys():
