@@ -74,9 +74,8 @@ class Loss(NamedTuple):
     # the same for steps, above 0 everywhere: where slopes fall again, the slope over z
     bend: Callable[[NumpyArray], NumpyArray]
     mean_square_slope: float  # of normal errors
-    # A robust estimate has variance mean(slope^2) / mean(rho'')^2 per row (Huber, 1964). This
-    # factor makes the curvature at the minimum its inverse, so that rows and prior have the right
-    # weights, and standard errors are right.
+    # makes the curvature at the minimum the inverse of a robust estimate's variance per row,
+    # mean(slope^2) / mean(rho'')^2 (Huber, 1964): then the prior's weight and errors are right
     factor: float
 
 
