@@ -59,7 +59,7 @@ PRIORS: Mapping[str, Prior] = {
     "network.efficiency": Prior(0.7, 0.7, limit=1.0),
     "network.latency": Prior(None, 2.0),
 }
-# numbers that are fitted only by name, because step times seldom determine them: collectives measure
+# numbers fitted only by name, because step times seldom determine them: collectives measure
 # links of a node, seconds per kernel stand for those per layer, and not all runs have all kernels
 _ASKED_FOR = (
     "kernels.narrow_efficiency",
