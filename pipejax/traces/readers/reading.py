@@ -158,4 +158,7 @@ def _why_empty(left_out: Sequence[LeftOut]) -> str:
     if len(reasons) > _MAX_LISTED:
         listed += f"; and {len(reasons) - _MAX_LISTED} more"
     forms = ", ".join(f"{reader.form} ({reader.writers})" for reader in READERS)
-    return f"hold no slice of a pipeline: {listed}. Known are {forms}; a log of steps is for pipejax init rows --from LOG"
+    return (
+        f"hold no slice of a pipeline: {listed}. Known are {forms}; a log of steps is for "
+        "pipejax init rows --from LOG"
+    )
