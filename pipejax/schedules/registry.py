@@ -46,18 +46,35 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
     rows = _rows_without_idle(table, ignored)
+    rows_hash = hash(rows)
     for name in sorted(REGISTRY, key=lambda name: name != table.name):  # most names are true
         builder = REGISTRY[name]
         options = {key: value for key, value in values.items() if key in builder.options}
-        if builder.planned:
+        has_as_many = (
+            bool(options.keys() & values.keys()) or builder.stages_per_worker == per_worker
+        )
+        if builder.planned or not has_as_many:
             continue
-        try:
-            other = builder.function(**size, **options)
-        except ValueError:  # it does not exist for these numbers
-            continue
-        if other.num_stages == table.num_stages and _rows_without_idle(other, ignored) == rows:
+        arguments = name, tuple((size | options).items()), frozenset(ignored)
+        # rows are built again only if their hashes are equal
+        if _hash_of_rows(*arguments) == rows_hash and _registered_rows(*arguments) == rows:
             return name, options
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_of_rows(name: str, *arguments: Any) -> int:
+    return hash(_registered_rows(name, *arguments))
+
+
+def _registered_rows(
+    name: str, options: tuple[tuple[str, int], ...], ignored: Collection[Phase]
+) -> tuple[tuple[Cell, ...], ...]:
+    """Return the rows of a registered schedule; none if it does not exist for these numbers."""
+    try:
+        return _rows_without_idle(REGISTRY[name].function(**dict(options)), ignored)
+    except ValueError:
+        return ()
 
 
 @cached_method
@@ -71,12 +88,14 @@ def schedule_name(table: ScheduleTable) -> str:
     return table.name if builder is None or builder.planned else OWN_ORDER
 
 
-def _rows_without_idle(table: ScheduleTable, ignored: Collection[Phase]) -> list[list[Cell]]:
+def _rows_without_idle(
+    table: ScheduleTable, ignored: Collection[Phase]
+) -> tuple[tuple[Cell, ...], ...]:
     cells = (
         [tuple(op for op in cell if op.phase not in ignored) for cell in row]
         for row in table.rows()
     )
-    return [[cell for cell in row if cell] for row in cells]
+    return tuple(tuple(cell for cell in row if cell) for row in cells)
 
 
 # modules with builders: lists of schedules have their order
