@@ -50,10 +50,7 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
     for name in sorted(REGISTRY, key=lambda name: name != table.name):  # most names are true
         builder = REGISTRY[name]
         options = {key: value for key, value in values.items() if key in builder.options}
-        has_as_many = (
-            bool(options.keys() & values.keys()) or builder.stages_per_worker == per_worker
-        )
-        if builder.planned or not has_as_many:
+        if builder.planned or (not options and builder.stages_per_worker != per_worker):
             continue
         arguments = name, tuple((size | options).items()), frozenset(ignored)
         # rows are built again only if their hashes are equal
