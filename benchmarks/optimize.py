@@ -26,7 +26,7 @@ from benchmarks import prepare_output
 from pipejax.base.files import write_file
 from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel, search
 from pipejax.search.schedule.effort import Budget
-from pipejax.search.schedule.initial_plans import greedy_plan, pipe_plans
+from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import plan_objective
 from pipejax.search.schedule.problem import Problem, build_problem
 
@@ -110,7 +110,7 @@ def main():
 def measure(case, variant, seconds):
     """Search once; when each better value came, and when it was proven."""
     plain = case.problem()
-    plan = best_start(plain)
+    plan = greedy_plan(plain, plain.limits)
     problem = plain.finer(variant.parts)
     value = plan_objective(plain, plan)
     horizon = value if variant.start else 2 * value
@@ -135,12 +135,6 @@ def measure(case, variant, seconds):
         "proof": proof,
         "bound": min(bound * problem.unit, np.inf if best is None else best),
     }
-
-
-def best_start(problem):
-    """The best plan that takes no search."""
-    plans = [greedy_plan(problem, problem.limits), *(start.plan for start in pipe_plans(problem))]
-    return min((plan for plan in plans if plan), key=lambda plan: plan_objective(problem, plan))
 
 
 def changed(settings):

@@ -13,8 +13,6 @@ import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.effort import Budget
-from pipejax.search.schedule.initial_plans import pipe_plans
-from pipejax.search.schedule.plan import plan_objective
 from pipejax.search.schedule.problem import FINEST, build_problem, choose_grid
 
 
@@ -195,14 +193,6 @@ def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
     for letter in "FIW":
         lows = [start.proto.domain[0] for start in model.start[letter].values()]
         assert lows == plan.starts[letter][:, 0].tolist()
-
-
-@pytest.mark.parametrize(("objective", "best"), [("span", 28), ("makespan", 29)])
-def test_a_pipe_is_planned_for_what_is_to_be_short(objective, best):
-    costs = pj.Costs(forward=[3, 4, 1, 3], input_grad=[2, 2, 3, 3], weight_grad=[1, 2, 4, 2])
-    problem = build_problem(pipe(4, 2), costs, memory_limit=8, objective=objective)
-    (start,) = pipe_plans(problem)
-    assert plan_objective(problem, start.plan) == best
 
 
 @pytest.mark.parametrize(("largest", "exact"), [(FINEST, True), (FINEST + 1, False)])

@@ -24,7 +24,6 @@ from pipejax.search.schedule.initial_plans import (
     greedy_starts,
     is_pipe,
     one_by_one,
-    pipe_plans,
 )
 from pipejax.search.schedule.neighbourhoods import search_neighbourhoods
 from pipejax.search.schedule.plan import (
@@ -162,9 +161,6 @@ class AnytimeSearch:
                 return
 
     def _greedy(self) -> None:
-        if is_pipe(self.problem):
-            for start in pipe_plans(self.problem):
-                self._offer(*start)
         for start in greedy_starts(self.problem, self._share("greedy"), self.value):
             self._offer(*start)
 

@@ -28,7 +28,6 @@ from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, 
 from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe,
     ada_offload_starts,
-    zero_bubble_starts,
 )
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
@@ -62,13 +61,6 @@ class Start(NamedTuple):
 def is_pipe(problem: Problem) -> bool:
     """Return whether every worker has one stage of one pipe, in order."""
     return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
-
-
-def pipe_plans(problem: Problem) -> Iterator[Start]:
-    """Yield plans of the pipe heuristics for the times and limits of the problem."""
-    by_span = problem.objective == "span"
-    ops = zero_bubble_starts(_limited_pipe(problem), by_span=by_span)
-    yield Start("zero-bubble", to_plan_starts(problem, ops))
 
 
 def ada_offload_plan(problem: Problem) -> Plan:
