@@ -23,7 +23,7 @@ from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 1600  # about a second of compilation
-MAX_VALUES_AND_WORDS = 1600  # of all ops, with counts: a second of compilation
+MAX_VALUES_AND_WORDS = 3200  # of all ops, with counts: two seconds of compilation
 
 Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
 Values = Float[Array, " batch"]
