@@ -61,17 +61,17 @@ def report_page(
 
     runs = [explanation.run, *(remedy.scenario.evaluate() for remedy in explanation.remedies[:1])]
     explored = [
-        Explored(run, MemoryView.in_activations(run.table), name=called)
-        for called, run in zip((name, "first remedy"), runs, strict=False)
+        Explored(run, MemoryView.in_activations(run.table), name=label)
+        for label, run in zip((name, "first remedy"), runs, strict=False)
     ]
-    names = [name, *(remedy.what for remedy in explanation.remedies[:1])]
+    titles = [name, *(remedy.what for remedy in explanation.remedies[:1])]
     if ran is not None:
         replayed = Explored(
             ran.run, MemoryView.in_activations(ran.run.table), None, "replayed", ran.starts
         )
         explored.insert(0, replayed)
-        names = [f"{ran.title}, as it ran", "replayed", *names]
-    first, *below = names
+        titles = [f"{ran.title}, as it ran", "replayed", *titles]
+    first, *below = titles
     with waiting("looking for closed forms"):
         explorer = page(explored)
     return rendered(

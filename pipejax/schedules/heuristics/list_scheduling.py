@@ -104,7 +104,7 @@ class _ListScheduler:
             return self.timeline
         for first_forwards in self.entering:
             if first_forwards:
-                self.push(0, first_forwards.popleft(), False)
+                self.push(0, first_forwards.popleft(), is_end=False)
         while self.events and not self.exceeds_goal:
             now = self.events[0][0]
             active_workers: set[int] = set()
@@ -119,13 +119,13 @@ class _ListScheduler:
                 if next_op is not None:
                     self.begin(next_op, worker, now)
                     if self.rules.by_next and next_op.phase is I and worker:
-                        active_workers.add(worker - 1)  # an activation may be due there
+                        active_workers.add(worker - 1)  # its offloaded activation may be due now
             if Phase.O in self.work.durations:
                 for worker in sorted(active_workers):
                     self.use_host_link(worker, now)
         return self.timeline
 
-    def push(self, time: Time, op: Op, is_end: bool) -> None:
+    def push(self, time: Time, op: Op, *, is_end: bool) -> None:
         """Add the end of an op, or the arrival of its input, to the events."""
         heapq.heappush(self.events, (time, next(self.serial_numbers), op, is_end))
 
@@ -153,11 +153,11 @@ class _ListScheduler:
             if entering:
                 self.arrive(entering.popleft())
         for next_op, arrival in self.timeline.start(op, now):
-            self.push(arrival, next_op, False)
+            self.push(arrival, next_op, is_end=False)
             if next_op[0] in self.rules.patience:
                 heapq.heappush(self.patient_arrivals[self.timeline.worker(next_op)], arrival)
         end = self.timeline.clock[worker]
-        self.push(end, op, True)
+        self.push(end, op, is_end=True)
         self.remaining[worker] -= end - now
         if self.goal.by_span and self.deadlines[worker] == FOREVER:  # its first op
             self.deadlines[worker] = now + self.goal.shorter_than
@@ -278,7 +278,7 @@ class _ListScheduler:
         for link_worker in self.link_workers[op.stage]:
             self.link_busy[link_worker] = True
         self.timeline.start(op, now)
-        self.push(now + self.work.durations[op.phase][op.stage], op, True)
+        self.push(now + self.work.durations[op.phase][op.stage], op, is_end=True)
 
 
 def _round_trips(work: Work) -> list[Time]:
