@@ -199,9 +199,9 @@ def checked_seconds(name: str, value: Any) -> Any:
         numbers = _as_float(numbers)
     if is_traced(numbers):
         return numbers
-    here = on_host(numbers)
-    if not _are_times(here):
-        wrong = here[~(np.isfinite(here) & (here >= 0))].ravel()[0]
+    host_numbers = on_host(numbers)
+    if not _are_times(host_numbers):
+        wrong = host_numbers[~(np.isfinite(host_numbers) & (host_numbers >= 0))].ravel()[0]
         unit = "" if name.endswith("factor") else " seconds"
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
     if is_array(numbers):

@@ -85,8 +85,8 @@ def _span_ratio(text: str, idle: Callable[[int], int]) -> Ratio:
 
 
 def _chimera_in_flight(n: Shape, r: int) -> int:
-    apart = n.p // n.f  # workers from one couple of pipes to the next
-    return n.p - apart // 2 + 1 + min(r % apart, apart - 1 - r % apart)
+    distance = n.p // n.f  # workers from one couple of pipes to the next
+    return n.p - distance // 2 + 1 + min(r % distance, distance - 1 - r % distance)
 
 
 def _interleaved(n: Shape, r: int) -> int:

@@ -294,8 +294,8 @@ def _count_costs(
     groups = np.array(layout.groups, object)
     num_boundaries = math.prod(layout.link_shape) // 2  # of one direction, and the first half is F
     for name in LINK_COSTS:
-        ways = np.repeat(["_F", "_B"], num_boundaries).tolist()
-        groups[groups == name] = [_MESSAGE[name] + way for way in ways]
+        suffixes = np.repeat(["_F", "_B"], num_boundaries).tolist()
+        groups[groups == name] = [_MESSAGE[name] + way for way in suffixes]
     parts = [[group] for group in groups.tolist()]
     if evaluation.costs.pair is None and evaluation.costs.pair_factor is None:
         entries = np.flatnonzero(groups == "pair")

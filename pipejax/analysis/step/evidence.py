@@ -204,14 +204,14 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     alike, and so do all runs of a source. The range leaves 5 (K - 1) / (K + 1) % at either end.
     """
     everything, generation = tuple(runs), _generation(system)
-    alike = _alike(everything, regime)
-    near = [group for group in alike if generation == _generation(group.system)]
+    similar = _alike(everything, regime)
+    near = [group for group in similar if generation == _generation(group.system)]
     if not generation or not near:
         return None
     ratios: list[float] = []
     weights: list[float] = []
     share = 1.0
-    for level in (near, alike, everything):
+    for level in (near, similar, everything):
         errors: dict[str, list[float]] = {}
         for group in level:
             errors.setdefault(group.source, []).extend(group.errors)

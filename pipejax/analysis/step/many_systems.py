@@ -250,7 +250,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     links = stages.senders.ravel(), stages.receivers.ravel(), message_bytes.ravel()
     examples, boundary = _distinct(links, MIN_BOUNDARIES)
     senders, receivers, message_bytes = (np.append(link, 0.0)[None, examples] for link in links)
-    few = work._replace(
+    distinct_work = work._replace(
         stages=unplaced._replace(
             first=unplaced.first * is_real,
             last=unplaced.last * is_real,
@@ -260,7 +260,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         message_bytes=message_bytes,
         **dict(zip(names, values, strict=True)),
     )
-    return few, StagePlaces(stage, boundary.reshape(stages.senders.shape))
+    return distinct_work, StagePlaces(stage, boundary.reshape(stages.senders.shape))
 
 
 def _distinct(

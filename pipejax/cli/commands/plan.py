@@ -174,8 +174,8 @@ def plan(
     details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
     outputs = {out_words: out, "picture in": figure}
     written = {words: output for words, output in outputs.items() if output.path is not None}
-    asked = launch_lines(launches if launcher is not None else ())
-    view = chain(plan_view(planned), map(plain, stages.get("notes", ())), asked)
+    launcher_lines = launch_lines(launches if launcher is not None else ())
+    view = chain(plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)
     return Answer(result, view, written, next=go_on, details=details)
 
 

@@ -67,13 +67,13 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         "--systems": (systems, lambda name: _system(load_system(name)), system_names()),
         "--stacks": (stacks, lambda name: pick(load_stack(name), "source"), stack_names()),
     }
-    asked = [name for name, (is_asked, *_) in lists.items() if is_asked]
-    if asked[1:]:
-        raise ValueError(f"{asked[0]} and {asked[1]}: choose one")
-    if asked:
-        _, load, listed = lists[asked[0]]
+    selected = [name for name, (is_asked, *_) in lists.items() if is_asked]
+    if selected[1:]:
+        raise ValueError(f"{selected[0]} and {selected[1]}: choose one")
+    if selected:
+        _, load, listed = lists[selected[0]]
         rows = [{"name": name, **load(name)} for name in listed]
-        columns = {"--models": MODELS, "--systems": SYSTEMS}.get(asked[0], (NAME, SOURCE))
+        columns = {"--models": MODELS, "--systems": SYSTEMS}.get(selected[0], (NAME, SOURCE))
         if SOURCE not in columns and not has_lines():
             columns = (*columns, SOURCE)
         return Answer(rows, [rows_table(rows, columns)])

@@ -199,20 +199,20 @@ def sweep_show(
     lacking = [] if first else [*_empty_reason(results, selected, near, is_filtered=bool(where))]
     if lacking and figure.path is not None:
         raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
-    asked: dict[str, Any] = {}
+    drawn_results: dict[str, Any] = {}
     view: list[object] = []
     details: dict[str, Iterable[object]] = {}
     if knee is not None:
         axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
         bends = [*stores.knees(results, among, rank, axis, percent / 100)]
         bend_rows = [bend._asdict() for bend in bends]
-        asked["knee"] = {"axis": axis, "within": percent / 100, "rows": bend_rows}
+        drawn_results["knee"] = {"axis": axis, "within": percent / 100, "rows": bend_rows}
         view += knee_lines(results, rank, axis, bends[:1], percent)
         details["knee by axis"] = knee_table(results, rank, axis, bends)
     if map is not None:
         across, up = _pair(map, results.axes, "--map", "network.bandwidth,microbatch_size")
         shown = stores.regions(results, among, rank, across, up)
-        asked["map"] = map_json(results, shown, across, up)
+        drawn_results["map"] = map_json(results, shown, across, up)
         view += map_lines(results, shown, across, up)
     if figure.path is not None and map is not None:
         draw_map(results, rank, shown, across, up, figure)
@@ -223,7 +223,7 @@ def sweep_show(
     out.save(lambda draft: results.frame(np.flatnonzero(selected)).to_parquet(draft, index=False))
     front_json = {"axes": sides, "pareto": _rows(results, fronts)} if pareto else {}
     nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
-    answers = {"best": _rows(results, first), **front_json, **asked, **nearest}
+    answers = {"best": _rows(results, first), **front_json, **drawn_results, **nearest}
     result = _as_json(dataset, results, selected, rank, answers)
     lists = _point_lists(results, rank, among, first, sides, fronts)
     _add_points(view, details, results, lists)

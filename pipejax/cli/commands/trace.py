@@ -191,8 +191,8 @@ def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterato
     if save.path is None and result["remedies"]:
         yield plain(f"these commands read {folder}, which the next command writes:")
     elif save.written is not None:
-        there = {path.name for path in save.written.iterdir()}
-        yield facts((name, what) for name, what in FILES.items() if name in there)
+        names = {path.name for path in save.written.iterdir()}
+        yield facts((name, what) for name, what in FILES.items() if name in names)
 
 
 def _next_commands(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:

@@ -425,11 +425,11 @@ def lookahead(
 
     limit = parse_seconds(time_limit, "--time-limit")
     scenario, link = required(run.scenario()), run.links()
-    asked = scenario.find_edit(ShardingCells) or ShardingCells()
-    for option, value in (("--lookahead", asked.lookahead), ("--residency", asked.residency)):
+    edit = scenario.find_edit(ShardingCells) or ShardingCells()
+    for option, value in (("--lookahead", edit.lookahead), ("--residency", edit.residency)):
         if value:
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
-    scenario = scenario.with_edit(ShardingCells(asked.lane, (0,)))
+    scenario = scenario.with_edit(ShardingCells(edit.lane, (0,)))
     table, workload, costs = build(scenario), scenario.workload, scenario.table_costs()
     sizes = np.ones(table.num_stages)
     if workload is not None:
@@ -438,7 +438,7 @@ def lookahead(
         sizes = gathered_sizes(workload, table)
     limits, in_bytes = read_weights_limit(weights_limit, table, workload)
     sizes = sizes if in_bytes else np.ones(table.num_stages)
-    lane = asked.lane or "net"
+    lane = edit.lane or "net"
     search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
     def report(result: "Found[Gathering]") -> Answer:
@@ -453,7 +453,7 @@ def lookahead(
             },
             **pick(result, FOUND),
         }
-        cells = ShardingCells(asked.lane, tuple(best.lookahead), tuple(best.residency))
+        cells = ShardingCells(edit.lane, tuple(best.lookahead), tuple(best.residency))
         save_table(best.table, out)
         tables = {"no lookahead": search.plain, "best": best.table}
         draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)

@@ -247,13 +247,13 @@ def _message(error: CycloptsError) -> str:
 
 def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: LineOptions) -> int:
     """Run a command, print its answer and return the exit code."""
-    arguments, takes = bound.arguments, inspect.signature(command).parameters
+    arguments, parameters = bound.arguments, inspect.signature(command).parameters
     common = {name: arguments[name] for name in COMMON if name in arguments}
-    for name in common.keys() - takes.keys():
+    for name in common.keys() - parameters.keys():
         del arguments[name]
     assertions = parse_assertions(options.command, common.get("assert_") or ())
     outputs = check_outputs(command, arguments, force=common.get("force", False))
-    format = None if "format" in takes else common.get("format")  # else that of its file
+    format = None if "format" in parameters else common.get("format")  # else that of its file
     style = printing(format, json=common["json"], details=common["details"])
     with style, written_as(options.typed({**common, **arguments})):
         result = command(*bound.args, **bound.kwargs)

@@ -345,8 +345,8 @@ def check_outputs(
     command: Callable[..., Any], arguments: dict[str, Any], *, force: bool
 ) -> list[Output]:
     """Check before the work the files that a command is to write, and fill in their options."""
-    takes = inspect.signature(command).parameters
-    marks = {name: output_kind(option.annotation) for name, option in takes.items()}
+    parameters = inspect.signature(command).parameters
+    marks = {name: output_kind(option.annotation) for name, option in parameters.items()}
     kinds = {name: kind for name, kind in marks.items() if kind is not None}
     draws = flag("figure") if "figure" in kinds else ""
     for name, kind in kinds.items():

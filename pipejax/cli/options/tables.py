@@ -82,8 +82,8 @@ class TableOptions(NamedTuple):
 
     def for_schedule(self, schedule: str) -> dict[str, Any]:
         """Return the options of a schedule, without those that only say something of the run."""
-        takes = self.builder(schedule).takes
-        return {k: v for k, v in self.options.items() if k in takes or k not in self.run_options}
+        names = self.builder(schedule).takes
+        return {k: v for k, v in self.options.items() if k in names or k not in self.run_options}
 
     def check(self, schedules: Sequence[str]) -> None:
         """Refuse an option that none of the schedules has."""
@@ -112,8 +112,8 @@ class TableOptions(NamedTuple):
         builder = self.builder(schedule)
         if not builder.planned:
             return {}
-        takes = inspect.signature(inspect.unwrap(builder.function)).parameters
-        values = {k: p.default for k, p in takes.items()} | self.for_schedule(schedule)
+        parameters = inspect.signature(inspect.unwrap(builder.function)).parameters
+        values = {k: p.default for k, p in parameters.items()} | self.for_schedule(schedule)
         times = {letter: table.slots[letter] for letter in "FIW"}
         more = {letter: values.get(name) for letter, name in PLANNED_LETTERS.items()}
         return times | {letter: time for letter, time in more.items() if time is not None}
@@ -135,8 +135,8 @@ class TableOptions(NamedTuple):
 
     def only(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
-        takes = self.builder(schedule).takes
-        options = {k: v for k, v in self.options.items() if k in takes}
+        names = self.builder(schedule).takes
+        options = {k: v for k, v in self.options.items() if k in names}
         return self._replace(options=options, run_options=())
 
 

@@ -291,10 +291,10 @@ def advice_details(
         listed = "; ".join(explanation.skipped)
         commands.append(plain(f"left out, as they rest on several assumptions: {listed}"))
     first = explanation.remedies[0].launches
-    asked = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
+    shown_launches = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
     return details | {
         "remedies": [table, *commands],
-        "remedy 1 in launchers": [*launch_lines(asked)],
+        "remedy 1 in launchers": [*launch_lines(shown_launches)],
     }
 
 

@@ -252,12 +252,12 @@ def _message_times(
             )
         sections.append(by_level)
     for level in range(levels):
-        there, back = (
+        forth, back = (
             _message(section[level], sizes, f"{path}: {key}", scale)
             for key, section in zip(keys, sections, strict=True)
         )
         yield {
-            name: np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
+            name: np.stack(np.broadcast_arrays(forth[name], back[name]))[:, None]
             for name in MESSAGE_FIELDS
         }
 

@@ -336,7 +336,7 @@ def _connections(job: _Job) -> str:
 
 def _torchtitan(job: _Job) -> Options:
     """Return the options of torchtitan that run a job."""
-    workload, many = job.workload, job.workers > 1
+    workload, has_pipeline = job.workload, job.workers > 1
     splits = workload.data_parallel if workload.zero else 1
     degrees = {
         "data_parallel_replicate_degree": workload.data_parallel // splits,
@@ -353,7 +353,7 @@ def _torchtitan(job: _Job) -> Options:
         parallelism["enable_async_tensor_parallel"] = True
     if workload.zero:
         parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"
-    if many:
+    if has_pipeline:
         parallelism["pipeline_parallel_microbatch_size"] = job.size
         parallelism |= _order_of_torchtitan(job)
         if job.is_even:
@@ -364,7 +364,7 @@ def _torchtitan(job: _Job) -> Options:
             parallelism["module_fqns_per_model_part"] = job.layout.module_fqns()
     kinds = {"half_products": "selective", "full": "full"}
     options: Options = {
-        "training.local_batch_size": workload.minibatch if many else job.size,
+        "training.local_batch_size": workload.minibatch if has_pipeline else job.size,
         "training.global_batch_size": job.batch,
         **{f"parallelism.{name}": value for name, value in parallelism.items()},
         "activation_checkpoint.mode": kinds.get(workload.recompute, "none"),
@@ -474,12 +474,12 @@ def _pipeline_module(job: _Job) -> str:
 
 def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that DeepSpeed does not support."""
-    workload, many = job.workload, job.workers > 1
-    if many and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
+    workload, has_pipeline = job.workload, job.workers > 1
+    if has_pipeline and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"
-    if many and not (job.is_even and job.units == (0, 0)):
+    if has_pipeline and not (job.is_even and job.units == (0, 0)):
         yield "stages with unequal layers"
-    if many and workload.zero > 1:
+    if has_pipeline and workload.zero > 1:
         yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
     if workload.sequence_parallel:
         yield "sequence parallelism beside tensor parallelism"
@@ -529,15 +529,15 @@ def _maxtext(job: _Job) -> Options:
 
 def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that MaxText does not support."""
-    workload, many = job.workload, job.workers > 1
+    workload, has_pipeline = job.workload, job.workers > 1
     yield from job.unusual
-    if many and job.schedule != ("circular" if job.stages_per_worker > 1 else "gpipe"):
+    if has_pipeline and job.schedule != ("circular" if job.stages_per_worker > 1 else "gpipe"):
         yield f"schedule {job.schedule} (gpipe and circular are there)"
-    if many and len({*job.layers.tolist()}) > 1:
+    if has_pipeline and len({*job.layers.tolist()}) > 1:
         yield "stages with unequal layers"
-    if many and job.table.num_microbatches % job.workers:
+    if has_pipeline and job.table.num_microbatches % job.workers:
         yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
-    if workload.zero == 2 or (workload.zero == 1 and not many):
+    if workload.zero == 2 or (workload.zero == 1 and not has_pipeline):
         yield f"ZeRO {workload.zero} (0 and 3 are there, 1 in a pipeline)"
     cuts_experts = workload.has_experts and workload.expert_tensor > 1
     if workload.data_parallel % workload.expert_parallel or cuts_experts:

@@ -136,8 +136,8 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
     # With many networks, exchanges inside a node are priced apart: they are the same on all.
     leaves = [(item.volume, *item.group, item.times, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
-    many = isinstance(system.network.rate, Many)
-    kinds = [(item.kind, many and np.any(_is_far(item.group))) for item in exchanges]
+    has_many_systems = isinstance(system.network.rate, Many)
+    kinds = [(item.kind, has_many_systems and np.any(_is_far(item.group))) for item in exchanges]
     times: dict[int, Float[Computed, ...]] = {}
     for kind in dict.fromkeys(kinds):
         same = [index for index, other in enumerate(kinds) if other == kind]

@@ -57,8 +57,8 @@ def _copy_costs(
     """Return costs if copies of a stage share a node (1) or not (0), and if ends of a pipe do."""
     stages = work.stages
     nearest: Float[NumpyArray, " stages"] = np.where(stages.last > 0, FAR * (1 - ends), 0.0)
-    apart = stages._replace(nearest=nearest, farthest=nearest + 2 * FAR * (1 - copies))
-    return _priced(work._replace(stages=apart), system, workload, table)
+    placed_stages = stages._replace(nearest=nearest, farthest=nearest + 2 * FAR * (1 - copies))
+    return _priced(work._replace(stages=placed_stages), system, workload, table)
 
 
 @in_float64

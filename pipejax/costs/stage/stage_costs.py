@@ -133,15 +133,15 @@ def _op_seconds(
 ) -> dict[str, Float[Computed, "parts stages"]]:
     """Return the seconds of the ops of one microbatch, by field of `Costs`: (parts, stages)."""
     parts = _parts(work, system, exchanges)
-    apart, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
+    two_passes, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
     return {
-        "forward": _phase(work, system, apart, FORWARD),
+        "forward": _phase(work, system, two_passes, FORWARD),
         "backward": _input_grad(work, system, one_pass)
         + _phase(work, system, one_pass, WEIGHT_GRAD),
-        "input_grad": _input_grad(work, system, apart),
-        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD)
-        + (0.0 if work.again is None else _layers(apart, FORWARD, work.again)),
-        "recompute": _layers(apart, FORWARD, work.layers),
+        "input_grad": _input_grad(work, system, two_passes),
+        "weight_grad": _phase(work, system, two_passes, WEIGHT_GRAD)
+        + (0.0 if work.again is None else _layers(two_passes, FORWARD, work.again)),
+        "recompute": _layers(two_passes, FORWARD, work.layers),
     }
 
 
@@ -297,8 +297,8 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
     by_index: dict[int, ByPhase] = {}
     for kind in dict.fromkeys(kinds):
         members = [index for index, other in enumerate(kinds) if other == kind]
-        alike = stacked_trees([dataclasses.replace(ops[index], name="") for index in members])
-        columns = [device_time(system, alike, phase) for phase in PHASES]
+        stacked = stacked_trees([dataclasses.replace(ops[index], name="") for index in members])
+        columns = [device_time(system, stacked, phase) for phase in PHASES]
         seconds = xp.stack(columns, axis=-1)  # (ops, phases)
         by_index |= {index: seconds[row] for row, index in enumerate(members)}
     return [by_index[index] for index in range(len(ops))]

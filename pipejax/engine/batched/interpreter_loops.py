@@ -286,16 +286,16 @@ def _path(
         row = Unsigned(2) * (op - first)
         # copy the row before the state is written to
         path = put_row(path, take_row(state, slot), Unsigned(0))
-        here, weight = take_row(path, Unsigned(0)), _choice(choices, op)
-        if here.dtype == jnp.uint8:
-            share, rest = here & weight, here & ~weight
+        op_path, weight = take_row(path, Unsigned(0)), _choice(choices, op)
+        if op_path.dtype == jnp.uint8:
+            share, rest = op_path & weight, op_path & ~weight
         else:
-            share, rest = here * weight, here * (1 - weight)
-        on_path = put_row(on_path, here, row)
+            share, rest = op_path * weight, op_path * (1 - weight)
+        on_path = put_row(on_path, op_path, row)
         on_path = put_row(on_path, share, row + Unsigned(1))
         state = put_row(state, take_row(state, second_slot) + share, second_slot)
         state = put_row(state, take_row(state, first_slot) + rest, first_slot)
-        return put_row(state, jnp.zeros_like(here), slot), on_path, path
+        return put_row(state, jnp.zeros_like(op_path), slot), on_path, path
 
     path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
     state, on_path, _ = count_up(0, end - first, step, (state, on_path, path))

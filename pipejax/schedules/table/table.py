@@ -208,8 +208,8 @@ class ScheduleTable(Content, Drawn):
     def worker_parts(self) -> Float[NumpyArray, " stages"]:
         """Return the part of each stage in a microbatch's work on its worker: (stages)."""
         workers = self.placement[0]
-        there = np.bincount(workers, minlength=self.num_workers)[workers]
-        return np.asarray(self.stage_shares) / there
+        num_stages_there = np.bincount(workers, minlength=self.num_workers)[workers]
+        return np.asarray(self.stage_shares) / num_stages_there
 
     @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:

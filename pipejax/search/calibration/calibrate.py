@@ -231,8 +231,8 @@ class _Fitting(NamedTuple):
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
         configuration = fold_by_columns(self.rows, RUN).left_out
-        alike = configuration.sum(axis=1)[configuration.argmax(axis=0)]
-        return self.independent_share * row_weights(self.rows.variance, NOISE) / alike
+        repetitions = configuration.sum(axis=1)[configuration.argmax(axis=0)]
+        return self.independent_share * row_weights(self.rows.variance, NOISE) / repetitions
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
         """Step times by the system's own numbers, priced as all fits are [s]."""

@@ -151,10 +151,10 @@ class _Pricing:
         for mtp in (False, True) if self.workload.model.mtp_layers else (False,):
             first = [Holding(0, 0, mtp)]
             by_dense = [Holding(dense, 0, mtp) for dense in range(1, self.dense + 1)]
-            ways = [first, by_dense]
+            kinds = [first, by_dense]
             for dense in range(self.dense + 1 if self.rest else 0):
-                ways.append([Holding(dense, rest, mtp) for rest in range(1, self.rest + 1)])
-            for way in ways:
+                kinds.append([Holding(dense, rest, mtp) for rest in range(1, self.rest + 1)])
+            for way in kinds:
                 for holding in way:
                     costs, memory = self.price(holding)
                     if holding.layers and not may_hold(costs):

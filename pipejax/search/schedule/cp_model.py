@@ -254,11 +254,11 @@ class ScheduleModel:
         if not self.in_order:
             first = [*range(problem.num_microbatches)]
         for worker in range(problem.num_workers):
-            here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
-            firsts = [self.start["F"][s, m] for s, m in here if m in first]
-            may_be_last = [(s, m) for s, m in here if self._may_be_last(s, m)]
+            worker_ops = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
+            firsts = [self.start["F"][s, m] for s, m in worker_ops if m in first]
+            may_be_last = [(s, m) for s, m in worker_ops if self._may_be_last(s, m)]
             last_gradients = [(s, self._gradient_end[s, m]) for s, m in may_be_last]
-            busy = int(sum(work[s] for s, _ in here))
+            busy = int(sum(work[s] for s, _ in worker_ops))
             if problem.objective == "span":
                 begin = self._time("")
                 model.add_min_equality(begin, firsts)
@@ -267,7 +267,7 @@ class ScheduleModel:
                 if "loads" in self.redundant:
                     model.add(total >= busy)
                 continue
-            updates = int(problem.update[sorted({s for s, _ in here})].sum())
+            updates = int(problem.update[sorted({s for s, _ in worker_ops})].sum())
             for stage, end in last_gradients:
                 model.add(total >= end + max(int(problem.step_end[stage]), updates))
             if "loads" in self.redundant and len(firsts) == 1:

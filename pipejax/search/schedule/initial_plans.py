@@ -267,8 +267,8 @@ def _starts_by_few(
 
 def _sample_count(problem: Problem, per_worker: int) -> int:
     """Return how many microbatches stand for all, which they do where there are many."""
-    few = per_worker * problem.num_workers
-    return few if problem.num_microbatches > few + few // 2 else problem.num_microbatches
+    size = per_worker * problem.num_workers
+    return size if problem.num_microbatches > size + size // 2 else problem.num_microbatches
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:

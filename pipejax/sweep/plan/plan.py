@@ -174,9 +174,9 @@ def plan(
         evaluator = Evaluator(request, layouts, estimates, keep.after_program)
         if exhaustive:
             evaluator.evaluate_all()
-        apart, rows, planned = _find_layouts(evaluator, 1 + runners_up)
+        is_outside, rows, planned = _find_layouts(evaluator, 1 + runners_up)
         on_front = evaluator.find_front() if front else None
-    ranked = [layout for row, layout in zip(rows, planned, strict=True) if not apart[row]]
+    ranked = [layout for row, layout in zip(rows, planned, strict=True) if not is_outside[row]]
     ties = are_tied([layout.step_time for layout in ranked], [layout.evidence for layout in ranked])
     result = PlanResult(
         best=ranked[0],
@@ -194,7 +194,7 @@ def plan(
         layouts=layouts,
         estimates=estimates,
         place=int(rows[0]),
-        apart=apart,
+        apart=is_outside,
         front=on_front,
     )
     if out is not None:

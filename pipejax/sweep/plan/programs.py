@@ -191,9 +191,9 @@ def table_pipe(shape: ProgramShape) -> Pipe:
 def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
     """Count the activations that workers hold with M microbatches."""
     # If two shorter tables have the same peaks, a longer one only repeats their period.
-    few, many = (count * shape.workers for count in SETTLED)
-    if microbatches > many and np.array_equal(_held(shape, few).parts, _held(shape, many).parts):
-        return _held(shape, many)
+    fewer, more = (count * shape.workers for count in SETTLED)
+    if microbatches > more and np.array_equal(_held(shape, fewer).parts, _held(shape, more).parts):
+        return _held(shape, more)
     return _held(shape, microbatches)
 
 
