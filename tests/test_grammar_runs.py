@@ -278,12 +278,12 @@ def make_table(rows, grammar, **more):
 
 N, S = {"N": kind("net")}, {"S": kind(scope="worker")}
 SENSELESS = {
-    "F <- UNSHARD": ({}, "UNSHARD is of a stage as a whole"),
-    "S@last <- S": (S, "S is of a worker, and of no stage"),
-    "S <- F": (S, "say at which stage, as F@last"),
+    "F <- UNSHARD": ({}, "UNSHARD belongs to a whole stage"),
+    "S@last <- S": (S, "S belongs to a worker"),
+    "S <- F": (S, "name the stage of the producer, as F@last"),
     "S <- F@last [message]": (S, "messages lead from stages to stages"),
-    "F@-1 <- F": ({}, "the producer says how many stages it is away"),
-    "F <- B1 (all)": ({}, "says twice which microbatch"),
+    "F@-1 <- F": ({}, "only a producer may have a distance"),
+    "F <- B1 (all)": ({}, "names the microbatch of the producer twice"),
     "0F0.1 <- B": ({}, "its microbatches are a number"),
 }
 

@@ -152,7 +152,7 @@ def test_what_does_not_fit_ranks_behind_what_does():
     nothing = pj.analysis.robustness(runs, fits=[False] * 3)
     assert [row.makespan_rank for row in nothing] == [1, 2, 3]
     assert [row.fastest_share for row in nothing] == [0.0] * 3
-    with pytest.raises(ValueError, match="fits must say of each of 3 runs whether it does"):
+    with pytest.raises(ValueError, match="fits must have one entry for each of 3 runs"):
         pj.analysis.robustness(runs, fits=[True])
 
 

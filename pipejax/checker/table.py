@@ -236,7 +236,7 @@ class Table:
             require_legal(not is_split, f"op {text} does the backward twice: it is also split")
 
     def _check_order(self) -> None:
-        """Check that no op waits for a later one of its row, and that messages have a way."""
+        """Check that no op waits for a later op of its row, and that messages have a link."""
         rules = self.rules
         for op, (worker, slot) in self.cell.items():
             producers = [producer for producer, *_ in self.inputs(op)]

@@ -26,14 +26,14 @@ class ExplorerWidget(anywidget.AnyWidget):
 
 
 def explore(runs: Evaluation | Sequence[Evaluation], *, height: int = 640) -> ExplorerWidget:
-    """Show runs in a notebook as a page in which times can be changed and ops chosen.
+    """Show runs in a notebook as a page on which users change times and select ops.
 
     Args:
       runs: runs with equal kinds of cost, the first one on top.
       height: of the cell [pixels].
 
     Returns:
-      A widget; `widget.observe(function, "selected")` follows the op that is chosen.
+      A widget; `widget.observe(function, "selected")` follows the selected op.
 
     Raises:
       ModuleNotFoundError: without `pip install 'pipejax[notebook]'`.

@@ -181,7 +181,7 @@ def _compare(
 
 
 def read_results(path: str | Path) -> SweepResults:
-    """Read the store of a sweep, whole or not."""
+    """Read the store of a sweep, complete or not."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(2, "no such store; `pipejax sweep run` writes one", str(path))

@@ -452,7 +452,7 @@ def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
 
 
 def _step_times(rows: MeasuredRows, link: str | Links) -> StepTimes:
-    """Build the schedules of all rows; a row that has none is named."""
+    """Build the schedules of all rows; raise an error that names a row without one."""
     try:
         return StepTimes(rows, link=link)
     except ValueError:

@@ -360,8 +360,8 @@ def robustness(
 
     Args:
       runs: runs with the same distributions, seed, number of samples and replicas.
-      quantile: which quantile of the makespan decides, from 0 to 1.
-      fits: of each run, whether its machine has the memory; all if None.
+      quantile: quantile of the makespan that ranks the schedules, from 0 to 1.
+      fits: whether the machine of each run has enough memory; all if None.
 
     Returns:
       A row for each run, in their order.
@@ -394,7 +394,7 @@ def robustness(
     slowdown = np.array([run.slowdown(quantile) for run in runs])
     is_fit = np.ones(len(runs), bool) if fits is None else np.array(fits, bool)
     if is_fit.shape != (len(runs),):
-        raise ValueError(f"fits must say of each of {len(runs)} runs whether it does, got {fits!r}")
+        raise ValueError(f"fits must have one entry for each of {len(runs)} runs, got {fits!r}")
     samples = np.stack([run.makespans for run in runs])
     shortest = samples[is_fit].min(axis=0, keepdims=True, initial=np.inf)
     fastest_share = ((samples == shortest) & is_fit[:, None]).mean(axis=1)

@@ -243,7 +243,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _replay(analysis: "Analysis") -> Iterator[object]:
-    """Yield how far the replay is off, and which link models it rules out."""
+    """Yield the errors of the replay, and the link models that fit as well."""
     replay = analysis.replay
     yield (
         f"mean error {percent(replay.mean_error)}, largest {percent(replay.worst_error)}, with "

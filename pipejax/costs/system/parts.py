@@ -256,17 +256,17 @@ def _register_with_flags(kind: type) -> None:
 
     # A compiled function contains only the features whose flags are True. Flags may also be arrays
     # of 0 and 1, which are numbers like others: systems with different flags then make one batch.
-    def apart(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
+    def flatten(record: Any) -> tuple[tuple[str, ...], tuple[Any, ...], Any]:
         flags = _bool_fields(record)
         numbers = {name: value for name, value in vars(record).items() if name not in flags}
         names = tuple(numbers)
         return names, tuple(numbers.values()), (names, tuple(flags.items()))
 
-    def together(form: Any, numbers: Iterable[Any]) -> Any:
+    def unflatten(form: Any, numbers: Iterable[Any]) -> Any:
         names, flags = form
         return kind(**dict(zip(names, numbers, strict=True)), **dict(flags))
 
-    register(kind, apart, together)
+    register(kind, flatten, unflatten)
 
 
 for _kind in (AttentionKernels, Contention, Efficiency, Link, Host, NarrowPeaks):

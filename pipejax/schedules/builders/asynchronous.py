@@ -105,7 +105,7 @@ def pipedream_2bw(
     if whole_number(accumulation, "accumulation") < num_workers:
         raise MismatchError(
             f"accumulation must be at least the number of workers, {num_workers}, got "
-            f"{accumulation}: two versions of the weights hold no longer pipe",
+            f"{accumulation}: two weight versions suffice for no longer pipe",
             "accumulation",
         )
     microbatch = np.arange(num_microbatches)

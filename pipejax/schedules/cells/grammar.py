@@ -171,18 +171,18 @@ def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
     """Return the reason why a rule has no meaning; empty if it has one."""
     for end in (consumer, producer):
         if end.phase.kind.scope == STAGE:
-            return f"{end.phase.name} is of a stage as a whole, and rules are of microbatches"
+            return f"{end.phase.name} belongs to a whole stage, and rules to microbatches"
         if end.phase.kind.scope == WORKER and (end.stage is not None or producer.offset):
-            return f"{end.phase.name} is of a worker, and of no stage"
+            return f"{end.phase.name} belongs to a worker, not to a stage"
     if consumer.offset:
-        return "the producer says how many stages it is away"
+        return "only a producer may have a distance in stages"
     consumer_scope, producer_scope = consumer.phase.kind.scope, producer.phase.kind.scope
     if consumer_scope == WORKER != producer_scope and producer.stage is None:
-        return f"say at which stage, as {producer.phase.name}@last"
+        return f"name the stage of the producer, as {producer.phase.name}@last"
     if rule.sends and WORKER in (consumer_scope, producer_scope):
         return "messages lead from stages to stages"
     if producer.microbatch is not None and (rule.waits_for_all or rule.slice_offset):
-        return "it says twice which microbatch is waited for"
+        return "it names the microbatch of the producer twice"
     return ""
 
 

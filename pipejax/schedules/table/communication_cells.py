@@ -178,14 +178,13 @@ def insert_transfers(
     """Put SEND and RECV cells into a table, so that every queue follows one order.
 
     Args:
-      table: the schedule; communication cells that it has give way.
+      table: the schedule; its communication cells are replaced.
       order: (transfers) messages as `Program.messages` numbers them; producer by producer, as
         PyTorch lowers a schedule, if None.
       link: `Links`, if workers share host links, for which that order has to wait.
-      lowering: "pytorch" to put in all else that PyTorch's runtime needs too: a wait for each SEND,
-        and cells that gather parameters and reduce gradients where the table has none; cell by
-        cell what PyTorch 2.15 makes of a table without communication, if no order is given. None
-        for SEND and RECV alone.
+      lowering: "pytorch" to add all other cells that PyTorch's runtime needs: a wait for each SEND,
+        and cells that gather parameters and reduce gradients, if the table has none. Without an
+        order, the cells then equal those of PyTorch 2.15. None for SEND and RECV alone.
 
     Returns:
       The same ops in the same order; each SEND after its producer, each RECV before its consumer.
@@ -193,8 +192,8 @@ def insert_transfers(
       and loads, whose order over all rows stays as it is.
 
     Raises:
-      ValueError: if the order is no permutation of the messages, or has a transfer stand before
-        one that its producer waits for.
+      ValueError: if the order is no permutation of the messages, or puts a transfer before one that
+        its producer waits for.
 
     Example:
       >>> import pipejax as pj
