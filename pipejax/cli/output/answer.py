@@ -80,9 +80,12 @@ class Answer(NamedTuple):
         if is_json():
             print_json(self.as_json())
         else:
-            print_all(*self.view)
+            view = [*self.view]
+            print_all(*view)
             if has_details():
-                print_all(*chain.from_iterable(self.details.values()))
+                shown = [part for part in view if isinstance(part, Text)]
+                details = chain.from_iterable(self.details.values())
+                print_all(*(part for part in details if part not in shown))
             print_all(*file_lines(self.written))
             print_all(*(plain(f"next: {line}") for line in self.next))
             if self.details and not has_details():
