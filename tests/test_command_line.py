@@ -410,7 +410,7 @@ def test_a_command_of_two_words_lists_its_second_words(call, mistake):
 
 @pytest.mark.parametrize("command", ["tune layers", "explain", "evaluate"])
 def test_details_repeat_no_line_of_the_first_screen(call, command):
-    run = "-s 1f1b -P 2 -M 4 -m llama3-8b -y h100 --minibatch 4 --details"
+    run = "-s 1f1b -P 4 -M 4 -m llama3-8b -y h100 --minibatch 4 --details"
     code, out, _ = call(*command.split(), *run.split())
     lines = [line for line in out.splitlines() if re.match(r"Megatron-LM: --", line)]
     assert code == 0
