@@ -243,6 +243,8 @@ def test_tables_have_sizes_of_their_own(folder, answer, mistake):
     assert "twice" in mistake("compare", "--schedules", "gpipe.csv,gpipe.csv", *TIMES)
     (folder / "empty").mkdir()
     assert "holds no table" in mistake("compare", "--tables", "empty", *TIMES)
+    for name in ("nope", "tables/none.csv", "gpipe"):
+        assert f"--tables {name}: no such file" in mistake("compare", "--tables", name, *TIMES)
     assert "--workers" in mistake("compare", "--schedules", "gpipe", *TIMES)
 
 

@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipejax as pj
@@ -293,6 +294,9 @@ class ScheduleList(NamedTuple):
         """Read names; refuse a schedule that is named twice, and an option without effect."""
         if schedules is None and tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
+        for text in tables or ():
+            if not Path(text).exists() and ".py:" not in text:  # FILE.py:FUNCTION
+                raise ValueError(f"--tables {text}: no such file or folder")
         repair = None if repair is None else resolve_choice(repair, REPAIRS, "--repair")
         options = options._replace(repair=repair)
         texts = [] if schedules is None else [text.strip() for text in schedules.split(",")]
