@@ -126,19 +126,19 @@ def optimize(
 
     def report(result: "pj.results.Found[pj.results.Optimum]") -> Answer:
         save_table(result.best.table, out)
-        best = pj.evaluate(result.best.table, task.costs, link=link)
-        held, folder = task.room.stages.held(best), None if store is None else store.path
-        outcome = Outcome(task.table, result, best, held, task.room, minimize, folder)
+        best = pj.evaluate(result.best.table, scenario.table_costs(), link=link)
+        held, folder = room.stages.held(best), None if store is None else store.path
+        outcome = Outcome(scenario.table(), result, best, held, room, minimize, folder)
         if result.stopped != "interrupted" or certificate.path is not None:
-            certify(_claims(outcome, task.may_offload), certificate)
-        slower = _rendezvous_makespan(outcome, task.costs)
+            certify(_claims(outcome, may_offload), certificate)
+        slower = _rendezvous_makespan(outcome, scenario.table_costs())
         data = as_json(outcome)
         data |= {} if slower is None else {"rendezvous_makespan": slower}
         return Answer(
             data,
             _view(outcome, slower),
             {"wrote the table to": out, "wrote the certificate to": certificate},
-            next=_next_commands(task.scenario, out.path) if slower is not None else (),
+            next=_next_commands(scenario, out.path) if slower is not None else (),
             details={
                 "search": [_search(outcome)],
                 "workers": [_workers(outcome)],
@@ -147,7 +147,7 @@ def optimize(
         )
 
     try:
-        task = _pose(run, limit)
+        scenario, room, may_offload = _read_problem(run, limit)
         with best_so_far(report) as keep, _best_line() as show:
 
             def on_best(result: "pj.results.Found[pj.results.Optimum]") -> None:
@@ -155,13 +155,11 @@ def optimize(
                 show(result)
 
             result = pj.optimize(
-                task.table,
-                task.costs,
-                memory_limit=task.room.search_limits(task.table).tolist(),
-                sizes=task.room.stages.sizes.tolist(),
-                weight_share=task.room.stages.weight_share.tolist(),
-                offload=task.may_offload,
-                link=link,
+                scenario,
+                memory_limit=room.search_limits(scenario.table()).tolist(),
+                sizes=room.stages.sizes.tolist(),
+                weight_share=room.stages.weight_share.tolist(),
+                offload=may_offload,
                 objective=minimize,
                 time_limit=within,
                 effort=effort,
@@ -198,16 +196,8 @@ def _next_commands(scenario: "pj.Scenario", out: Path | None) -> tuple[str, ...]
     return (order,) if out else (save, order)
 
 
-class _PosedTask(NamedTuple):
-    scenario: "pj.Scenario"
-    table: pj.ScheduleTable
-    costs: "pj.Costs"
-    room: Room
-    may_offload: bool
-
-
-def _pose(run: OptimizedRun, limit: MemoryLimit) -> _PosedTask:
-    """Build the table, which may itself be planned for the limit, and its costs."""
+def _read_problem(run: OptimizedRun, limit: MemoryLimit) -> "tuple[pj.Scenario, Room, bool]":
+    """Return the run, which may be planned for the limit, its memory, and whether it offloads."""
     from pipejax.costs.edits import HostTimes, has_host_times
 
     settings, activations = run.settings.without("memory_limit"), run.activations
@@ -230,7 +220,7 @@ def _pose(run: OptimizedRun, limit: MemoryLimit) -> _PosedTask:
     # a model's times of O and L stand there whether or not activations are to go to the host
     is_said = has_host_times(costs) if scenario.workload is None else table.offloads
     may_offload = scenario.find_edit(HostTimes) is not None or is_said
-    return _PosedTask(scenario, table, costs, room, may_offload)
+    return scenario, room, may_offload
 
 
 def _check_problem(link: pj.Links, minimize: str) -> None:
