@@ -18,6 +18,8 @@ from pipejax.schedules.table.table import ScheduleTable
 # The registered schedule that a table runs, found by its rows, not by its name
 
 OWN_ORDER = "own"  # name of a schedule whose table bears the name of another
+BUILT = "_built"  # attribute of tables that a builder made from sizes alone: their names are true
+SIZES = {"num_workers", "num_microbatches", "stages_per_worker", "waves", "slices"}
 
 
 def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
@@ -77,6 +79,8 @@ def _registered_rows(
 @cached_method
 def schedule_name(table: ScheduleTable) -> str:
     """Return the name of the schedule that a table runs; of an unknown order that of the table."""
+    if vars(table).get(BUILT):
+        return table.name
     # launchers recompute by an option of their own, in the same order
     match, builder = _find(table, (Phase.R,)), REGISTRY.get(table.name)
     if match is not None:
@@ -124,7 +128,9 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
         if bound.get("stage_shares") is not None:
             check_shares(bound["stage_shares"], bound["num_workers"])
         check_size(builder, **defaults | bound)
-        return builder.function(**bound)
+        table = builder.function(**bound)
+        vars(table)[BUILT] = not builder.planned and SIZES.issuperset(bound)
+        return table
 
     return build
 
