@@ -59,11 +59,11 @@ def write_table_files(draft: Path, explanation: "Explanation", files: Mapping[in
         write_file(draft / path.name, text)
 
 
-def has_other_table(remedy: "Remedy", begin: "pj.Scenario") -> bool:
+def has_other_table(remedy: "Remedy", base: "pj.Scenario") -> bool:
     """Return whether the remedy runs another table than now."""
     from pipejax.search.remedies.explain import is_same_table
 
-    return not is_same_table(remedy.scenario.table(), begin.table())
+    return not is_same_table(remedy.scenario.table(), base.table())
 
 
 # options of links that a remedy's command repeats, except queues, which `tune messages` chooses
@@ -81,20 +81,20 @@ def remedy_command(
     remedy: "Remedy",
     table: Path | None,
     default: Path | None,
-    begin: "pj.Scenario",
+    base: "pj.Scenario",
     saved: "pj.Scenario | None",
 ) -> str:
     """The command that repeats a remedy; its table is in a file, or will be in the default one."""
-    scenario, search = _with_files(remedy.scenario, begin, saved), remedy.search
+    scenario, search = _with_files(remedy.scenario, base, saved), remedy.search
     if search is None:
         return command_line(scenario)
     if table is not None:
         return command_line(scenario.replace(schedule=pj.costing.TableFile(str(table))))
-    before = _with_files(search.scenario, begin, saved)
+    before = _with_files(search.scenario, base, saved)
     if search.kind == "ring" and default is not None:
         options = {**written(*OF_REMEDIES), "write_tables": str(default.parent)}
         explanation = scenario.replace(schedule=pj.costing.TableFile(str(default)))
-        return f"{command_line(begin, 'explain', **options)} && {command_line(explanation)}"
+        return f"{command_line(base, 'explain', **options)} && {command_line(explanation)}"
     if search.kind == "optimize":
         limit = ",".join(f"{limit:g}" for limit in search.limits)
         more = {"memory_limit": limit, "time_limit": "8s", "out": FOUND}
@@ -108,7 +108,7 @@ def remedy_command(
 
 
 def _with_files(
-    scenario: "pj.Scenario", begin: "pj.Scenario", saved: "pj.Scenario | None"
+    scenario: "pj.Scenario", base: "pj.Scenario", saved: "pj.Scenario | None"
 ) -> "pj.Scenario":
     """Name the saved files of table and costs; drop a number of stages equal to the table's."""
     source = scenario.source
@@ -120,7 +120,7 @@ def _with_files(
     files = dataclasses.replace(saved.source, stages=source.stages, places=source.places)
     scenario = scenario.replace(costs=files)
     names = "schedule", "num_workers", "num_microbatches", "options"
-    if any(getattr(scenario, name) != getattr(begin, name) for name in names):
+    if any(getattr(scenario, name) != getattr(base, name) for name in names):
         return scenario
     return scenario.replace(**{name: getattr(saved, name) for name in names})
 
@@ -129,15 +129,13 @@ def remedies_json(
     explanation: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
     """Remedies with their commands; tables of some are in files."""
-    defaults, begin = dict(table_files(explanation, TABLES)), explanation.memory.begin.scenario
+    defaults, base = dict(table_files(explanation, TABLES)), explanation.memory.begin.scenario
     return [
         {
             "what": remedy.what,
             "shelf": remedy.shelf,
             "launchers": remedy.launchers,
-            "command": remedy_command(
-                remedy, files.get(number), defaults.get(number), begin, saved
-            ),
+            "command": remedy_command(remedy, files.get(number), defaults.get(number), base, saved),
             "saves": remedy.saves,
             "step_time": remedy.step_time,
             "assumes": "; ".join(remedy.assumes),

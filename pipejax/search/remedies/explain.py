@@ -263,10 +263,10 @@ def explain(
         if isinstance(costs, Workload) and system is not None:
             source = ModelCosts(costs, system)
         scenario = named_scenario(Scenario(run, costs=source, link=link))
-    begin = first_candidate(scenario, stage_layers)
+    base = first_candidate(scenario, stage_layers)
     if launcher is not None:
-        launcher = run_launch(begin.scenario, launcher, begin.layers).launcher
-    memory = Memory(begin, _limit(memory_limit, begin))
+        launcher = run_launch(base.scenario, launcher, base.layers).launcher
+    memory = Memory(base, _limit(memory_limit, base))
     kinds = {**KINDS, **(SEARCHES if search else {})}
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
@@ -277,7 +277,7 @@ def explain(
     with telling("explain", on_progress) as report:
         for done, (kind, change) in enumerate(kinds.items()):
             report(done, len(kinds) + 1, kind)
-            candidates[kind] = list(change(begin))
+            candidates[kind] = list(change(base))
             remedies += shelved.select(kind, candidates[kind])
         report(len(kinds), len(kinds) + 1, "combined")
         # options of a launcher alone, then any changes
@@ -289,49 +289,50 @@ def explain(
                 remedies.append(combined)
     order = [*SHELVES]
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -r.saves))
-    faults = [*_faults_of_settings(memory, candidates["settings"]), *_faults_of_layers(begin)]
+    faults = [*_faults_of_settings(memory, candidates["settings"]), *_faults_of_layers(base)]
     rivals = candidates["schedule"]
     if launcher is not None:
-        rivals = [rival for rival in rivals if shelved.launchers("schedule", begin, rival)]
+        rivals = [rival for rival in rivals if shelved.launchers("schedule", base, rival)]
     faults = _faults_with_memory(memory, faults, rivals)
-    bottleneck = faults[0] if faults else _schedule_fault(begin)
+    bottleneck = faults[0] if faults else _schedule_fault(base)
     return Explanation(
-        run=begin.run,
-        parts=_parts_with_places(begin),
+        run=base.run,
+        parts=_parts_with_places(base),
         faults=faults,
         bottleneck=bottleneck,
-        effects=_effects(begin, bottleneck, remedies),
+        effects=_effects(base, bottleneck, remedies),
         remedies=remedies,
         skipped=[candidate.what for candidate in shelved.skipped],
         memory=memory,
-        tolerated=_tolerated_factor(begin),
+        tolerated=_tolerated_factor(base),
         launcher=launcher,
     )
 
 
-def _effects(begin: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
+def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
     """List the effects of a cause and of its first remedy; none if they are equal."""
     words = TREATMENTS.get(fault.kind, {})
     remedy = next((remedy for remedy in remedies if remedy.kind in words), None)
     if remedy is None:
         return ()
     name = PARTS.get(fault.kind, fault.kind)
-    effects = [Effect("part", begin.parts[name])]
+    effects = [Effect("part", base.parts[name])]
     if fault.rules:
-        effects.append(_effect("cause", begin, begin.scaled("", [fault.rules], ""), name))
-    effects.append(_effect(words[remedy.kind], begin, Candidate(remedy.scenario), name))
+        without_cause = base.scaled("", [fault.rules], "")  # needs no title and no assumption
+        effects.append(_effect("cause", base, without_cause, name))
+    effects.append(_effect(words[remedy.kind], base, Candidate(remedy.scenario), name))
     seconds = [effect.seconds for effect in effects]
     is_unequal = max(seconds) - min(seconds) > MIN_DIFFERENCE * max(map(abs, seconds))
     return tuple(effects) if is_unequal else ()
 
 
-def _effect(what: str, begin: Candidate, changed: Candidate, name: str) -> Effect:
+def _effect(what: str, base: Candidate, changed: Candidate, name: str) -> Effect:
     """Compare the parts of two runs: their differences sum to the time saved."""
-    seconds, parts = begin.step_time - changed.step_time, changed.parts
-    differences = {part: parts[part] - before for part, before in begin.parts.items()}
+    seconds, parts = base.step_time - changed.step_time, changed.parts
+    differences = {part: parts[part] - before for part, before in base.parts.items()}
     differences[name] = parts[name]  # what stays of it
-    missing = begin.parts[name] - seconds
-    if abs(missing) <= MIN_DIFFERENCE * max(abs(seconds), begin.parts[name]):
+    missing = base.parts[name] - seconds
+    if abs(missing) <= MIN_DIFFERENCE * max(abs(seconds), base.parts[name]):
         return Effect(what, seconds)
     sign = math.copysign(1.0, missing)
     part = max(differences, key=lambda part: sign * differences[part])
@@ -366,19 +367,19 @@ def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
 
 
 def _limit(
-    memory_limit: float | Sequence[float] | None, begin: Candidate
+    memory_limit: float | Sequence[float] | None, base: Candidate
 ) -> Float[NumpyArray, " workers"] | float | None:
     """Check a memory limit; default: what `plan` leaves of a system, or all if the run needs it."""
     if memory_limit is None:
-        has_bytes = begin.scenario.model_workload is not None
-        system = begin.scenario.system if has_bytes else None
+        has_bytes = base.scenario.model_workload is not None
+        system = base.scenario.system if has_bytes else None
         if system is None:
             return None
         available = float(system.memory_available)
         room = (1 - HEADROOM) * available
-        return room if Memory(begin).begin_needs.max() <= room else available
+        return room if Memory(base).begin_needs.max() <= room else available
     limit = np.asarray(memory_limit, float)
-    if limit.shape not in ((), (begin.table.num_workers,)) or not (limit > 0).all():
+    if limit.shape not in ((), (base.table.num_workers,)) or not (limit > 0).all():
         raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")
     return limit
 
@@ -387,10 +388,10 @@ TOLERANCE = 0.01  # share of the step that slower messages may cost
 MAX_FACTOR = 1e6  # tolerated factors above this count as infinite
 
 
-def _tolerated_factor(begin: Candidate) -> float | None:
+def _tolerated_factor(base: Candidate) -> float | None:
     """Return the factor on message times that lengthens the step by the tolerance."""
     # None if messages take no time, infinite if the step does not depend on them.
-    program, vector = lower_and_price(begin.table, begin.table_costs, begin.scenario.links)
+    program, vector = lower_and_price(base.table, base.table_costs, base.scenario.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
         return None
@@ -398,7 +399,7 @@ def _tolerated_factor(begin: Candidate) -> float | None:
     def is_too_long(factor: float) -> bool:
         slower = vector.copy()
         slower[first_link:] *= factor  # costs of messages are last
-        return makespan_on_host(program, slower) > (1 + TOLERANCE) * begin.step_time
+        return makespan_on_host(program, slower) > (1 + TOLERANCE) * base.step_time
 
     if not is_too_long(MAX_FACTOR):
         return math.inf
@@ -409,10 +410,10 @@ def _tolerated_factor(begin: Candidate) -> float | None:
     return low
 
 
-def _parts_with_places(begin: Candidate) -> list[Part]:
+def _parts_with_places(base: Candidate) -> list[Part]:
     """Return the parts of a step, with the worker or link of each."""
     places: dict[str, str] = {}
-    for fault in reversed(begin.faults):
+    for fault in reversed(base.faults):
         if fault.kind == "imbalance" and fault.worker is not None:
             stage = "" if fault.stage is None else f", stage {fault.stage}"
             places["imbalance"] = f"worker {fault.worker}{stage}"
@@ -422,7 +423,7 @@ def _parts_with_places(begin: Candidate) -> list[Part]:
         part._replace(meaning=f"{part.meaning}: {places[part.name]}")
         if part.name in places
         else part
-        for part in begin.step_parts
+        for part in base.step_parts
     ]
 
 
@@ -435,15 +436,15 @@ class _Shelves:
 
     def select(self, kind: str, candidates: Sequence[Candidate]) -> list[Remedy]:
         """Keep those that shorten the step or make it fit in memory; of alternatives, the best."""
-        begin, memory, remedies = self.memory.begin, self.memory, []
-        min_gain = changes.MIN_GAIN * begin.step_time if memory.fits(begin) else -math.inf
+        base, memory, remedies = self.memory.begin, self.memory, []
+        min_gain = changes.MIN_GAIN * base.step_time if memory.fits(base) else -math.inf
         for candidate in sorted(candidates, key=_step_time):
-            if begin.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
+            if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
                 continue
             if len(candidate.assumes) > MAX_ASSUMPTIONS:
                 self.skipped.append(candidate)
             else:
-                launchers = self.launchers(kind, begin, candidate)
+                launchers = self.launchers(kind, base, candidate)
                 remedies.append(self.remedy(kind, candidate, launchers))
         if kind not in BEST_ONLY:
             return remedies
@@ -502,12 +503,12 @@ class _Shelves:
         """Apply the best change of each kind in this order; None if fewer than two help."""
         # `candidates` are the changes of each kind to the unchanged run. With options, each change
         # must be one of a launcher that also brings the changes before.
-        begin = best = self.memory.begin
+        base = best = self.memory.begin
         names: set[str] | None = None
         titles = []
         for kind, change in kinds.items():
-            max_time = best.step_time - changes.MIN_GAIN * begin.step_time
-            options = candidates[kind] if best is begin else change(best)
+            max_time = best.step_time - changes.MIN_GAIN * base.step_time
+            options = candidates[kind] if best is base else change(best)
             better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
             for candidate in sorted(better, key=_step_time):
                 launchers = {*self.launchers(kind, best, candidate)}
@@ -528,29 +529,29 @@ def _step_time(candidate: Candidate) -> float:
 
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[Fault]:
     """List the faults, with recomputation if the step fits into memory with less of it."""
-    begin = memory.begin
-    workload = begin.scenario.source.workload
+    base = memory.begin
+    workload = base.scenario.source.workload
     rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
-    best = min(rivals, key=_step_time, default=begin)
-    gain = begin.step_time - best.step_time
-    if workload is None or gain <= NEGLIGIBLE * begin.step_time:
-        return list(begin.faults)
+    best = min(rivals, key=_step_time, default=base)
+    gain = base.step_time - best.step_time
+    if workload is None or gain <= NEGLIGIBLE * base.step_time:
+        return list(base.faults)
     why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
-    return [*begin.faults, Fault("recompute", gain, why)]
+    return [*base.faults, Fault("recompute", gain, why)]
 
 
-def _faults_of_layers(begin: Candidate) -> list[Fault]:
+def _faults_of_layers(base: Candidate) -> list[Fault]:
     """List exchanges inside layers that take much of the step."""
-    workload, system, faults = begin.scenario.workload, begin.scenario.system, []
-    if workload is None or system is None or not begin.table.grammar.is_usual:
+    workload, system, faults = base.scenario.workload, base.scenario.system, []
+    if workload is None or system is None or not base.table.grammar.is_usual:
         return []
-    costs, times = begin.table_costs, breakdown(begin.run, workload, system)
-    for name, part in stage_parts(workload, system, begin.table).items():
-        if name not in IN_LAYERS or times[name] < LARGE_EXCHANGE * begin.step_time:
+    costs, times = base.table_costs, breakdown(base.run, workload, system)
+    for name, part in stage_parts(workload, system, base.table).items():
+        if name not in IN_LAYERS or times[name] < LARGE_EXCHANGE * base.step_time:
             continue
         rest = mapped(np.subtract, costs, part)
-        gain = begin.step_time - evaluate(begin.table, rest, link=begin.scenario.links).step_time
-        share = 100 * times[name] / begin.step_time
+        gain = base.step_time - evaluate(base.table, rest, link=base.scenario.links).step_time
+        share = 100 * times[name] / base.step_time
         why = f"{IN_LAYERS[name]} take {share:.3g} % of the step, and no compute hides them"
         faults.append(Fault(name, gain, why))
     return faults
@@ -560,9 +561,9 @@ def _faults_with_memory(
     memory: Memory, faults: list[Fault], schedules: Sequence[Candidate]
 ) -> list[Fault]:
     """List the faults, with memory if the run does not fit or it rules out a better schedule."""
-    begin = memory.begin
-    if memory.limit is not None and not memory.fits(begin):
-        needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, begin.run.workers)
+    base = memory.begin
+    if memory.limit is not None and not memory.fits(base):
+        needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
         worker = int((needs / limit).argmax())
         why = (
             f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
@@ -572,10 +573,10 @@ def _faults_with_memory(
     if memory.limit is not None and schedules:
         best = min(schedules, key=_step_time)
         fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
-        gain = min([begin.step_time, *fitting]) - best.step_time
-        if gain > NEGLIGIBLE * begin.step_time:
-            saves = begin.step_time - best.step_time
-            percent, gain_percent = (100 * x / begin.step_time for x in (saves, gain))
+        gain = min([base.step_time, *fitting]) - best.step_time
+        if gain > NEGLIGIBLE * base.step_time:
+            saves = base.step_time - best.step_time
+            percent, gain_percent = (100 * x / base.step_time for x in (saves, gain))
             more = f", {gain_percent:.3g} % more than what fits" if gain < saves else ""
             why = (
                 f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much "
@@ -585,14 +586,14 @@ def _faults_with_memory(
     return sorted(faults, key=lambda fault: -fault.seconds)
 
 
-def _schedule_fault(begin: Candidate) -> Fault:
+def _schedule_fault(base: Candidate) -> Fault:
     """Return start and end of the pipeline as the fault of a run without any other."""
-    parts = begin.parts
+    parts = base.parts
     ends = parts["start"] + parts["gaps"] + parts["end"]
-    share = 100 * ends / (begin.step_time or 1.0)
+    share = 100 * ends / (base.step_time or 1.0)
     return Fault(
         "schedule",
         ends,
         f"nothing stands out: start and end of the pipeline take {share:.3g} % of the step, as "
-        f"this schedule has them with {begin.run.microbatches} microbatches",
+        f"this schedule has them with {base.run.microbatches} microbatches",
     )
