@@ -13,6 +13,9 @@ CASES = (
     ("1f1b", 3, "delay", "float32"),
     ("interleaved-1f1b", 4, "queued", "float64"),
     ("chimera", 4, "rendezvous", "float32"),
+    ("zb-v", 4, "delay", "float32"),
+    ("zb-h1", 3, "rendezvous", "float64"),
+    ("interleaved-zb", 4, "queued", "float32"),
 )
 
 

@@ -27,9 +27,10 @@ class _OnDemand:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        module = importlib.import_module(self._name)
-        _catch_up()
-        return getattr(module, name)
+        if not is_loaded():
+            importlib.import_module(self._name)
+            _catch_up()
+        return getattr(sys.modules[self._name], name)
 
 
 if TYPE_CHECKING:

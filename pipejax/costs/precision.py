@@ -26,7 +26,10 @@ Result = TypeVar("Result")
 
 def is_traced(*trees: Any) -> bool:
     """Return whether JAX traces a number of some trees, so that its value is unknown."""
-    return is_loaded() and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
+    if not is_loaded():
+        return False
+    tracer = jax.core.Tracer
+    return any(isinstance(leaf, tracer) for leaf in leaves(trees))
 
 
 def accept_type(dtype: np.dtype | type) -> AbstractContextManager[Any]:

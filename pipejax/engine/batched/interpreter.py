@@ -24,6 +24,7 @@ from pipejax.engine.batched.binary_program import (
     NEVER_SLOT,
     NO_OPERAND,
     SPARE_SLOT,
+    START,
     START_SLOT,
     BinaryOps,
     Task,
@@ -56,7 +57,8 @@ from pipejax.engine.lowering.program import ZERO
 # than the op. Here an op of an even level writes a row of one buffer and reads rows of the other
 # alone, and an op of an odd level the other way round: its level is the length of the longest
 # chain of ops before it. Along most edges of a pipeline's program the level rises by one. If it
-# rises by an even number, an additional op first copies the value to the other buffer.
+# rises by an even number, an additional op first copies the value to the other buffer. Ops that
+# only add a cost are left to their readers first: else weight gradients would need many copies.
 #
 # Levels are padded to whole strides, the ops of one iteration. The program is data here too.
 
@@ -74,7 +76,9 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even 
 class LevelProgram:
     """A program as data, level by level, padded to a bucket of sizes."""
 
-    code: UIntArray  # (ops, 5) slots of first, second and result, rows of lag and own cost
+    # (ops, 5 or 6) slots of first, second and result, rows of lag and own cost, and of the lag of
+    # the first operand if any has one
+    code: UIntArray
     ends: UIntArray  # (levels + 1) stride of `code` behind each level
     num_pairs: UIntArray  # pairs of an even and an odd level, without padding
     last: UIntArray  # slot of the makespan, in the buffer of even levels
@@ -89,12 +93,15 @@ jax.tree_util.register_dataclass(LevelProgram)
 
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     """Encode a program as data, level by level; None if that needs too many additional ops."""
+    num_ops = ops.num_ops
+    ops, first_lag = _without_sums(ops)
     level = _levels(ops)
     first, second, lag, duration, levels = _with_copies(ops, level)
+    first_lag = np.append(first_lag, np.full(len(first) - len(first_lag), ZERO))
     size = np.bincount(levels)
     size = np.append(size, np.zeros(len(size) % 2, int))  # levels go in pairs
     ends = np.append(0, np.cumsum(-(-size // STRIDE)))
-    if ends[-1] * STRIDE > max(MAX_OPS_RATIO * ops.num_ops, LEAST_OPS):
+    if ends[-1] * STRIDE > max(MAX_OPS_RATIO * num_ops, LEAST_OPS):
         return None
     order = np.argsort(levels, kind="stable")
     slot, num_slots = allocate(first, second, levels, num_buffers=2)
@@ -104,10 +111,14 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     code_row = np.repeat(ends[:-1] * STRIDE, size) + rank
     slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # of operands -2 and -1
     row = rows.row_of_position
-    columns = (slots[first], slots[second], slot, row[lag], row[duration])
-    code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
+    columns = [slots[first], slots[second], slot, row[lag], row[duration]]
     # padding writes max(0, -inf) to a slot that no op reads
-    code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
+    padding = [START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW]
+    if (first_lag != ZERO).any():
+        columns.append(row[first_lag])
+        padding.append(ZERO_ROW)
+    code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
+    code[:] = padding
     code[code_row] = np.stack(columns, axis=1)[order]
     return LevelProgram(
         code=code,
@@ -119,6 +130,34 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
         num_slots=bucket(num_slots, LEAST_SLOTS),
         row_bytes=LONG_ROW_BYTES if len(rows.terms) <= MAX_LONG_ROWS else ROW_BYTES,
     )
+
+
+def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
+    """Drop ops that only add their cost to one operand, where each of their readers can add it.
+
+    Return the other ops, and the cost position of the lag of their first operands.
+    """
+    # A weight gradient W behind B is such an op: max(B + W, second + lag) needs no value of W. An
+    # op stays if a reader has a lag for it already, is dropped itself, or if it is the makespan.
+    first, second, lag = ops.first.copy(), ops.second.copy(), ops.lag.copy()
+    first_lag = np.full(ops.num_ops, ZERO)
+    stays = (second != NO_OPERAND) | (np.arange(ops.num_ops) == ops.num_ops - 1)
+    stays[second[(second >= 0) & (lag != ZERO)]] = True
+    if stays.all():
+        return ops, first_lag
+    for op in range(ops.num_ops - 1, -1, -1):
+        if not stays[op] and ops.first[op] >= 0:
+            stays[ops.first[op]] = True  # its reader is dropped
+    for operand, lags in ((first, first_lag), (second, lag)):
+        readers = np.flatnonzero(stays & (operand >= 0))
+        readers = readers[~stays[operand[readers]]]
+        lags[readers] = ops.duration[operand[readers]]
+        operand[readers] = ops.first[operand[readers]]
+    number = np.append(np.cumsum(stays) - 1, [NO_OPERAND, START])  # at -2 and -1
+    names = ("first", "second", "lag", "duration", "slot")
+    columns = (number[first], number[second], lag, ops.duration, ops.slot)
+    staying = {name: column[stays] for name, column in zip(names, columns, strict=True)}
+    return dataclasses.replace(ops, **staying), first_lag[stays]
 
 
 def _levels(ops: BinaryOps) -> Ops:
@@ -211,8 +250,9 @@ def _level(
     def stride(k: Array, written: Array) -> Array:
         for u in range(STRIDE):
             op = k * Unsigned(STRIDE) + Unsigned(u)
-            first, second, slot, lag, duration = (program.code[op, c] for c in range(5))
-            first_value = take_row(read, first)
+            columns = (program.code[op, c] for c in range(program.code.shape[1]))
+            first, second, slot, lag, duration, *first_lag = columns
+            first_value = sum((take_row(cost, row) for row in first_lag), take_row(read, first))
             second_value = take_row(read, second) + take_row(cost, lag)
             # at a tie the first operand, as everywhere
             second_wins = second_value > first_value
