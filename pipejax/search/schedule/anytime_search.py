@@ -256,7 +256,6 @@ class AnytimeSearch:
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
         """Take a plan if it is better; it may come from the problem on another grid."""
-        self.evaluated += 1
         problem = problem or self.problem
         value = plan_objective(problem, plan) * problem.unit
         is_longer = self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9)
