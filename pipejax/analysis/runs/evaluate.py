@@ -316,7 +316,7 @@ def activation_memory(
     sizes: Sizes = 1.0,
     weight_share: Sizes = WEIGHT_SHARE,
     checkpoints: Sizes | None = None,
-    at_work: Sequence[Sizes] = (0.0, 0.0, 0.0),
+    at_work: Sequence[Sizes] | Float[NumpyArray, "phases ..."] = (0.0, 0.0, 0.0),
 ) -> ActivationMemory:
     """Follow the activations that each worker holds during a run.
 
