@@ -82,17 +82,18 @@ class _Plan:
     @functools.cached_property
     def values(self) -> Task:
         """Return the task of the loops that run on any device."""
-        return Task(forward_program(self.ops, self.rows), None)
+        return Task(_on_device(forward_program(self.ops, self.rows)), None)
 
     @functools.cached_property
     def levels(self) -> LevelProgram | None:
         """Return the program by level, for values alone on a CPU; None if levels do not pay."""
-        return level_program(self.ops, self.rows)
+        return _on_device(level_program(self.ops, self.rows))
 
     @functools.cached_property
     def counts(self) -> Task:
         """Return the task with its backward pass, built only for gradients."""
-        return self.values._replace(backward=backward_program(self.ops, self.rows))
+        backward = _on_device(backward_program(self.ops, self.rows))
+        return self.values._replace(backward=backward)
 
     @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
@@ -104,6 +105,12 @@ class _Plan:
         """Return by the type of costs the same kernel with counts of costs on the path, or None."""
         dtypes = (np.dtype(np.float32), np.dtype(np.float64))
         return {dtype: unrolled_with_counts(self.ops, self.rows, dtype) for dtype in dtypes}
+
+
+def _on_device(program: Any) -> Any:
+    """Return a program as arrays of JAX; those of NumPy would be copied at every call."""
+    with jax.core.eval_context():
+        return jax.tree.map(jnp.asarray, program)
 
 
 # a plan refers to no program, so that unused programs are freed, and their plans with them
