@@ -1,22 +1,161 @@
-"""Tabu search over swaps of neighbouring transfers in a queue.
+"""Tabu search over swaps of neighbouring transfers in a queue, with incremental evaluation.
 
 Only a swap of two consecutive transfers on a critical path can make a schedule shorter. It makes no
 cycle, because another path between both would be longer than their queue. Heads and tails estimate
-its effect; after a swap, all nodes are run again, forwards and backwards.
+its effect; after a swap, only the nodes behind it, forwards and backwards, are run again.
 
 References:
   Taillard: Parallel taboo search techniques for the job shop scheduling problem (1994).
 """
 
 import random
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.engine.lowering.program import SOURCE
-from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.longest_path import CycleError, Preds, Times, finish_times, topological_order
+from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor, order_preds
+
+# Finish times of a graph that changes: only nodes behind a change are computed again.
+#
+# A change gives nodes other predecessors. The nodes have a topological order, with a dirty flag
+# for every position in it: a search for the next byte of 1 runs at the speed of memory. A node
+# whose finish time does not change marks no successors. The sums are those of `finish_times`, to
+# the last bit.
+#
+# An edge against the order moves few nodes: those before its tail, or those behind its head,
+# whichever search ends first (Pearce and Kelly: A dynamic topological sort algorithm, 2007).
+
+SOURCE = 0
+Waits = tuple[int, ...]  # nodes that a node waits for; the source alone where there is none
+Orders = list[tuple[int, list[int]]]  # of moves in the order: a position, and the nodes from there
+
+
+class IncrementalPath:
+    """A graph with its finish times."""
+
+    def __init__(self, preds: Preds, duration: Times) -> None:
+        """Run the graph once; its nodes are in topological order."""
+        # by node: finish time, duration, predecessors
+        self.finish: list[float] = finish_times(preds, duration).tolist()
+        self._duration: list[float] = duration.tolist()
+        self.waits = [to_waits(row) for row in preds.tolist()]
+        self._successors: list[list[int]] = [[] for _ in self.finish]
+        for node, waits in enumerate(self.waits):
+            for before in waits:
+                if before != SOURCE:  # it never changes
+                    self._successors[before].append(node)
+        self._ends = {node for node, after in enumerate(self._successors) if not after}
+        self._order = list(range(len(self.finish)))
+        self._positions = list(self._order)
+
+    @property
+    def makespan(self) -> float:
+        """Latest finish time."""
+        return max(map(self.finish.__getitem__, self._ends))
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The nodes in a topological order."""
+        return self._order
+
+    @property
+    def successors(self) -> Sequence[Sequence[int]]:
+        """Return the nodes that wait for each node; waits for the source are not listed."""
+        return self._successors
+
+    def change(self, waits: Mapping[int, Waits]) -> None:
+        """Replace the predecessors of nodes; a CycleError leaves all as it was."""
+        old_waits = {node: self.waits[node] for node in waits}
+        old_orders: Orders = []
+        try:
+            self._connect(waits, old_orders)
+        except CycleError:
+            for node, old in reversed(old_waits.items()):
+                self._set_waits(node, old)
+            for start, nodes in reversed(old_orders):
+                self._set_order(start, nodes)
+            raise
+        self._recompute(waits)
+
+    def _recompute(self, nodes: Iterable[int]) -> None:
+        """Recompute finish times of nodes and, if they change, of their successors."""
+        finish, duration, waits = self.finish, self._duration, self.waits
+        order, positions, finish_time = self._order, self._positions, self.finish.__getitem__
+        is_dirty = bytearray(len(order))  # flags by position in the order
+        for node in nodes:
+            is_dirty[positions[node]] = 1
+        position = is_dirty.find(1)
+        while position >= 0:
+            node = order[position]
+            end = max(map(finish_time, waits[node])) + duration[node]
+            if end != finish[node]:
+                finish[node] = end
+                for successor in self._successors[node]:
+                    is_dirty[positions[successor]] = 1
+            position = is_dirty.find(1, position + 1)
+
+    def _connect(self, waits: Mapping[int, Waits], old_orders: Orders) -> None:
+        """Replace the predecessors of nodes: remove old edges, then add new ones one by one."""
+        for node, new in waits.items():
+            self._set_waits(node, to_waits(pred for pred in self.waits[node] if pred in new))
+        for node, new in waits.items():
+            for pred in [pred for pred in new if pred not in self.waits[node]]:
+                if self._positions[pred] > self._positions[node]:
+                    self._reorder(pred, node, old_orders)
+                self._set_waits(node, to_waits((*self.waits[node], pred)))
+            self._set_waits(node, new)
+
+    def _set_waits(self, node: int, waits: Waits) -> None:
+        if waits == self.waits[node]:
+            return
+        for pred in self.waits[node]:
+            if pred != SOURCE:
+                self._successors[pred].remove(node)
+                if not self._successors[pred]:
+                    self._ends.add(pred)
+        self.waits[node] = waits
+        for pred in waits:
+            if pred != SOURCE:
+                self._successors[pred].append(node)
+                self._ends.discard(pred)
+
+    def _reorder(self, tail: int, head: int, old_orders: Orders) -> None:
+        """Reorder nodes so that `tail` comes before `head`; now it comes after it."""
+        positions, low, high = self._positions, self._positions[head], self._positions[tail]
+        # two searches between both positions: ancestors of the tail, descendants of the head
+        ancestors, descendants = {tail}, {head}
+        ancestor_stack, descendant_stack = [tail], [head]
+        while ancestor_stack and descendant_stack:
+            for node in self.waits[ancestor_stack.pop()]:
+                if positions[node] >= low and node not in ancestors:
+                    ancestors.add(node)
+                    ancestor_stack.append(node)
+            for node in self._successors[descendant_stack.pop()]:
+                if positions[node] <= high and node not in descendants:
+                    descendants.add(node)
+                    descendant_stack.append(node)
+        if head in ancestors or tail in descendants:
+            raise CycleError([tail, head])
+        nodes = self._order[low : high + 1]
+        # move the set whose search ended: descendants to the end, or ancestors to the start
+        is_late = descendants.__contains__ if ancestor_stack else lambda node: node not in ancestors
+        old_orders.append((low, nodes))
+        self._set_order(low, sorted(nodes, key=is_late))  # a stable sort: False before True
+
+    def _set_order(self, start: int, nodes: list[int]) -> None:
+        """Write nodes into the order from position `start` on."""
+        self._order[start : start + len(nodes)] = nodes
+        for position, node in enumerate(nodes, start):
+            self._positions[node] = position
+
+
+def to_waits(nodes: Iterable[int]) -> Waits:
+    """Drop the source from nodes to wait for, unless there is no other."""
+    return tuple(node for node in nodes if node != SOURCE) or (SOURCE,)
+
 
 REST = (10, 30)  # range of moves for which two swapped transfers keep their new order
 
@@ -30,82 +169,64 @@ class Swap(NamedTuple):
 
 
 class SwapSearch:
-    """State of the search: queues of transfers, and the longest paths to and from all nodes.
+    """State of the search: queues of transfers, and incremental runs in both directions.
 
-    A queue is two maps, `_front` and `_next`, from a transfer to the previous and the next one, or
+    Nodes are numbered in topological order. In the backward run, node n of N has number N - n. A
+    queue is two maps, `_front` and `_next`, from a transfer to the previous and the next one, or
     the source at the ends.
     """
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
-        carrier, queues = graph.program.messages.carrier.tolist(), graph.queues.T.tolist()
+        carrier, queues = graph.program.messages.carrier, graph.queues.T.tolist()
         # Python's generator takes a twentieth of NumPy's time for single numbers
         self._random = random.Random(int(rng.integers(2**63)))
         self.moves = 0
-        self._dependencies = WaitsFor.from_preds(graph.preds)
-        self._duration: list[float] = graph.duration.tolist()
-        self._transfer = {node: k for k, node in enumerate(carrier)}
+        preds = order_preds(graph, order)
+        number = _topological_numbers(preds)
+        nodes = np.argsort(number)
+        self._dependencies = WaitsFor.from_preds(number[graph.preds[nodes]])
+        self._duration = graph.duration[nodes].tolist()
+        self._size = len(nodes)
+        self._carrier = number[carrier]
+        self._transfer = {node: k for k, node in enumerate(self._carrier.tolist())}
         self._node_queues = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
         self._front: list[dict[int, int]] = [
             {} for _ in range(int(graph.queues.max(initial=-1)) + 1)
         ]
         self._next: list[dict[int, int]] = [{} for _ in self._front]
-        self._line_up([carrier[k] for k in order.tolist()])
-        self._waits, self._successors = [*self._dependencies.before], [*self._dependencies.after]
+        self._line_up(order)
+        self._ahead = IncrementalPath(number[preds[nodes]], graph.duration[nodes])
+        after = [[self._size - n for n in successors] for successors in self._ahead.successors]
+        back = np.zeros((self._size, max(1, *map(len, after))), np.int64)
+        for node in range(1, self._size):
+            back[self._size - node, : len(after[node])] = after[node]
+        self._backward = IncrementalPath(back, np.append(0.0, graph.duration[nodes][:0:-1]))
         self._rests: dict[tuple[int, int], int] = {}
-        self._run(self._transfer)
 
     @property
     def makespan(self) -> float:
         """Return the end of the last node [s]."""
-        return max(self._head)
+        return self._ahead.makespan
 
     @property
     def order(self) -> Order:
         """Return the transfers in an order that gives the present queues."""
-        return np.array([self._transfer[n] for n in self._nodes if n in self._transfer], int)
+        return np.array([self._transfer[n] for n in self._ahead.order if n in self._transfer], int)
 
-    def _line_up(self, order: list[int]) -> None:
-        """Set the queues by an order of the transfers' nodes."""
+    def _line_up(self, order: Order) -> None:
+        """Set the queues by an order."""
         last = [SOURCE] * len(self._front)
-        for node in order:
+        for node in self._carrier[order].tolist():
             for queue in self._node_queues[node]:
                 self._front[queue][node], self._next[queue][last[queue]] = last[queue], node
                 last[queue] = node
         for next_in_queue, node in zip(self._next, last, strict=True):
             next_in_queue[node] = SOURCE
 
-    def _run(self, changed: Iterable[int]) -> bool:
-        """Run all nodes after changes of the queues of some; return whether there is no cycle."""
-        for node in changed:
-            queues, graph = self._node_queues[node], self._dependencies
-            fronts = {self._front[queue][node] for queue in queues}
-            nexts = {self._next[queue][node] for queue in queues}
-            self._waits[node] = sorted({*graph.before[node], *fronts} - {SOURCE})
-            self._successors[node] = sorted({*graph.after[node], *nexts} - {SOURCE})
-        # heads are ends: the longest paths to nodes, with their own durations; tails are those from
-        # nodes on; a node is listed as soon as all that it waits for are
-        missing, ready = [len(waits) for waits in self._waits], [0.0] * len(self._duration)
-        nodes = [node for node, count in enumerate(missing) if not count and node != SOURCE]
-        for node in nodes:
-            end = ready[node] = ready[node] + self._duration[node]
-            for successor in self._successors[node]:
-                if end > ready[successor]:
-                    ready[successor] = end
-                missing[successor] -= 1
-                if not missing[successor]:
-                    nodes.append(successor)
-        if len(nodes) < len(ready) - 1:
-            return False
-        self._nodes, self._head, self._tail = nodes, ready, [0.0] * len(ready)
-        path = self._tail.__getitem__
-        for node in reversed(nodes):
-            longest = max(map(path, self._successors[node]), default=0.0)
-            self._tail[node] = longest + self._duration[node]
-        return True
-
-    def _longest(self, paths: list[float], *nodes: Iterable[int]) -> float:
-        """Return the longest of the paths of some nodes; 0 without any [s]."""
-        return max(map(paths.__getitem__, chain((SOURCE,), *nodes)))
+    def _run(self, changed: set[int]) -> None:
+        """Run both directions again after changes of the predecessors of some nodes."""
+        self._ahead.change({n: self._waits(n) for n in changed})
+        self._backward.change({self._size - n: self._waits_back(n) for n in changed})
 
     def step(self, best: float) -> bool:
         """Make the best swap that does not rest or beats the best; return whether one exists."""
@@ -136,44 +257,65 @@ class SwapSearch:
 
     def _critical_swaps(self) -> list[Swap]:
         """List queue neighbours on a critical path, chosen at random at ties."""
-        swaps: list[Swap] = []
-        node = self._head.index(self.makespan)
-        while waits := self._waits[node]:
-            last = self._longest(self._head, waits)
-            before = self._random.choice([pred for pred in waits if self._head[pred] == last])
-            if before in self._transfer and node in self._transfer:
+        finish, waits = self._ahead.finish, self._ahead.waits
+        node_queues = self._node_queues
+        swaps, draw = [], self._random.random
+        node = finish.index(self._ahead.makespan)
+        while node != SOURCE:
+            preds = waits[node]
+            before = preds[0]
+            if len(preds) > 1:
+                last = max(map(finish.__getitem__, preds))
+                waited = [pred for pred in preds if finish[pred] == last]
+                before = waited[int(draw() * len(waited))] if len(waited) > 1 else waited[0]
+            if before in node_queues and node in node_queues:
                 swaps.append(self._swap(before, node))
-            node = before
+            node = before if finish[before] else SOURCE
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
         """Return the longest path through a swapped transfer after the swap [s]."""
         # The path enters the second (`second_head`), then the first (`first_head`), and leaves them
-        # by `second_tail` or `first_tail`.
-        first, second, both = swap
-        front, after, graph, longest = self._front, self._next, self._dependencies, self._longest
-        first_alone, second_alone = (
-            [queue for queue in self._node_queues[node] if queue not in both] for node in swap[:2]
-        )
-        second_head = longest(
-            self._head,
-            graph.before[second],
-            (front[queue][first] for queue in both),
-            (front[queue][second] for queue in second_alone),
-        )
-        first_head = longest(
-            self._head, graph.before[first], (front[queue][first] for queue in first_alone)
-        )
-        first_tail = self._duration[first] + longest(
-            self._tail,
-            graph.after[first],
-            (after[queue][second] for queue in both),
-            (after[queue][first] for queue in first_alone),
-        )
-        second_tail = longest(
-            self._tail, graph.after[second], (after[queue][second] for queue in second_alone)
-        )
-        through_both = second_head + self._duration[second] + max(first_tail, second_tail)
+        # by `second_tail` or `first_tail`. Comparisons in place of max() halve the time.
+        first, second, queues = swap
+        duration, front, next_node = self._duration, self._front, self._next
+        # tail[-node] is the longest path from the start of a node on, 0 for the source
+        head, tail = self._ahead.finish, self._backward.finish
+        second_head = first_head = first_tail = second_tail = 0.0
+        for node in self._dependencies.before[second]:
+            if head[node] > second_head:
+                second_head = head[node]
+        for node in self._dependencies.before[first]:
+            if head[node] > first_head:
+                first_head = head[node]
+        for node in self._dependencies.after[first]:
+            if tail[-node] > first_tail:
+                first_tail = tail[-node]
+        for node in self._dependencies.after[second]:
+            if tail[-node] > second_tail:
+                second_tail = tail[-node]
+        for queue in self._node_queues[second]:
+            next_tail = tail[-next_node[queue][second]]
+            if queue in queues:
+                front_head = head[front[queue][first]]
+                if next_tail > first_tail:
+                    first_tail = next_tail
+            else:
+                front_head = head[front[queue][second]]
+                if next_tail > second_tail:
+                    second_tail = next_tail
+            if front_head > second_head:
+                second_head = front_head
+        for queue in self._node_queues[first]:
+            if queue not in queues:
+                front_head = head[front[queue][first]]
+                next_tail = tail[-next_node[queue][first]]
+                if front_head > first_head:
+                    first_head = front_head
+                if next_tail > first_tail:
+                    first_tail = next_tail
+        first_tail += duration[first]
+        through_both = second_head + duration[second] + max(first_tail, second_tail)
         return max(first_head + first_tail, through_both)
 
     def _apply(self, swap: Swap) -> bool:
@@ -183,10 +325,11 @@ class SwapSearch:
         for queue in queues:
             changed |= {self._front[queue][first], self._next[queue][second]} - {SOURCE}
             self._swap_neighbours(first, second, queue)
-        if not self._run(changed):
+        try:
+            self._run(changed)
+        except CycleError:
             for queue in queues:
                 self._swap_neighbours(second, first, queue)
-            self._run(changed)
             return False
         self.moves += 1
         self._rests[first, second] = self.moves + self._random.randrange(*REST)
@@ -198,3 +341,23 @@ class SwapSearch:
         before, after = front[first], next_node[second]
         next_node[before], next_node[second], next_node[first] = second, first, after
         front[second], front[first], front[after] = before, second, first
+
+    def _waits(self, node: int) -> Waits:
+        """Return the predecessors of a transfer: its producer and the transfers in front of it."""
+        fronts = (self._front[queue][node] for queue in self._node_queues[node])
+        return to_waits(sorted({*self._dependencies.before[node], *fronts}))
+
+    def _waits_back(self, node: int) -> Waits:
+        """Return the consumer and the next transfers of a transfer, in backward numbers."""
+        next_nodes = (self._next[queue][node] for queue in self._node_queues[node])
+        after = {*self._dependencies.after[node], *next_nodes} - {SOURCE}
+        return to_waits(sorted(self._size - successor for successor in after))
+
+
+def _topological_numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
+    """Number nodes in topological order (nodes); the source keeps 0."""
+    head, which = np.nonzero(preds)
+    order = topological_order(len(preds), preds[head, which], head)
+    number = np.empty(len(preds), np.int64)
+    number[np.append(SOURCE, order[order != SOURCE])] = np.arange(len(preds))
+    return number
