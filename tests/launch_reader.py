@@ -171,7 +171,8 @@ def _with_whole_ends(run, begin, stage_layers):
         divided = np.broadcast_to(costs.time(pj.Phase[phase]), new)
         measured = [sum(divided[k * parts : (k + 1) * parts]) for k in range(old)]
         layers = stage_layers or [1] * old
-        layer = np.median([time / count for time, count in zip(measured, layers, strict=True)])
+        layer_times = sorted(time / n for time, n in zip(measured, layers, strict=True))
+        layer = layer_times[(old - 1) // 2]
         for stage, holder in (0, 0), (old - 1, new - 1):
             head = measured[stage] - layer * layers[stage]
             if head > 0.02 * measured[stage]:

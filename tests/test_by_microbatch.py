@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import strategies
 from compilations import compilations
 from daily import daily
+from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.engine.pricing import by_microbatch
 
 LINKS = ["delay", "queued", "blocking", "rendezvous"]
+OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload", "load", "pair")
 MESSAGES = ("latency", "transmit")
 SIZES = {"num_workers": 4, "num_microbatches": 8}
 
@@ -39,6 +42,36 @@ def random_costs(shape=(), *, stages=4, pipes=1, microbatches=8, seed=0):
 def get_arrays(costs, size):
     """Costs as a batch for `jax.vmap`: scalars too get its axis."""
     return jax.tree.map(lambda x: jnp.asarray(x) if np.ndim(x) else jnp.full(size, x), costs)
+
+
+def repeated(costs, microbatches):
+    """The same costs, written out for every microbatch."""
+
+    def wide(name, leaf):
+        if leaf is None or name not in (*OPS, *MESSAGES):
+            return leaf
+        axes = 3 if name in MESSAGES else 1
+        whole = np.asarray(leaf).reshape((1,) * (axes - np.ndim(leaf)) + np.shape(leaf))
+        return np.repeat(whole[..., None], microbatches, axis=-1)
+
+    return pj.Costs(**{name: wide(name, leaf) for name, leaf in vars(costs).items()})
+
+
+@settings(max_examples=20)
+@given(
+    case=st.booleans().flatmap(lambda pairs: strategies.cases(pairs=pairs, step_end=True)),
+    link=st.sampled_from(LINKS),
+)
+def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
+    expected = pj.evaluate(case.table, case.costs, link=link)
+    many = pj.evaluate(case.table, repeated(case.costs, case.table.num_microbatches), link=link)
+    for name in ("start", "finish", "message_start", "message_finish", "critical"):
+        np.testing.assert_array_equal(getattr(expected, name), getattr(many, name))
+    assert (expected.makespan, expected.max_span) == (many.makespan, many.max_span)
+    np.testing.assert_allclose(expected.busy, many.busy, rtol=1e-14)
+    assert expected.path_share == pytest.approx(many.path_share)
+    for number, text in enumerate(expected.program.layout.groups):
+        assert text in many.program.layout.groups, number
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,24 @@ def test_embedding_and_head_are_whole_where_stages_are_divided(forward, parts, l
     assert change.step_time == pytest.approx(pj.evaluate(finer, real).step_time, rel=1e-12)
 
 
+def test_of_two_measured_stages_the_slower_one_has_the_head():
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    begin = first_candidate(pj.Scenario(table, costs=pj.Costs(forward=[6.0, 12.0], backward=12.0)))
+    (change,) = (c for c in schedules(begin, ["interleaved-1f1b"]) if c.what.endswith("worker 2"))
+    costs = pj.Costs(forward=[3.0, 3.0, 3.0, 9.0], backward=6.0)
+    assert change.step_time == pytest.approx(pj.evaluate(change.table, costs).step_time)
+
+
+def test_rules_for_places_of_other_stages_scale_no_divided_stages():
+    # stage 1 of 4 is no stage 1 of 8
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=[6.0, 6.0, 6.0, 9.0], backward=12.0)
+    for rules, count in ("compute@stage1*1.2", 0), ("compute@worker1*1.2", 2):
+        edit = pj.costing.ScaledTimes(rules)
+        begin = first_candidate(pj.Scenario(table, costs=costs).with_edit(edit))
+        assert len([*schedules(begin, ["interleaved-1f1b"])]) == count
+
+
 def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     line = ["-s", "zero-bubble", "-P", 4, "-M", 12, "-T", "F=1,I=1,W=1", "--memory-limit", 3]
     result = answer("explain", *line)

@@ -199,6 +199,7 @@ def test_what_launchers_lack():
     ]
     assert deepspeed.lacks == ("schedule zb-h1 (1f1b is there)", "context parallelism")
     assert launcher_settings("chimera")[1].lacks == ("schedules of several pipes",)
+    assert "parallelism.pipeline_parallel_schedule" not in launcher_settings("chimera")[1].options
     # one worker has no schedule
     assert launcher_settings("zb-h1", workers=1)[0].lacks == ()
 

@@ -194,6 +194,18 @@ SETTING = [
 ]
 
 
+def test_wide_layers_have_elasticities():
+    workload = pj.Workload(pj.load_model("llama3-8b"), 8, wide_first=1, wide_last=1)
+    table, system = (
+        pj.schedules.build("1f1b", num_workers=4, num_microbatches=8),
+        pj.load_system("h100"),
+    )
+    result = pj.sensitivity(table, workload, system)
+    costs = pj.stage_costs(workload, system, table)
+    assert result.step_time == pytest.approx(pj.evaluate(table, costs).step_time)
+    assert sum(result.share.values()) == pytest.approx(1)
+
+
 def test_command(capsys, tmp_path):
     out = tmp_path / "tornado.svg"
     assert run([*SETTING, "--factor", "3", "--figure", str(out), "--json"]) == 0

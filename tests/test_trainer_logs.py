@@ -118,6 +118,8 @@ def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
     built = answer(*options, COLUMNS, "--system", "h100")
     assert "memory is not read" in built["notes"][0]
     assert built["used_by"] == f"pipejax validate {out}"  # the rows say the machine
+    assert "h10" in mistake(*options, COLUMNS, "--system", "h10", "--force")
+    assert "give one" in mistake(*options, f"{COLUMNS},system=a100", "--system", "h100", "--force")
     rows = read_rows(out)  # 16 x 4096 tokens over 8 accelerators at 2048 a second
     assert (rows.seconds[0], rows.global_batch[0]) == (4.0, 16)
     assert rows.models[0].sequence == 4096

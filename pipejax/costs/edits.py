@@ -210,12 +210,16 @@ class ScaledTimes(Edit):
     rules: str
     stages: int | None = None  # number of stages that rules with a stage or boundary are for
 
-    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Scale them."""
+    def check_places(self, table: ScheduleTable) -> None:
+        """Refuse rules for places of another number of stages."""
         has_places = "@stage" in self.rules or "@boundary" in self.rules
         if has_places and self.stages not in (None, table.num_stages):
             text = f"scale names places of {self.stages} stages, the table has {table.num_stages}"
             raise MismatchError(text, "scale")
+
+    def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
+        """Scale them."""
+        self.check_places(table)
         try:
             return scaled_costs(costs, table, self.rules)
         except ValueError as error:

@@ -227,7 +227,7 @@ def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
     """Yield stages that are slower than the median of the others."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
         if MIN_SLOW_RATIO < ratio < np.inf:
-            rules = f"compute@stage{stage}*{1 / ratio:.12g}"
+            rules = f"compute@stage{stage}*{1 / ratio!r}"
             workers = sorted(set(trial.table.placement[:, stage].tolist()))
             names = " and ".join(map(str, workers))
             why = (
@@ -244,7 +244,7 @@ def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
         min_stage_ratio = 1 + STAGE_SHARE_OF_SLOWDOWN * (ratio - 1)
         if not MIN_SLOW_RATIO < ratio < np.inf or (stage_ratios[stages] < min_stage_ratio).any():
             continue
-        rules = f"compute@worker{worker}*{1 / ratio:.12g}"
+        rules = f"compute@worker{worker}*{1 / ratio!r}"
         names = ", ".join(map(str, stages))
         why = f"worker {worker} (stages {names}) takes {ratio:.3g} times the median of the others"
         only_stage = int(stages[0]) if len(stages) == 1 else None
@@ -259,7 +259,7 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
     ratios = against_others(seconds).tolist()
     for (pair, by_boundary), ratio in zip(groups.items(), ratios, strict=True):
         if ratio > MIN_SLOW_RATIO:
-            rules = ",".join(f"message@boundary{b}*{1 / ratio:.12g}" for b in by_boundary)
+            rules = ",".join(f"message@boundary{b}*{1 / ratio!r}" for b in by_boundary)
             boundaries = ", ".join(map(str, by_boundary))
             excess = f"take {ratio:.3g} times the median of the others"
             if np.isinf(ratio):

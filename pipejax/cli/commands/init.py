@@ -138,6 +138,9 @@ def _rows_from(
     for name in cells:
         resolve_choice(name, COLUMNS, "--columns")
     if system is not None:
+        if "system" in cells:
+            raise ValueError("--system and --columns system=.. say the same: give one")
+        load_system(file_beside(out, system))
         cells["system"] = system
     rows: list[dict[str, str]] = []
     notes: list[str] = []

@@ -372,7 +372,7 @@ def _torchtitan(job: _Job) -> Options:
     if workload.recompute == "half_products":
         options["activation_checkpoint.selective_ac_option"] = "op"
     if "parallelism.enable_async_tensor_parallel" in options:
-        options["compile.enable"] = True  # FSDP refuses other formats
+        options["compile.enable"] = True  # asynchronous tensor parallelism needs it
     return options
 
 
@@ -387,8 +387,10 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
 
 def _named_placement(pipeline: _Pipeline) -> str | None:
     """Return the schedule of PyTorch that puts stages on the same ranks; None without one."""
+    if pipeline.stages_per_worker == 0:  # several pipes
+        return None
     # workers of the stages: 1F1B 0 1 2, Interleaved1F1B 0 1 2 0 1 2, ZBVZeroBubble 0 1 2 2 1 0
-    loop = np.tile(np.arange(pipeline.workers), max(pipeline.stages_per_worker, 1))
+    loop = np.tile(np.arange(pipeline.workers), pipeline.stages_per_worker)
     placement = pipeline.table.placement[0]
     if np.array_equal(placement, loop):
         return "1F1B" if pipeline.stages_per_worker == 1 else "Interleaved1F1B"

@@ -545,7 +545,8 @@ class PricingShape(NamedTuple):
     def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
         """Return what compiled prices depend on besides numbers; equal tables share one object."""
         model = dataclasses.replace(workload.model, name="", source="")
-        model = mapped(lambda _: 0, model)
+        num_wide = workload.wide_first + workload.wide_last  # which a model must have
+        model = dataclasses.replace(mapped(lambda _: 0, model), layers=num_wide)
         layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not
         if mtp_shares(workload, table.num_stages)[-1] == 1:
             layout = ""

@@ -103,6 +103,8 @@ class Candidate:
     def scaled(self, what: str, rules: Sequence[str], assumption: str) -> "Candidate":
         """Return the candidate with scaled costs at the same table."""
         edit = self.scenario.find_edit(ScaledTimes)
+        if edit is not None:
+            edit.check_places(self.table)
         old_rules = () if edit is None else (edit.rules,)
         edit = ScaledTimes(",".join((*old_rules, *rules)), self.table.num_stages)
         return self.changed(what, self.scenario.pinned().with_edit(edit), assumption)
