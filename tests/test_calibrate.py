@@ -67,6 +67,13 @@ def test_the_numbers_are_found_within_their_errors(result_case):
     assert result_case.starts_differ < 1e-3
 
 
+@pytest.mark.slow
+def test_what_no_row_sees_is_flagged_and_stays_at_its_prior(result_case, a100):
+    number = result_case.parameters["network.latency"]
+    assert not number.identified
+    assert number.value == pytest.approx(a100.network.latency, rel=1e-3)
+
+
 def test_outliers_are_listed_and_pull_little(result_case):
     assert [outlier.row for outlier in result_case.outliers] == [OUTLIER]
     assert result_case.outliers[0].error == pytest.approx(-50, abs=3)
