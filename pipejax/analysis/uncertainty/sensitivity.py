@@ -214,14 +214,13 @@ class _ScaledPrices:
             field = tuple(key.name for key in path if hasattr(key, "name"))
             return leaf * factor_by_field.get(field, 1.0)
 
-        costs = costs_of_shape(
+        return costs_of_shape(
             self.shape,
             dataclasses.replace(point.model, **model),
             jax.tree_util.tree_map_with_path(scale, point.system),
             StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
             point.microbatch_size * factor["microbatch_size"],
         )
-        return costs
 
 
 def _prices(
