@@ -1,13 +1,15 @@
 """The batched engine against what people write instead: `python -m benchmarks.engine`.
 
-Prints a table and writes JSON. Every row is one program, precision and kind of costs: uniform, per
-stage with one message time, or per stage and boundary, which the C++ does not have; nor has it ops
-other than F and B. Tables other than 1F1B have costs per stage alone. All programs
-take turns in the same process, round after round, and ratios are medians over the rounds: a machine
-that slows down for a while slows down all of them. Times are without compilation.
+Prints each row when it is measured, and writes JSON after each row. A row is one program, precision
+and kind of costs: uniform, per stage with one message time, or per stage and boundary, which the
+C++ does not have; nor has it ops other than F and B. Tables other than 1F1B have costs per stage
+alone. All programs take turns in the same process, round after round, and ratios are medians over
+the rounds: a machine that slows down for a while slows down all of them. The Python loop and the
+NumPy batch, ten to a thousand times slower, run once. Times are without compilation.
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -21,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import pipejax as pj
 from benchmarks import alternatives, compiled_simd, prepare_output
@@ -30,21 +31,22 @@ from pipejax.base.files import write_file
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 
-SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
+SIZES = "4x8 8x32 16x128"
 WORK = 1e8  # ops times configurations of a measurement
 MOST = 100_000  # configurations
 KINDS = ("uniform", "per stage", "per boundary")
 # further tables, with what they are asked for
 OTHERS = {"chimera": {}, "interleaved-1f1b": {"stages_per_worker": 2}, "zb-v": {}, "zb-h1": {}}
 NUMBA_BLOCKS = (256, 512, 1024, 2048)
+LOOPED = 20  # configurations that the Python loop runs
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--sizes",
-        default=" ".join(f"{p}x{m}" for p, m in SIZES),
-        help="workers x microbatches, as '8x32 16x128'",
+        default=SIZES,
+        help=f"workers x microbatches, as '8x32 64x1024' (default: {SIZES})",
     )
     parser.add_argument("--schedules", default=" ".join(("1f1b", *OTHERS)))
     parser.add_argument(
@@ -52,7 +54,7 @@ def main():
         action="store_true",
         help="seconds of all cores together, which other work on the machine changes little",
     )
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
     prepare_output(arguments.out)  # before the work
@@ -64,11 +66,6 @@ def main():
         for p, m in sizes
         for dtype in ("float32", "float64")
         for kind in (KINDS if name == "1f1b" else ("per stage",))
-    ]
-    console = Console(stderr=True)
-    rows = [
-        measure(*case, arguments.repeats, clock)
-        for case in track(cases, "measuring", console=console)
     ]
     result = {
         "machine": {
@@ -82,11 +79,16 @@ def main():
             "numpy": np.__version__,
             "numba": getattr(alternatives.numba, "__version__", None),
         },
-        "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-        "rows": rows,
+        "rows": [],
     }
-    write_file(arguments.out, json.dumps(result, indent=1))
-    show(result)
+    print(HEADINGS)
+    for case in track(cases, "measuring", console=Console(stderr=True)):
+        row = measure(*case, arguments.repeats, clock)
+        print(row_text(row, result["machine"]), flush=True)
+        result["rows"].append(row)
+        result["peak_memory_GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        write_file(arguments.out, json.dumps(result, indent=1))
+    print(limits_text(result))
 
 
 def measure(name, workers, microbatches, dtype, kind, repeats, clock):
@@ -120,13 +122,19 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
         rows = cost_rows(program, costs)
         leaves, _ = batch_leaves(costs, program.layout)
         matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
-        theirs = competitors(alternatives.recurrence(binary_ops(program), rows), matrix)
+        recurrence = alternatives.recurrence(binary_ops(program), rows)
+        slow = {
+            "Python loop": lambda: alternatives.python_loop(recurrence, matrix[:, :LOOPED]),
+            "NumPy batch": lambda: alternatives.numpy_batch(recurrence, matrix),
+        }
+        fast, numba_block = best_numba(recurrence, matrix)
         if kind != "per boundary":
             arrays = map(np.asarray, (costs.forward, costs.backward, costs.transmit))
             solve = compiled_simd.blocked(program, *arrays)
-            theirs |= {} if solve is None else {"C++ blocked": solve}
-        first, seconds = in_turn(ours | theirs, repeats, clock)
-        check(ours["value"](), theirs)
+            fast |= {} if solve is None else {"C++ blocked": solve}
+        first, seconds = in_turn(ours | fast, repeats, clock)
+        seconds |= {name: np.array([measure_seconds(run, clock)]) for name, run in slow.items()}
+        check(ours["value"](), fast | slow)
     result = {
         "schedule": name,
         "workers": workers,
@@ -136,15 +144,8 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
         "ops": num_ops,
         "configurations": size,
     }
-    # the Python loop is timed on a few configurations only
-    seconds["Python loop"] *= size / min(size, 20)
-    blocked = [name for name in seconds if name.startswith("Numba")]
-    if blocked:
-        best = min(blocked, key=lambda name: np.median(seconds[name]))
-        result["numba_block"] = int(best.split()[-1])
-        seconds = {n: s for n, s in seconds.items() if n not in blocked} | {
-            "Numba blocked": seconds[best]
-        }
+    seconds["Python loop"] *= size / min(size, LOOPED)
+    result["numba_block"] = numba_block
     result["seconds"] = {name: float(np.median(times)) for name, times in seconds.items()}
     result["first_call_seconds"] = {name: first[name] for name in ours}
     result["times_the_value"] = {
@@ -154,20 +155,17 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
     return result
 
 
-def competitors(recurrence, matrix):
-    few = np.ascontiguousarray(matrix[:, :20])
+def best_numba(recurrence, matrix):
+    """Return blocked Numba with the block that is fastest in two calls, and that block."""
+    if alternatives.numba is None:
+        return {}, None
     runs = {
-        "Python loop": lambda: alternatives.python_loop(recurrence, few),
-        "NumPy batch": lambda: alternatives.numpy_batch(recurrence, matrix),
+        block: functools.partial(alternatives.numba_blocked, recurrence, matrix, block)
+        for block in NUMBA_BLOCKS
     }
-    if alternatives.numba is not None:
-        runs |= {
-            f"Numba {block}": lambda block=block: alternatives.numba_blocked(
-                recurrence, matrix, block
-            )
-            for block in NUMBA_BLOCKS
-        }
-    return runs
+    _, seconds = in_turn(runs, 2)
+    block = min(runs, key=lambda block: seconds[block].min())
+    return {"Numba blocked": runs[block]}, block
 
 
 def check(ours, theirs):
@@ -234,45 +232,33 @@ def bandwidth(size):
     return rates
 
 
-def show(result):
+ALTERNATIVES = ("C++ blocked", "Numba blocked", "NumPy batch", "Python loop")
+HEADINGS = (
+    "configurations per second; how many times those of C++, Numba, NumPy and the Python loop; "
+    "seconds of values with gradients, over those of values;\nshare of the machine's rate of "
+    "max-add ops in registers; seconds of the first call\n"
+    f"{'schedule':16} {'P x M':>9} {'precision':9} {'costs':12} {'per second':>10} {'x C++':>6} "
+    f"{'x Numba':>7} {'x NumPy':>7} {'x loop':>7} {'gradient':>8} {'of limit':>8} {'first':>6}"
+)
+
+
+def row_text(row, machine):
+    rate, times = row["configurations_per_second"]["value"], row["times_the_value"]
+    cpp, numba, numpy_batch, loop = (
+        f"{times[name]:.2f}" if name in times else "-" for name in ALTERNATIVES
+    )
+    size = f"{row['workers']} x {row['microbatches']}"
+    share = rate * row["ops"] / machine["max_add_ops_per_second"]
+    return (
+        f"{row['schedule']:16} {size:>9} {row['dtype']:9} {row['costs']:12} {rate:10.3g} {cpp:>6} "
+        f"{numba:>7} {numpy_batch:>7} {loop:>7} {times['value and gradient']:8.2f} "
+        f"{100 * share:6.0f} % {row['first_call_seconds']['value']:5.1f}s"
+    )
+
+
+def limits_text(result):
     machine = result["machine"]
-    grid = Table(title="configurations per second, and how many times those of each alternative")
-    theirs = ("C++ blocked", "Numba blocked", "NumPy batch", "Python loop")
-    names = ("value", "value and gradient", "smooth", "closed form", *theirs)
-    for heading in (
-        "schedule",
-        "P x M",
-        "precision",
-        "costs",
-        *names,
-        "x C++",
-        "x Numba",
-        "x Python",
-        "gradient / value",
-        "of the limit",
-        "first call",
-    ):
-        grid.add_column(heading, justify="right")
-    for row in result["rows"]:
-        rate, times = row["configurations_per_second"], row["times_the_value"]
-        share = rate["value"] * row["ops"] / machine["max_add_ops_per_second"]
-        over = [
-            f"{times[name]:.2f}" if name in times else "-"
-            for name in ("C++ blocked", "Numba blocked", "Python loop", "value and gradient")
-        ]
-        grid.add_row(
-            row["schedule"],
-            f"{row['workers']} x {row['microbatches']}",
-            row["dtype"],
-            row["costs"],
-            *(f"{rate[name]:.3g}" if name in rate else "-" for name in names),
-            *over,
-            f"{100 * share:.0f} %",
-            f"{row['first_call_seconds']['value']:.1f} s",
-        )
-    console = Console(width=240)
-    console.print(grid)
-    console.print(
+    return (
         f"limit of this machine: {machine['max_add_ops_per_second']:.3g} max-add ops per second in "
         f"registers (float32), {machine['copied_bytes_per_second'] / 1e9:.1f} GB/s copied, "
         f"{machine.get('triad_bytes_per_second', np.nan) / 1e9:.1f} GB/s of triad; "
