@@ -62,9 +62,10 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, program_for
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
-# ops times configurations from which a kernel of its own pays, if it has at most so many ops, for
-# values and with counts; of more ops it pays from the square of that, for it compiles for longer
-MIN_UNROLLED_WORK, QUICKLY_COMPILED_OPS = 10**6, (500, 160)
+# Ops times configurations from which a kernel of its own pays. With twice the ops that compile
+# quickly, four times the work is needed.
+MIN_UNROLLED_WORK = 10**6
+QUICK_OPS, QUICK_OPS_WITH_COUNTS = 500, 160  # ops that compile quickly, for values and with counts
 MIN_LEVELS_WORK = 10**7  # the same from which loops by level pay, for values alone
 MIN_UNCOPIED_NUMBERS = 10**6  # in a batch that compiles for its own shapes instead of a bucket
 
@@ -480,7 +481,8 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
     num_ops = problem.plan.ops.num_ops
     # costs that differ by microbatch are read once each: a kernel would reuse none in registers
     reuses_costs = 2 * problem.plan.rows.num_columns <= num_ops
-    min_work = MIN_UNROLLED_WORK * max(1, num_ops / QUICKLY_COMPILED_OPS[with_counts]) ** 2
+    quick_ops = QUICK_OPS_WITH_COUNTS if with_counts else QUICK_OPS
+    min_work = MIN_UNROLLED_WORK * max(1, num_ops / quick_ops) ** 2
     pays = reuses_costs and num_ops <= MAX_OPS and size * num_ops >= min_work
     if problem.temperature is not None or not pays:
         return False

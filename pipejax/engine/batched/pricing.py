@@ -151,7 +151,7 @@ def priced_on_host(
     not asked for. `solved` holds times and counts of runs, `moved` the slopes of their costs.
     """
     leaves, structure = jax.tree.flatten(at)
-    size, ends = len(leaves[0]), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
+    size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     # the slopes of the numbers by themselves are the identity matrix, a column for each number
     identity = np.eye(ends[-1])[None]
     lifted = []

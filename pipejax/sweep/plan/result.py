@@ -32,8 +32,7 @@ from pipejax.sweep.plan.search import Estimates, Rows, price, row_groups
 #
 # A layout is bounded by the resource with the largest share of its step. A step time is a sum of
 # times on the critical path: a small change of a rate or latency changes it by the share of that
-# resource (Euler's identity). So shares are differences of step times, and the compiled prices of
-# all layouts serve every machine.
+# resource (Euler's identity). So shares are differences of step times of a few more prices.
 #
 # Break-even factors are found by exact evaluations of both layouts on machines with one number
 # smaller or larger, and refined between the nearest two machines that disagree.

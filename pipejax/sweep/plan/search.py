@@ -8,18 +8,16 @@ The best are different ideas: of layouts with the same `Layouts.idea` only the f
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
-from pipejax.costs.costs import MESSAGE_FIELDS, Costs
+from pipejax.costs.costs import Costs
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Stages, assign_layers, build_stages
@@ -27,7 +25,7 @@ from pipejax.costs.model.workload_fields import parse_recompute
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_stages
 from pipejax.costs.system.system import System
-from pipejax.engine.batched.pricing import in_parts, priced
+from pipejax.engine.batched.pricing import priced_on_host
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts, PlanRequest, layout_workload, program_shape
 from pipejax.sweep.plan.programs import (
@@ -38,15 +36,6 @@ from pipejax.sweep.plan.programs import (
     lower_bounds,
     table_pipe,
 )
-
-# Prices and memory of many layouts at once: one compilation serves all of them.
-#
-# Layouts with the same stages differ in numbers only: degrees, microbatch size, layers per stage.
-# The axis of stages is padded, and the axis of layouts cut into chunks of one size. So every
-# search has the same shapes, and compiles once: that takes longer than all else.
-
-AT_ONCE = 256  # layouts of a chunk
-SHORT, LENGTH = 32, 128  # stages are filled up to the first, or to a multiple of the second
 
 
 class Priced(NamedTuple):
@@ -75,14 +64,13 @@ def price(
     modes = np.unique(in_layer).tolist()
     model = dataclasses.replace(request.model, name="", source="")
     parts = []
-    with jax.enable_x64(True):
-        for mode in modes:
-            mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
-            price_part = functools.partial(priced, _Layouts(request.recomputations[mode]), model)
-            parts.append(in_parts(price_part, mode_numbers, AT_ONCE))
+    for mode in modes:
+        mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
+        price_one = _Layouts(request.recomputations[mode])
+        parts.append(priced_on_host(price_one, model, (), mode_numbers)[0])
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
-    return _cut(joined, shape.stages)
+    return joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +79,11 @@ class _Layouts:
 
     recompute: str
 
-    def __call__(self, model: Model, at: tuple[System, Layout, Stages], _: tuple[()]) -> Priced:
-        system, layout, stages = at
+    def __call__(self, model: Model, _: tuple[()], row: tuple[System, Layout, Stages]) -> Priced:
+        system, layout, stages = row
         work = work_of_stages(model, layout, stages, recompute=self.recompute)
         memory = bytes_of_stages(model, layout, stages, self.recompute)
-        whole = jnp.zeros(len(stages.layers))
+        whole = np.zeros(len(stages.layers))
         wide = jax.tree.map(lambda leaf: leaf + whole if leaf.ndim < 2 else leaf, memory)
         return Priced(work_costs(work, system), wide)
 
@@ -125,9 +113,8 @@ def _short_table(shape: ProgramShape) -> ScheduleTable:
 
 
 def _layout_stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
-    """Return the stages of each layout (layouts, length), padded with empty stages."""
+    """Return the stages of each layout (layouts, stages)."""
     table = _short_table(shape)
-    padding = -shape.stages % (SHORT if shape.stages <= SHORT else LENGTH)
     whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
     _, first_rows, kind = np.unique(
         np.stack([layouts.edge_units, whole_layers], axis=1),
@@ -138,27 +125,9 @@ def _layout_stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) 
     by_kind = []
     for row in first_rows.tolist():
         workload = layout_workload(request, layouts, row)
-        stages = build_stages(table, assign_layers(workload, table))
-        by_kind.append(jax.tree.map(functools.partial(_pad_stages, more=padding), stages))
+        by_kind.append(build_stages(table, assign_layers(workload, table)))
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
     return by_layout
-
-
-def _pad_stages(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
-    """Add empty stages, or boundaries between them, on the last axis."""
-    return np.pad(np.asarray(leaf, float), [(0, 0)] * (np.ndim(leaf) - 1) + [(0, more)])
-
-
-def _cut(priced: Priced, stages: int) -> Priced:
-    """Keep the prices of the first stages, and of the messages between them."""
-    messages = {name: getattr(priced.costs, name)[..., : stages - 1] for name in MESSAGE_FIELDS}
-    memory = jax.tree.map(lambda leaf: leaf[:, :stages], priced.memory)
-    ops = {
-        name: leaf[:, :stages]
-        for name, leaf in vars(priced.costs).items()
-        if name not in messages and np.ndim(leaf) == 2
-    }
-    return Priced(dataclasses.replace(priced.costs, **ops, **messages), memory)
 
 
 TIE = 0.01  # of a step: layouts of an idea within it are reported together
