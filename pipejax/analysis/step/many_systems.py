@@ -237,6 +237,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         senders=np.zeros(()),
         receivers=np.zeros(()),
         before=np.zeros(()),  # the kinds of layers follow from it, and are there
+        mtp_before=np.zeros(()),  # the bytes of messages follow from it, and are there
     )
     names = "layers", "recomputed", "heads", "parameters", "offload_bytes"
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))

@@ -403,6 +403,7 @@ class Stages(NamedTuple):
     senders: Workers  # (pipes, boundaries) workers that send activations
     receivers: Workers  # (pipes, boundaries) workers that wait for them
     share: PerStage | float = 1.0  # (stages) 1 over the stages of the worker that holds it
+    mtp_before: PerStage | float = 0.0  # (boundaries) sum of `mtp` over the stages before each
 
 
 def build_stages(
@@ -418,10 +419,11 @@ def build_stages(
         held[pipe, np.arange(table.num_stages)] = 1
     share = 1 / held.sum(axis=1)[placement].max(axis=0)
     placement = np.array(places_on(table, places, "worker_places"))[placement]
+    mtp = ends[-1] if mtp is None else mtp
     return Stages(
         *assigned,
         before=xp.cumsum(assigned.layers) - assigned.layers,
-        mtp=ends[-1] if mtp is None else mtp,
+        mtp=mtp,
         first=ends[0],
         last=ends[-1],
         copies=np.array([float(len(np.unique(workers))) for workers in placement.T]),
@@ -430,6 +432,7 @@ def build_stages(
         senders=placement[:, :-1].astype(float),
         receivers=placement[:, 1:].astype(float),
         share=share,
+        mtp_before=xp.cumsum(mtp)[:-1],
     )
 
 

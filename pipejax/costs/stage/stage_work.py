@@ -201,9 +201,9 @@ def work_of_stages(
 
 
 def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
-    """Return the bytes of a message, with outputs for further tokens: (1, boundaries)."""
+    """Return the bytes of a message, with outputs for further tokens: (boundaries)."""
     boundary = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
-    return boundary * (1 + model.mtp_layers * xp.cumsum(stages.mtp)[None, :-1])
+    return boundary * (1 + model.mtp_layers * stages.mtp_before)
 
 
 class StageBytes(NamedTuple):

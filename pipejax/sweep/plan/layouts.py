@@ -273,14 +273,18 @@ def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
     """Name the features that the launcher lacks for each layout (layouts); empty if none."""
     if not request.launcher:
         return np.full(len(rows), "", object)
-    # refusals depend on the number of microbatches modulo P alone, and not on their size
+    # Launchers refuse schedules, numbers of microbatches modulo P, and combinations of exchanges:
+    # one layout speaks for all with the same schedule that use the same ones.
     few_microbatches = 2 * rows.pipeline + rows.microbatches % rows.pipeline
     columns = rows._asdict() | {
         "microbatches": np.minimum(rows.microbatches, few_microbatches),
         "microbatch_size": np.ones_like(rows.microbatch_size),
     }
-    short = Layouts(**columns)
-    kinds = np.stack([*columns.values()], axis=1)
+    short, used = Layouts(**columns), columns.copy()
+    for name in ("tensor", "context", "expert", "expert_tensor", "data"):
+        used[name] = columns[name] > 1
+    alike = rows.expert_tensor == rows.tensor, rows.data % rows.expert == 0
+    kinds = np.stack([*used.values(), *alike], axis=1)
     _, first, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
     reasons = [
         launches(

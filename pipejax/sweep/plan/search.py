@@ -50,14 +50,16 @@ def price(
 ) -> Priced:
     """Price layouts of one shape in float64, each on its own system (layouts) where they differ."""
     machine = systems if systems is not None else request.system
+    layout_numbers = _layout_numbers(request, shape, layouts)
+    stages, stage_class = _layout_stages(request, shape, layouts, layout_numbers)
     numbers = (
         dataclasses.replace(
             jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine),
             name="",
             source="",
         ),
-        _layout_numbers(request, shape, layouts),
-        _layout_stages(request, shape, layouts),
+        layout_numbers,
+        stages,
     )
     # layouts that recompute the same parts of layers are priced together
     in_layer = np.where(_whole_layers(request, layouts)[0], 0, layouts.recompute)
@@ -70,7 +72,12 @@ def price(
         parts.append(priced_on_host(price_one, model, (), mode_numbers)[0])
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
-    return joined
+
+    def for_stages(leaf: NumpyArray) -> NumpyArray:
+        """Return prices (layouts, stages) from those of classes; others as they are."""
+        return np.take_along_axis(leaf, stage_class, axis=1) if leaf.ndim == 2 else leaf
+
+    return jax.tree.map(for_stages, joined)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +119,13 @@ def _short_table(shape: ProgramShape) -> ScheduleTable:
     return build_table(shape, 2 * shape.workers)
 
 
-def _layout_stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
-    """Return the stages of each layout (layouts, stages)."""
+def _layout_stages(
+    request: PlanRequest, shape: ProgramShape, layouts: Layouts, numbers: Layout
+) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
+    """Return one stage of each class for every layout (layouts, classes), and each stage's class.
+
+    Stages of a class cost the same: most stages of a pipeline are alike.
+    """
     table = _short_table(shape)
     whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
     _, first_rows, kind = np.unique(
@@ -122,12 +134,40 @@ def _layout_stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) 
         return_index=True,
         return_inverse=True,
     )
-    by_kind = []
+    model, kinds = request.model, []
+    dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
     for row in first_rows.tolist():
         workload = layout_workload(request, layouts, row)
-        by_kind.append(build_stages(table, assign_layers(workload, table)))
-    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *by_kind)
-    return by_layout
+        stages = build_stages(table, assign_layers(workload, table))
+        if any(numbers.wide_layers):  # costs depend on all layers before
+            places = np.arange(shape.stages)
+            kinds.append((stages, places, places))
+            continue
+        # of the layers before, only dense ones count; where workers are, only to several copies
+        several = stages.copies > 1
+        properties = stages._replace(
+            before=np.minimum(stages.before, dense_layers),
+            nearest=stages.nearest * several,
+            farthest=stages.farthest * several,
+        )
+        columns = np.stack([getattr(properties, name) for name in OF_STAGES])
+        _, first, classes = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+        kinds.append((stages, first, classes.ravel()))
+    count = max(len(first) for _, first, _ in kinds)
+    chosen = []
+    for stages, first, _ in kinds:
+        padded = np.pad(first, (0, count - len(first)), mode="edge")
+        is_real = np.arange(count) < len(first)  # the others have no stages, and are no ends
+        leaves = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
+        ends = {name: leaves[name] * is_real for name in ("first", "last")}
+        chosen.append(stages._replace(**leaves | ends))
+    kind = kind.ravel()
+    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *chosen)
+    return by_layout, np.stack([classes for _, _, classes in kinds])[kind]
+
+
+OF_BOUNDARIES = ("senders", "receivers", "mtp_before")
+OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
 
 
 TIE = 0.01  # of a step: layouts of an idea within it are reported together
