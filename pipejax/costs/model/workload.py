@@ -403,7 +403,7 @@ class Stages(NamedTuple):
     senders: Workers  # (pipes, boundaries) workers that send activations
     receivers: Workers  # (pipes, boundaries) workers that wait for them
     share: PerStage | float = 1.0  # (stages) 1 over the stages of the worker that holds it
-    mtp_before: PerStage | float = 0.0  # (boundaries) sum of `mtp` over the stages before each
+    mtp_before: PerStage | float = 0.0  # (1, boundaries) sum of `mtp` over the stages before each
 
 
 def build_stages(
@@ -432,7 +432,7 @@ def build_stages(
         senders=placement[:, :-1].astype(float),
         receivers=placement[:, 1:].astype(float),
         share=share,
-        mtp_before=xp.cumsum(mtp)[:-1],
+        mtp_before=xp.cumsum(mtp)[None, :-1],
     )
 
 

@@ -200,8 +200,8 @@ def work_of_stages(
     )
 
 
-def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
-    """Return the bytes of a message, with outputs for further tokens: (boundaries)."""
+def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Numbers:
+    """Return the bytes of a message, with outputs for further tokens: (1, boundaries)."""
     boundary = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
     return boundary * (1 + model.mtp_layers * stages.mtp_before)
 
