@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, resolve_choice, whole_number
-from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
+from pipejax.schedules.builders.one_f_one_b import Ops, alternating_ops
 from pipejax.schedules.builders.published import DRAWN, published
 from pipejax.schedules.cells.cells import NEWEST, WeightRule
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
@@ -40,6 +40,7 @@ def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
         worker 1   .   1F0  1B0  1U0   .    .    .   1F1  1B1  1U1   .    .
     """
     stage, microbatch = np.indices((num_workers, num_microbatches))
+    # a microbatch takes 2 P slots of F and B, down the stages and back; `draw` adds those of U
     forward = 2 * num_workers * microbatch + stage
     backward = forward + 2 * (num_workers - stage) - 1
     has_update = np.ones(num_microbatches, bool)
@@ -196,8 +197,7 @@ def local_sgd(
 
 def _round_row(stage: int, microbatches: range, workers: int, runs: int) -> Ops:
     """Return the ops of a stage in one round: 1F1B with at most `runs` microbatches in flight."""
-    forwards, backwards = (phase_ops(p, stage, microbatches) for p in (Phase.F, Phase.B))
-    row = alternate(forwards, backwards, min(workers - stage, runs) - 1)
+    row = alternating_ops(stage, microbatches, min(workers - stage, runs) - 1)
     # double every B, then turn the second of two equal ops into a U
     row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)
     row[1:][(row[1:] == row[:-1]).all(axis=1), 0] = Phase.U

@@ -209,10 +209,12 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 def _visits(workers: int, worker: int) -> NumpyArray:
     """Return the forwards of a unit on a worker in order: (visits, 3) pipe, leg, index in pipe."""
     # A unit is P microbatches, half of them in each pipe. The pipe that starts nearer to the worker
-    # comes first, until microbatches of the far pipe arrive; then they alternate.
+    # comes first, until microbatches of the far pipe arrive; then they alternate. The first worker
+    # of four: pipe 0 down, down; pipe 1 down, up, down, up; pipe 0 up, up.
     half = workers // 2
     near = worker // half
-    far, num_alone = 1 - near, (half - worker if near == 0 else worker - half + 1)
+    far = 1 - near
+    num_alone = half - worker if near == 0 else worker - half + 1  # before the far pipe arrives
     num_shared = half - num_alone
     visits = [(near, DOWN, k) for k in range(num_alone)]
     for k in range(num_shared):
@@ -237,7 +239,8 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
 def _forward_turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
     """Return whether each op of a worker's row is a forward: (ops)."""
     # A unit warms up, alternates and cools down. The next unit warms up before the last backwards
-    # of the unit before it: `cool_down_and_warmup` replaces both.
+    # of the unit before it: `cool_down_and_warmup` replaces both. Two units of two workers run
+    # FFF FB BBBFFF FB BBB.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
     steady = 2 * workers - warmup  # pairs of forward and backward
     cool_down_and_warmup = "B" * (warmup - steady + 1) + "F"

@@ -139,18 +139,19 @@ def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArra
 def _turns(half: int, worker: int, microbatches: int) -> Iterator[tuple[Turn, ...]]:
     """Yield (phase, direction) of the op of each cell of a worker, or of both ops of a pair."""
     # the eight lines of the table in the module's docstring
-    before = half - worker - 1
+    num_later = half - worker - 1  # workers of the half that follow
     weight = (W, ANY_DIRECTION)
-    yield from [((F, 0),)] * (2 * before)
+    yield from [((F, 0),)] * (2 * num_later)
     yield from [((F, 0),), ((F, 1),)] * (worker + 1)
-    yield from [((I, 1),), (weight,), ((F, 1),)] * before
+    yield from [((I, 1),), (weight,), ((F, 1),)] * num_later
     for k in range(microbatches - 2 * half + worker + 1):
-        yield from [((F, 0),), ((B, 1),)] if k == before == 0 else [((F, 0), (B, 1))]
+        is_first_of_last_worker = k == num_later == 0
+        yield from [((F, 0),), ((B, 1),)] if is_first_of_last_worker else [((F, 0), (B, 1))]
         yield (F, 1), (B, 0)
-    yield from [((B, 1),), ((F, 1), (B, 0))] * before
+    yield from [((B, 1),), ((F, 1), (B, 0))] * num_later
     for k in range(2 * (worker + 1)):  # B, then I from the middle on
         yield ((B if k < worker + 1 else I, 1 - k % 2),)
-    yield from [(weight,), ((I, 0),)] * before
+    yield from [(weight,), ((I, 0),)] * num_later
     yield from [(weight,)] * (worker + 1)
 
 

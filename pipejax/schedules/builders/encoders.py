@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.checks import MismatchError, positive
-from pipejax.schedules.builders.one_f_one_b import Ops, alternate, phase_ops
+from pipejax.schedules.builders.one_f_one_b import alternating_ops
 from pipejax.schedules.builders.published import PLANNED, published
 from pipejax.schedules.cells.grammar import Edge, Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
@@ -48,8 +48,8 @@ class _Stages(NamedTuple):
     def graph(self) -> list[Edge]:
         """Return the edges: from each stage to the next, from each encoder to the model."""
         model_stage = self.first_of_model
-        ends = range(self.per_encoder - 1, model_stage, self.per_encoder)
-        return [(s, model_stage if s in ends else s + 1) for s in range(self.total - 1)]
+        last_stages = range(self.per_encoder - 1, model_stage, self.per_encoder)  # of the encoders
+        return [(s, model_stage if s in last_stages else s + 1) for s in range(self.total - 1)]
 
     def num_following(self, stage: int) -> int:
         """Return the number of stages after a stage, on its way to the last stage."""
@@ -90,7 +90,7 @@ def encoders_1f1b(
             "num_workers",
         )
     stages, microbatches = _Stages(encoders, encoder_stages, model), range(num_microbatches)
-    rows = [_alternating_ops(s, microbatches, stages.num_following(s)) for s in range(num_workers)]
+    rows = [alternating_ops(s, microbatches, stages.num_following(s)) for s in range(num_workers)]
     return spread_rows("encoders-1f1b", rows, slots, grammar=Grammar(graph=stages.graph))
 
 
@@ -161,12 +161,6 @@ def filled_encoders(
     )
 
 
-def _alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
-    """Return the ops of a stage in 1F1B after `warmup` forwards."""
-    forwards, backwards = (phase_ops(phase, stage, microbatches) for phase in (F, B))
-    return alternate(forwards, backwards, warmup)
-
-
 class _Filling(NamedTuple):
     """List scheduling of a model and its encoders on the same workers."""
 
@@ -204,7 +198,7 @@ class _Filling(NamedTuple):
         for r in range(self.stages.model):
             stage = first + r
             warmup = self.stages.num_following(stage)
-            model_ops = _alternating_ops(stage, microbatches, warmup).tolist()
+            model_ops = alternating_ops(stage, microbatches, warmup).tolist()
             encoder_ops = [
                 (e, m) for m in microbatches for e in range(first) if self.stage_workers[m][e] == r
             ]
@@ -217,18 +211,21 @@ class _Filling(NamedTuple):
         """Return the earliest start of an op on a worker that is free from a time on."""
         # `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
         phase, stage, m = op
-        target = 1 if phase == F else 0  # end of an edge that waits: backwards reverse the graph
-        producers = [(phase, e[1 - target], m) for e in self.stages.graph if e[target] == stage]
-        if phase == B:
+        graph = self.stages.graph
+        if phase == F:
+            producers = [(phase, source, m) for source, target in graph if target == stage]
+            if not producers and m >= self.max_in_flight:
+                producers = [(int(B), stage, m - self.max_in_flight)]
+        else:  # backwards reverse the graph
+            producers = [(phase, target, m) for source, target in graph if source == stage]
             producers.append((int(F), stage, m))
-        elif not producers and m >= self.max_in_flight:
-            producers.append((int(B), stage, m - self.max_in_flight))
         return max([free, *(ends.get(producer, FOREVER) for producer in producers)])
 
     def _consumer_workers(self, op: Key) -> Iterator[int]:
         """Yield the workers of the ops that wait for an op on another stage."""
         phase, stage, m = op
-        source = 0 if phase == F else 1
-        for edge in self.stages.graph:
-            if edge[source] == stage:
-                yield self.stage_workers[m][edge[1 - source]]
+        for source, target in self.stages.graph:
+            if phase == F and source == stage:
+                yield self.stage_workers[m][target]
+            elif phase == B and target == stage:
+                yield self.stage_workers[m][source]

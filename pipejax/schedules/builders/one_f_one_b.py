@@ -33,6 +33,12 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
     return np.concatenate([forwards[:warmup], steady, backwards[turns:]])
 
 
+def alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
+    """Return the ops of a stage in 1F1B after `warmup` forwards: (ops, 3)."""
+    forwards, backwards = (phase_ops(p, stage, microbatches) for p in (Phase.F, Phase.B))
+    return alternate(forwards, backwards, warmup)
+
+
 @published("gpipe", "Huang et al., GPipe (arXiv:1811.06965)")
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """All forwards, then all backwards; holds every microbatch."""
@@ -59,10 +65,10 @@ def _one_f_one_b(
     name: str, warmup_per_hop: int, workers: int, microbatches: int, slots: Slots
 ) -> ScheduleTable:
     """Build 1F1B where a worker warms up with `warmup_per_hop` forwards per worker after it."""
-    rows = []
-    for r in range(workers):
-        forwards, backwards = (phase_ops(p, r, range(microbatches)) for p in (Phase.F, Phase.B))
-        rows.append(alternate(forwards, backwards, warmup_per_hop * (workers - r - 1)))
+    rows = [
+        alternating_ops(r, range(microbatches), warmup_per_hop * (workers - r - 1))
+        for r in range(workers)
+    ]
     return spread_rows(name, rows, slots)
 
 

@@ -287,8 +287,8 @@ def _has_equal_ops(slots: Slots, transfer: float) -> bool:
 
 def _longest_span(table: ScheduleTable, transfer: float) -> float:
     """Return the longest span of a worker if messages take time `transfer` [slots]."""
-    # A message between two workers becomes a node after all cells: an edge from cell a to cell b
-    # becomes edges from a to the message and from the message to b.
+    # A message between two workers becomes a node after all cells: the edge from cell a to cell b
+    # now leads from a to the message, and an edge from the message to b is appended.
     tail, head = waiting_cells(table, Links())
     duration = durations(table).ravel()
     is_message = tail // table.num_slots != head // table.num_slots
@@ -317,7 +317,9 @@ def _repeat_block(
     work = _unit_work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
     runs_ahead = any(any(wait) for wait in waits)  # without any wait, later ops would overlap
-    order = Order(block, delay, True, runs_ahead, prefers_weights=False)
+    order = Order(
+        block, delay, is_delayed_at_end=True, runs_ahead=runs_ahead, prefers_weights=False
+    )
     run = list_schedule(work, Rules(order=order))
     assert run is not None  # the block keeps these limits
     return spread_rows(name, run.rows(), slots, zigzag(len(limits)))
@@ -467,7 +469,8 @@ def _merge_passes(
     """Order the ops of a worker and its passes by the time at which each is due: (ops, 3)."""
     slots = np.flatnonzero(table.phase[worker])
     ops = [np.stack([field[worker, slots] for field in table.cells[:3]], axis=1)]
-    sort_keys = [np.stack([due[slots], np.full(len(slots), len(Phase))])]
+    last_rank = len(Phase)  # above the ranks of all passes
+    sort_keys = [np.stack([due[slots], np.full(len(slots), last_rank)])]
     for phase, (pass_due, rank) in passes.items():
         ops.append(phase_ops(phase, NO_STAGE, range(len(pass_due))))
         sort_keys.append(np.stack([pass_due, np.full(len(pass_due), rank)]))

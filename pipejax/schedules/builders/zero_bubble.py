@@ -1,6 +1,7 @@
 """Zero-bubble schedules, and schedules that offload activations to the host."""
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, floor, gcd
 
@@ -28,7 +29,7 @@ from pipejax.schedules.heuristics.timeline import (
     rows_from_starts,
 )
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts
-from pipejax.schedules.table.slot_simulation import known_groups, spread_rows
+from pipejax.schedules.table.slot_simulation import check_host_groups, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 # Zero-bubble schedules: backwards are split, and weight gradients fill idle time.
@@ -241,23 +242,23 @@ class HostLink:
 
     def earliest(self, after: Time, duration: Time) -> Time:
         """Return the start of the first free interval of some duration, not before a time."""
-        index = bisect_left(self.busy, (after, after))
-        if index and self.busy[index - 1][1] > after:
-            after = self.busy[index - 1][1]
-        for start, end in self.busy[index:]:
-            if after + duration <= start:
+        index, free_start = bisect_left(self.busy, (after, after)), after
+        if index:
+            free_start = max(after, self.busy[index - 1][1])
+        for busy_start, busy_end in self.busy[index:]:
+            if free_start + duration <= busy_start:
                 break
-            after = end
-        return after
+            free_start = busy_end
+        return free_start
 
     def latest(self, before: Time, duration: Time) -> Time:
         """Return the start of the last free interval of some duration that ends by a time."""
-        index = bisect_left(self.busy, (before, before))
-        for start, end in reversed(self.busy[:index]):
-            if end <= before - duration:
+        index, free_end = bisect_left(self.busy, (before, before)), before
+        for busy_start, busy_end in reversed(self.busy[:index]):
+            if busy_end <= free_end - duration:
                 break
-            before = min(before, start)
-        return before - duration
+            free_end = min(free_end, busy_start)
+        return free_end - duration
 
     def occupy(self, start: Time, duration: Time) -> None:
         """Add a transfer that starts at a time."""
@@ -266,16 +267,15 @@ class HostLink:
 
 def run_rows(work: Work, rows: Sequence[Sequence[Op]]) -> TimedOps:
     """Run rows of F, I and W, each op as early as its input and its worker allow."""
-    timeline, next_index = Timeline(work), [0 for _ in rows]
+    timeline, queues = Timeline(work), [deque(row) for row in rows]
     has_progress = True
     while has_progress:
         has_progress = False
-        for worker, row in enumerate(rows):
-            while next_index[worker] < len(row) and row[next_index[worker]] in timeline.arrival:
-                op = row[next_index[worker]]
+        for worker, queue in enumerate(queues):
+            while queue and queue[0] in timeline.arrival:
+                op = queue.popleft()
                 timeline.start(op, max(timeline.clock[worker], timeline.arrival[op]))
                 timeline.end(op)
-                next_index[worker] += 1
                 has_progress = True
     return TimedOps.from_tuples(timeline.log)
 
@@ -382,7 +382,7 @@ def pipe_offload(
             f"group_size must be from 1 to {num_workers}, the number of workers, got {group}",
             "group_size",
         )
-    host_links = known_groups(host_links, num_workers)
+    host_links = check_host_groups(host_links, num_workers)
     stages = num_workers * stages_per_worker
     rows = [
         _row(worker, num_workers, stages_per_worker, num_microbatches, group)
@@ -396,8 +396,8 @@ def pipe_offload(
     if offload is not None:
         offload_times = per_entry(offload, stages, "offload").tolist()
         load_times = offload_times if load is None else per_entry(load, stages, "load").tolist()
-        num_stages = stages_per_worker * offloaded_share
-        candidates = _offload_candidates(num_workers, num_microbatches, num_stages)
+        offloaded_stages = stages_per_worker * offloaded_share  # of each worker; 1.5 is possible
+        candidates = _offload_candidates(num_workers, num_microbatches, offloaded_stages)
         ops = with_offloads(ops, candidates, offload_times, load_times, host_links)
     cells = rows_from_starts(
         ops,
@@ -477,6 +477,6 @@ def ada_offload(
       [False, True]
     """
     pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
-    host_links = known_groups(host_links, num_workers)
+    host_links = check_host_groups(host_links, num_workers)
     ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
     return planned("ada-offload", pipe, ops, slots, host_links)
