@@ -96,7 +96,8 @@ def infer_placement(
     if len(pipes) == 1:
         return pipes, microbatch_pipes
     # an odd number of pipes, or one that does not divide the workers, is an error below
-    count = len(pipes) if len(rows) % len(pipes) == len(pipes) % 2 == 0 else 2
+    is_legal_count = len(pipes) % 2 == 0 and len(rows) % len(pipes) == 0
+    count = len(pipes) if is_legal_count else 2
     legal_pipes = couples(pipes[0], len(rows), count).tolist()
     for pipe in pipes.tolist():
         if pipe not in legal_pipes:
@@ -300,6 +301,7 @@ class Content:
         for phase in self.grammar.collectives:
             cells = self.where[phase]  # (workers, microbatches)
             is_held = cells != NOWHERE
+            # missing cells become larger than all others, so that the smallest is a real one
             first = np.where(is_held, cells, cells.max(axis=0) + 1).min(axis=0)  # (microbatches)
             first_cells[cells[is_held]] = np.broadcast_to(first, cells.shape)[is_held]
         return first_cells

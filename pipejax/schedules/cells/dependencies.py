@@ -218,7 +218,7 @@ def cell_edges(
     # before it in its row or on its lane. A collective is represented by its first cell.
     edges, grammar = find_dependencies(content), content.grammar
     cells = np.flatnonzero(content.cells.phase) if cells is None else cells  # row by row
-    queue, issues = cells // content.num_slots, np.zeros((2, 0), int)
+    queue, issue_edges = cells // content.num_slots, np.zeros((2, 0), int)
     if not grammar.is_usual:
         # Lane 0 is the row, the last lane the host link. The row issues ops of the host link and
         # sharding on lanes: each waits for the cell of the row before it.
@@ -226,15 +226,15 @@ def cell_edges(
         lane = np.where(np.isin(phase, grammar.host), num_lanes - 1, grammar.phase_lanes[phase])
         is_issued = (lane == num_lanes - 1) | np.isin(phase, grammar.lane_sharding)
         rows, issued = np.flatnonzero(lane == 0), np.flatnonzero(is_issued)
-        before = np.searchsorted(rows, issued) - 1
-        is_same_row = (before >= 0) & (queue[rows[before]] == queue[issued])
-        issues = np.stack([cells[rows[before[is_same_row]]], cells[issued[is_same_row]]])
+        previous = rows[np.searchsorted(rows, issued) - 1]  # wraps round for the first cells
+        is_same_row = (previous < issued) & (queue[previous] == queue[issued])
+        issue_edges = np.stack([cells[previous[is_same_row]], cells[issued[is_same_row]]])
         queue = queue * num_lanes + lane  # each lane of each worker is a queue
         order = np.argsort(queue, kind="stable")
         cells, queue = cells[order], queue[order]
     is_same_queue = queue[1:] == queue[:-1]
-    tail = np.concatenate([cells[:-1][is_same_queue], issues[0], edges.producer])
-    head = np.concatenate([cells[1:][is_same_queue], issues[1], edges.consumer])
+    tail = np.concatenate([cells[:-1][is_same_queue], issue_edges[0], edges.producer])
+    head = np.concatenate([cells[1:][is_same_queue], issue_edges[1], edges.consumer])
     first_cells = content.first_cells
     return (tail, head) if first_cells is None else (first_cells[tail], first_cells[head])
 

@@ -161,7 +161,8 @@ def _read_end(
     if microbatch and (part is None) != (slices == 1):
         form = "m.k, k the slice" if slices > 1 else "a number"
         raise ValueError(f"{text!r} is not a rule: its microbatches are {form}")
-    stage_index = {"first": 0, "last": LAST}.get(place or "", int(stage) if stage else None)
+    stage_index = int(stage) if stage else None
+    stage_index = {"first": 0, "last": LAST}.get(place or "", stage_index)
     offset = int(place) if place and place[0] in "+-" else 0
     microbatch_index = int(microbatch) * slices + int(part or 0) if microbatch else None
     return _End(phase, stage_index, microbatch_index, offset)
@@ -177,7 +178,7 @@ def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
     if consumer.offset:
         return "only a producer may have a distance in stages"
     consumer_scope, producer_scope = consumer.phase.kind.scope, producer.phase.kind.scope
-    if consumer_scope == WORKER != producer_scope and producer.stage is None:
+    if consumer_scope == WORKER and producer_scope != WORKER and producer.stage is None:
         return f"name the stage of the producer, as {producer.phase.name}@last"
     if rule.sends and WORKER in (consumer_scope, producer_scope):
         return "messages lead from stages to stages"
@@ -258,10 +259,10 @@ class Grammar(PhaseLists[AnyPhase]):
         check_types(forward_only=(self.forward_only, bool), graph=(self.graph, Sequence))
         whole_number(self.slices, "slices")
         custom_phases = tuple(
-            CustomPhase(len(Phase) + k, *_checked_kind(letters, kind, self.parts))
+            CustomPhase(len(Phase) + k, *_check_kind(letters, kind, self.parts))
             for k, (letters, kind) in enumerate(self.kinds.items())
         )
-        lane_sharding = _checked_lanes(self.lanes)
+        lane_sharding = _check_lanes(self.lanes)
         by_code = {int(phase): phase for phase in (*lane_sharding, *custom_phases)}
         codes = range(len(Phase) + len(custom_phases))
         phases = tuple(by_code.get(code) or Phase(code) for code in codes)
@@ -278,7 +279,7 @@ class Grammar(PhaseLists[AnyPhase]):
             parse_rule(rule, self.by_letters, self.slices) if isinstance(rule, str) else rule
             for rule in self.rules
         )
-        object.__setattr__(self, "graph", _checked_graph(self.graph, rules))
+        object.__setattr__(self, "graph", _check_graph(self.graph, rules))
         object.__setattr__(self, "lanes", {phase.name: phase.kind.lane for phase in lane_sharding})
         object.__setattr__(self, "kinds", {phase.name: phase.kind for phase in custom_phases})
         object.__setattr__(self, "items", dict(self.items))
@@ -359,9 +360,9 @@ class Grammar(PhaseLists[AnyPhase]):
     @functools.cached_property
     def side_lanes(self) -> Mapping[str, tuple[AnyPhase, ...]]:
         """Return the phases on each lane beside compute but the host link, by lane."""
-        timed = (phase.kind.lane for phase in self.cell_phases if phase.kind.time)
-        lanes = (lane for lane in dict.fromkeys(timed) if lane not in (COMPUTING, HOST_LINK))
-        return {lane: self.on_lane(lane, *OWNERS) for lane in lanes}
+        lanes = dict.fromkeys(phase.kind.lane for phase in self.cell_phases if phase.kind.time)
+        side_lanes = [lane for lane in lanes if lane not in (COMPUTING, HOST_LINK)]
+        return {lane: self.on_lane(lane, *OWNERS) for lane in side_lanes}
 
     @functools.cached_property
     def side_phases(self) -> tuple[AnyPhase, ...]:
@@ -371,8 +372,10 @@ class Grammar(PhaseLists[AnyPhase]):
     @functools.cached_property
     def unit_slots(self) -> Mapping[str, float]:
         """Return the durations of a drawing by letters; 1 for a custom kind without a slot."""
-        slots = {phase.name: phase.kind.slot for phase in self.custom_phases}
-        return {**UNIT_SLOTS, **{name: 1 if s is None else s for name, s in slots.items()}}
+        slots: dict[str, float] = dict(UNIT_SLOTS)
+        for phase in self.custom_phases:
+            slots[phase.name] = 1 if phase.kind.slot is None else phase.kind.slot
+        return slots
 
     @functools.cached_property
     def phase_lanes(self) -> Int[NumpyArray, " codes"]:
@@ -399,8 +402,8 @@ class Grammar(PhaseLists[AnyPhase]):
         return format_cell(cell, self.slices)
 
 
-def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...]:
-    """Return the edges of a graph, checked: each leads to another stage, one way and once."""
+def _check_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...]:
+    """Check that each edge of a graph leads to another stage, one way and once; return them."""
     edges = tuple(
         (whole_number(a, "graph", minimum=0), whole_number(b, "graph", minimum=0)) for a, b in graph
     )
@@ -414,8 +417,8 @@ def _checked_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, .
     return edges
 
 
-def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
-    """Return UNSHARD and REDUCE_GRAD as phases of their lanes, by letters, and check the lanes."""
+def _check_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
+    """Check the lanes of UNSHARD and REDUCE_GRAD, by letters; return the phases on their lanes."""
     check_types(lanes=(lanes, Mapping))
     sharding = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
     for letters, lane in lanes.items():
@@ -430,8 +433,9 @@ def _checked_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
     )
 
 
-def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
-    """Return a custom kind and its letters, checked; `parts` are indices of parts by name."""
+def _check_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
+    """Check a custom kind and its letters; return both, with changes by index of their part."""
+    # `parts` are the indices of the parts of an activation, by name.
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
             "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters
@@ -459,7 +463,7 @@ def _checked_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[st
             raise wrong("kinds", f"{letters}: a colour is as #A6D4F5, got {colour!r}", colour)
 
     def by_index(changes: Mapping[Any, int]) -> dict[int, int]:
-        """Return changes by index of their part; they may be by name."""
+        """Return the changes of parts by index; the keys may be indices or names."""
         names = {index: name for name, index in parts.items()}
         checked_changes = {}
         for part, change in changes.items():

@@ -41,12 +41,13 @@ class BuildingBlock(NamedTuple):
 
 def number_legs(row: Sequence[int]) -> list[int]:
     """Return the index of the leg of each stage, given the workers of the stages: (stages)."""
-    legs: list[int] = []
+    legs, leg = list[int](), 0
     leg_workers: set[int] = set()
     for worker in row:
-        if worker in leg_workers:
+        if worker in leg_workers:  # a new leg begins
+            leg += 1
             leg_workers = set()
-        legs.append(legs[-1] + (not leg_workers) if legs else 0)
+        legs.append(leg)
         leg_workers.add(worker)
     return legs
 
@@ -130,6 +131,7 @@ def _first_gap(
 
 def _turns(work: Work) -> list[float]:
     """Return the turn of each microbatch, in intervals: (microbatches); pipes alternate."""
+    # microbatches of pipes 0 0 1 1 take turns 0 2 1 3
     pipes, count = len(work.placement), len(work.microbatch_pipes)
     pipe_counts = np.bincount(work.microbatch_pipes, minlength=pipes).tolist()
     num_passed, turns = [0] * pipes, []
@@ -213,7 +215,8 @@ class RowOrder:
         if op.phase is not Phase.W:
             self.started.add(op)
             self.level[worker] += _memory_change(self.work, op)
-            self.remaining_forwards[worker] -= op.phase is Phase.F
+            if op.phase is Phase.F:
+                self.remaining_forwards[worker] -= 1
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
         """Return the op that a free worker starts, or None to wait."""

@@ -219,8 +219,9 @@ class _ListScheduler:
     def is_due(self, worker: int, microbatch: int) -> bool:
         """Return whether an offloaded activation must return: its gradient comes soon."""
         gradients = self.timeline.done[I][0]
-        by_next_stage = self.rules.by_next and worker + 1 < len(gradients)
-        return microbatch - gradients[worker + by_next_stage] < self.rules.due
+        last_stage = len(gradients) - 1
+        stage = min(worker + 1, last_stage) if self.rules.by_next else worker
+        return microbatch - gradients[stage] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
         """Start a load or an offload if one is needed and the host link is free."""
@@ -255,7 +256,8 @@ class _ListScheduler:
         """Return the microbatch of the activation with the last gradient that may be offloaded."""
         running = self.running[worker]
         num_ended = self.timeline.done[F][0][worker]
-        num_ended -= running is not None and running.phase is F
+        if running is not None and running.phase is F:
+            num_ended -= 1
         for microbatch in range(num_ended - 1, -1, -1):
             if self.is_due(worker, microbatch):
                 return None
