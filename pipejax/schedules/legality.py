@@ -61,7 +61,7 @@ def _check_cells(content: Content, cells: NumpyArray, reason: str, *phases: AnyP
         raise _cell_error(content, cells[0], reason, *phases)
 
 
-def _first(mask: NumpyArray) -> tuple[int, ...]:
+def _first_true(mask: NumpyArray) -> tuple[int, ...]:
     """Return the indices of the first true entry of a mask; empty if there is none."""
     return tuple(np.argwhere(mask)[0].tolist()) if mask.any() else ()
 
@@ -79,7 +79,7 @@ def check_arrays(content: Content) -> None:
     unknown_codes = content.ops.phase[~np.isin(content.ops.phase, content.grammar.cell_phases)]
     if len(unknown_codes):
         raise ScheduleError(f"{unknown_codes[0]} is not the code of a phase that a cell can hold")
-    if fault := _first((placement < 0) | (placement >= workers)):
+    if fault := _first_true((placement < 0) | (placement >= workers)):
         pipe, stage = fault
         raise ScheduleError(
             f"stage {stage} of pipe {pipe} is placed on worker {placement[pipe, stage]}: "
@@ -90,7 +90,7 @@ def check_arrays(content: Content) -> None:
 def check_rows(content: Content) -> None:
     """Check that every worker has an op, and that every pair is a forward and a backward."""
     phase, partner = content.cells.phase, content.partners.phase
-    if fault := _first(~(phase != Phase.IDLE).any(axis=1)):
+    if fault := _first_true(~(phase != Phase.IDLE).any(axis=1)):
         (worker,) = fault
         raise ScheduleError(
             f"worker {worker} has no op: every worker runs a stage", place=(worker, None)
@@ -107,7 +107,8 @@ def check_ranges(content: Content) -> None:
     has_stage = ~np.isin(ops.phase, grammar.worker_phases)
     reason = "op {op} on worker {worker} has a stage: its kind has none"
     _check_cells(content, ops.cell[~has_stage & (ops.stage != NO_STAGE)], reason)
-    if unknown_stages := {*sum(grammar.graph, ())} - {*range(stages)}:
+    graph_stages = {stage for edge in grammar.graph for stage in edge}
+    if unknown_stages := graph_stages - {*range(stages)}:
         stage = min(unknown_stages)
         raise ScheduleError(f"graph: stage {stage} does not exist: stages are 0 to {stages - 1}")
     for is_checked, values, count, what in (
@@ -123,7 +124,7 @@ def check_ranges(content: Content) -> None:
     if part:
         raise ScheduleError(f"microbatch {last} has {part} slices of {grammar.slices}")
     slice_pipes = content.pipe_of_microbatch.reshape(-1, grammar.slices)
-    if fault := _first((slice_pipes != slice_pipes[:, :1]).any(axis=1)):
+    if fault := _first_true((slice_pipes != slice_pipes[:, :1]).any(axis=1)):
         raise ScheduleError(f"slices of microbatch {fault[0]} are in several pipes")
 
 
@@ -133,7 +134,7 @@ def check_workers(content: Content) -> None:
     is_worker_op = np.isin(content.ops.phase, content.grammar.worker_phases)
     ops, sharding = content.ops.take(~is_sharding & ~is_worker_op), content.ops.take(is_sharding)
     stage_workers = content.placement[ops.pipe, ops.stage]
-    if fault := _first(stage_workers != ops.cell // content.num_slots):
+    if fault := _first_true(stage_workers != ops.cell // content.num_slots):
         (k,) = fault
         reason = (
             f"op {{op}} stands on worker {{worker}}, but stage {ops.stage[k]} of "
@@ -141,7 +142,7 @@ def check_workers(content: Content) -> None:
         )
         raise _cell_error(content, ops.cell[k], reason)
     ops = content.ops.take(~is_sharding)
-    if fault := _first(content.pipe_of_microbatch[ops.microbatch] != ops.pipe):
+    if fault := _first_true(content.pipe_of_microbatch[ops.microbatch] != ops.pipe):
         (k,) = fault
         raise _cell_error(content, ops.cell[k], f"microbatch {ops.microbatch[k]} is in two pipes")
     holds_stage = content.placement[:, sharding.stage] == sharding.cell // content.num_slots
@@ -160,14 +161,12 @@ def check_once(content: Content) -> None:
     sizes = len(grammar.phases), num_places, content.num_microbatches
     key = np.ravel_multi_index((ops.phase, place, ops.microbatch), sizes)
     order = np.lexsort((ops.cell, key))  # equal ops are neighbours, in order of their cells
-    if fault := _first(np.diff(key[order]) == 0):
+    if fault := _first_true(np.diff(key[order]) == 0):
         (k,) = fault
-        (other, other_slot), (worker, slot) = map(content.place, ops.cell[order[k : k + 2]])
-        where = (
-            f"on worker {worker}: in slots {other_slot} and {slot}"
-            if other == worker
-            else f"on worker {other} in slot {other_slot} and on worker {worker} in slot {slot}"
-        )
+        (first, first_slot), (worker, slot) = map(content.place, ops.cell[order[k : k + 2]])
+        where = f"on worker {first} in slot {first_slot} and on worker {worker} in slot {slot}"
+        if first == worker:
+            where = f"on worker {worker}: in slots {first_slot} and {slot}"
         op = Op(*(field[order[k]] for field in (ops.phase, ops.stage, ops.microbatch)))
         text = grammar.text((op._replace(phase=grammar.phases[op.phase]),))
         raise ScheduleError(f"op {text} stands twice {where}", place=(worker, slot))
@@ -189,14 +188,14 @@ def check_complete(content: Content) -> None:
 
 def _check_ends(content: Content, rule: Rule) -> None:
     """Check that stages and microbatches in a rule exist, and that some op waits by it."""
-    slices = content.grammar.slices  # of a microbatch; a stage has 1
-    text = f"rule {format_rule(rule, slices)}"
-    stage, microbatch = (content.num_stages, "stage", 1), (content.num_microbatches, "microbatch")
+    text = f"rule {format_rule(rule, content.grammar.slices)}"
+    stages = content.num_stages, "stage", 1  # count, name and slices
+    microbatches = content.num_microbatches, "microbatch", content.grammar.slices
     for index, (count, what, parts) in (
-        (rule.consumer_stage, stage),
-        (rule.producer_stage, stage),
-        (rule.consumer_microbatch, (*microbatch, slices)),
-        (rule.producer_microbatch, (*microbatch, slices)),
+        (rule.consumer_stage, stages),
+        (rule.producer_stage, stages),
+        (rule.consumer_microbatch, microbatches),
+        (rule.producer_microbatch, microbatches),
     ):
         if index is not None and index >= count:
             reason = f"{what} {format_number(index, parts)} does not exist: the last is"
@@ -232,7 +231,7 @@ def _check_needed(content: Content, rule: Rule) -> None:
     if needs_producer and (producers == NOWHERE).any():  # else no op can lack one
         for waiting in waiting_ops(content, rule):
             is_missing = waiting.has_target & (find_producers(content, rule, waiting) == NOWHERE)
-            if fault := _first(is_missing):
+            if fault := _first_true(is_missing):
                 (k,) = fault
                 stage, microbatch = waiting.producer_stage[k], waiting.microbatch[k]
                 op, worker = _op_and_worker(content, rule.producers[0], stage, microbatch)
@@ -240,7 +239,7 @@ def _check_needed(content: Content, rule: Rule) -> None:
                 raise _missing_error(content, op, worker, why)
     if not needs_consumer:
         return
-    if place := _first((producers != NOWHERE) & (where[rule.consumer] == NOWHERE)):
+    if place := _first_true((producers != NOWHERE) & (where[rule.consumer] == NOWHERE)):
         why = f"{content.text(producers[place])} needs it"
         raise _missing_error(content, *_op_and_worker(content, rule.consumer, *place), why)
 
@@ -273,7 +272,7 @@ def _check_passes(content: Content) -> None:
         _check_cells(content, content.ops.cell[is_backward], reason)
         return
     whole, grad, weight = (content.where[phase] != NOWHERE for phase in BACKWARDS)
-    if place := _first(~(whole | grad | weight)):
+    if place := _first_true(~(whole | grad | weight)):
         op, worker = _op_and_worker(content, Phase.B, *place)
         raise _missing_error(content, op, worker, "there is no backward")
     reason = "does the backward twice: it is also split into I and W"
@@ -290,7 +289,7 @@ def check_order(content: Content) -> None:
     is_same_row = tail_worker == head_worker
     if phase_lanes.any():
         is_same_row &= phase_lanes[phase[edges.producer]] == phase_lanes[phase[edges.consumer]]
-    if fault := _first(is_same_row & (tail_slot >= head_slot)):
+    if fault := _first_true(is_same_row & (tail_slot >= head_slot)):
         (k,) = fault
         is_pair = tail_slot[k] == head_slot[k]
         order = "is the same fused pair" if is_pair else "stands after it in the row"
@@ -318,7 +317,8 @@ def check_gathered(content: Content) -> None:
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     is_sharded = np.isin(copy, copy[np.isin(ops.phase, turns)])
     gathers = ops.phase == Phase.UNSHARD
-    if fault := _first(is_sharded & (is_gathered == gathers)):
+    # weights must be absent before a gather, and there before any other op
+    if fault := _first_true(is_sharded & (is_gathered == gathers)):
         (k,) = fault
         stage, phase = int(ops.stage[k]), int(ops.phase[k])
         why = {
@@ -338,7 +338,7 @@ def check_updates(content: Content) -> None:
             )
         return
     versions, forward, updates = find_versions(content), where[Phase.F], where[Phase.U]
-    if fault := _first(versions.update_cell == NOWHERE):
+    if fault := _first_true(versions.update_cell == NOWHERE):
         stage, microbatch = fault
         run = f", run {microbatch % rule.runs}," if rule.runs > 1 else ""
         reason = f"the gradient of {{op}} is never applied: no U of stage {stage}{run}"
@@ -347,7 +347,7 @@ def check_updates(content: Content) -> None:
     reason = "op {op} does not apply the gradient that it is named after"
     repeated = updates[(updates != NOWHERE) & (updates != versions.update_cell)]
     _check_cells(content, repeated, f"{reason}: an update before it has done so", Phase.U)
-    if fault := _first(versions.read > versions.newest):
+    if fault := _first_true(versions.read > versions.newest):
         stage, microbatch = fault
         reason = (
             f"op {{op}} reads weights with {versions.read[stage, microbatch]} updates, but only "

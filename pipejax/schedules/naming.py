@@ -81,23 +81,21 @@ class OwnFunction:
 
     def __call__(self, **arguments: Any) -> ScheduleTable:
         """Make a table of the size that is asked for."""
-        sizes = [whole_number(arguments.get(name), name, maximum=MAX_COUNT) for name in SIZES]
-        arguments |= dict(zip(SIZES, sizes, strict=True))
-        check_size(Builder(self, ""), **dict(zip(SIZES, sizes, strict=True)))
-        needed = [
-            name
-            for name, p in inspect.signature(self.function).parameters.items()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        for name in needed:
-            if name not in arguments:
+        workers, microbatches = (
+            whole_number(arguments.get(name), name, maximum=MAX_COUNT) for name in SIZES
+        )
+        arguments |= {"num_workers": workers, "num_microbatches": microbatches}
+        check_size(Builder(self, ""), num_workers=workers, num_microbatches=microbatches)
+        for name, p in inspect.signature(self.function).parameters.items():
+            by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            if by_name and p.default is p.empty and name not in arguments:
                 raise ValueError(f"{self.name} needs {name}, which has no default")
         table = self._table(self._call(arguments))
-        microbatches = table.num_microbatches // table.grammar.slices
-        if [table.num_workers, microbatches] != sizes:
+        table_microbatches = table.num_microbatches // table.grammar.slices
+        if (table.num_workers, table_microbatches) != (workers, microbatches):
             raise ValueError(
                 f"{self.name} made a table of {table.num_workers} workers and "
-                f"{microbatches} microbatches for {sizes[0]} and {sizes[1]}"
+                f"{table_microbatches} microbatches for {workers} and {microbatches}"
             )
         return table
 
@@ -225,6 +223,7 @@ def file_builder(text: str) -> Builder:
 
 
 def _from_text(name: str, path: str, text: str) -> OwnFunction:
+    """Execute the text of a file, and return the function that FILE.py:FUNCTION names."""
     module, function = _execute(path, text), name.rpartition(":")[2]
     if not hasattr(module, function):
         functions = ((n, value) for n, value in vars(module).items() if inspect.isfunction(value))
@@ -254,11 +253,12 @@ def _execute(path: str, text: str) -> types.ModuleType:
 def table_builder(text: str, repair: str | None = None) -> Builder:
     """Return the builder of a table file, which is read again when it has changed."""
     stat = Path(text).stat()
-    return _read(text, repair, stat.st_mtime_ns, stat.st_size)
+    return _table_builder(text, repair, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(256)
-def _read(path: str, repair: str | None, *_: int) -> Builder:
+def _table_builder(path: str, repair: str | None, *_: int) -> Builder:
+    """Return the builder of a table file; its time and size are only keys of the cache."""
     table = replace(read_table(path, repair=repair), name=path)
     sizes = (table.num_workers, table.num_microbatches)
     legal = f"P = {sizes[0]}, M = {sizes[1]}"
@@ -269,15 +269,16 @@ def _read(path: str, repair: str | None, *_: int) -> Builder:
 def _error_text(error: BaseException, file: str) -> str:
     """Return one line on an error, with its place in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [f for f in frames if f.filename == file]
-    inside = inside or [f for f in frames if not f.filename.startswith((PACKAGE, "<frozen"))]
-    place = (inside[-1].filename, inside[-1].lineno) if inside else ("", 0)
+    user_frames = [f for f in frames if f.filename == file]
+    if not user_frames:
+        user_frames = [f for f in frames if not f.filename.startswith((PACKAGE, "<frozen"))]
+    path, line = (user_frames[-1].filename, user_frames[-1].lineno) if user_frames else ("", 0)
     text = str(error)
     if isinstance(error, SyntaxError):
-        place, text = (error.filename or file, error.lineno), error.msg
-    where = f"{place[0]}, line {place[1]}: " if place[0] else ""
-    first = text.strip().splitlines()[0] if text.strip() else "no message"
-    return f"{where}{type(error).__name__}: {first}"
+        path, line, text = error.filename or file, error.lineno, error.msg
+    place = f"{path}, line {line}: " if path else ""
+    first_line = text.strip().splitlines()[0] if text.strip() else "no message"
+    return f"{place}{type(error).__name__}: {first_line}"
 
 
 TABLES = (".csv", ".json")

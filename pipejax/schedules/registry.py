@@ -135,15 +135,15 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
     return build
 
 
-def _registered(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
+def _registry(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
     return ResultDict(
         (name, builder._replace(function=_with_checks(builder), legal=builder.legal or ANY))
         for name, builder in builders.items()
     )
 
 
-REGISTRY = _registered(USUAL_BUILDERS)  # the same costs price them
-EXTENDED = _registered(EXTENDED_BUILDERS)  # with a grammar of their own
+REGISTRY = _registry(USUAL_BUILDERS)  # the same costs price them
+EXTENDED = _registry(EXTENDED_BUILDERS)  # with a grammar of their own
 BUILT_IN = {**REGISTRY, **EXTENDED}
 
 
@@ -152,11 +152,12 @@ def check_size(
 ) -> None:
     """Refuse a table that cannot fit into memory; large ones that fit are legal."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
-    worker_stages = stages_per_worker * 2 * options.get("waves", 0.5)  # stages of a worker
-    stages = num_workers * int(worker_stages)
+    if "waves" in options:
+        stages_per_worker *= 2 * options["waves"]
+    stages = num_workers * stages_per_worker
     passes = num_microbatches * (options.get("slices", 1) or num_workers)  # None: as workers
     # a row has a column for each of its ops, and for each step of a microbatch through all stages
-    cells = num_workers * 2 * max(int(worker_stages) * passes, stages)
+    cells = num_workers * 2 * max(stages_per_worker * passes, stages)
     num_bytes = cells * BYTES_PER_CELL + 2 * stages * passes * builder.bytes_per_op
     what = f"{num_workers} workers with {stages} stages and {num_microbatches} microbatches need"
     check_fits(num_bytes, what)

@@ -159,11 +159,12 @@ def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]
         for row in filter(None, remaining):
             if not can_run(row[-1]) and row[-1] not in on_host:
                 continue
-            pending.append(row.pop())
-            steps.append((pending[-1], transfers.get(pending[-1], [])))
+            cell = row.pop()
+            pending.append(cell)
+            steps.append((cell, transfers.get(cell, [])))
             while ready := [cell for cell in pending if can_run(cell)]:
-                for cell in ready:
-                    has_run[cell] = True
+                for ready_cell in ready:
+                    has_run[ready_cell] = True
                 pending = [cell for cell in pending if not has_run[cell]]
     return steps
 
@@ -225,28 +226,28 @@ def with_transfers(
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
     bare = with_sharding(table) if sharding else table
-    sent = table_messages(bare)
+    messages = table_messages(bare)
     if order is None:
         steps = _run_in_turn(bare, links)
     else:
-        chosen = np.asarray(order).tolist()
-        if sorted(chosen) != list(range(len(sent.producer))):
+        transfers, producers = np.asarray(order).tolist(), messages.producer.tolist()
+        if sorted(transfers) != list(range(len(producers))):
             raise ValueError(
-                f"order must hold each of the {len(sent.producer)} transfers once, got {order!r}"
+                f"order must hold each of the {len(producers)} transfers once, got {order!r}"
             )
-        steps = [(int(sent.producer[transfer]), [transfer]) for transfer in chosen]
-    rows = _rows(bare, sent, steps)
+        steps = [(producers[transfer], [transfer]) for transfer in transfers]
+    rows = _rows(bare, messages, steps)
     if waits:
         rows = [with_waits(row) for row in rows]
     return bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
 
 
 def _rows(
-    bare: ScheduleTable, sent: Dependencies, steps: Sequence[tuple[int, list[int]]]
+    bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
     """Return rows with SEND and RECV cells: each step adds a cell, and then its transfers."""
     # A step also adds all earlier cells of its row; other ops are added at the end.
-    fields = (sent.direction, sent.from_stage, sent.microbatch)
+    fields = (messages.direction, messages.from_stage, messages.microbatch)
     sends = [
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)
         for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
@@ -256,7 +257,7 @@ def _rows(
     rows: list[list[Cell]] = [[] for _ in cells]
     next_position = [0] * len(cells)
     missing_inputs: dict[int, set[int]] = {}  # transfers that a cell still waits for
-    for transfer, consumer in enumerate(sent.consumer.tolist()):
+    for transfer, consumer in enumerate(messages.consumer.tolist()):
         missing_inputs.setdefault(consumer, set()).add(transfer)
     for step_cell, transfers in steps:
         worker = step_cell // bare.num_slots
@@ -268,7 +269,7 @@ def _rows(
             rows[worker].append(ops[worker][next_position[worker]])
             next_position[worker] += 1
         for transfer in transfers:
-            consumer, send = int(sent.consumer[transfer]), sends[transfer]
+            consumer, send = int(messages.consumer[transfer]), sends[transfer]
             rows[worker].append((send,))
             rows[consumer // bare.num_slots].append((matching_receive(send),))
             missing_inputs[consumer].remove(transfer)

@@ -347,9 +347,11 @@ class HeldCounts(NamedTuple):
         counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
         if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):
             is_held = counts.any(axis=(0, 3))  # (workers, stages)
-            few = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
-            counts = np.take_along_axis(counts, few[None, :, :, None], axis=2).astype(float)
-            sizes = tuple(size[..., few].reshape(-1, *few.shape).swapaxes(0, 1) for size in sizes)
+            # (workers, few) held stages first; workers with fewer get others, whose counts are 0
+            stages = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
+            counts = np.take_along_axis(counts, stages[None, :, :, None], axis=2).astype(float)
+            shape = (-1, *stages.shape)  # (batch, workers, few)
+            sizes = tuple(size[..., stages].reshape(shape).swapaxes(0, 1) for size in sizes)
         held = [size @ count for size, count in zip(sizes, counts, strict=True)]
         peaks = sum(held[1:], start=held[0]).max(axis=-1).T
         return peaks.reshape(*batch, len(self.copies))
@@ -380,7 +382,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 
 
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
-    """Return the times that no other time reaches in every entry; one of them is the peak."""
+    """Return the counts at times that no other time reaches in all; one of them is the peak."""
     # The peak of sizes >= 0 is the largest sizes @ counts; a time that another one reaches in every
     # entry is never the only largest. The next time dominates most; the others are compared
     # pairwise, one column after another.

@@ -182,8 +182,8 @@ class Links:
             ("posting", POSTINGS, "posting"),
         ):
             object.__setattr__(self, name, resolve_name(getattr(self, name), allowed, kind))
-        object.__setattr__(self, "host_links", _checked_groups(self.host_links))
-        object.__setattr__(self, "shared_links", _checked_pairs(self.shared_links))
+        object.__setattr__(self, "host_links", _check_groups(self.host_links))
+        object.__setattr__(self, "shared_links", _check_pair_groups(self.shared_links))
         object.__setattr__(
             self, "pair_links", checked_pair_links(self.pair_links, tuple(LINK_MODELS))
         )
@@ -285,7 +285,7 @@ class Links:
         return link if isinstance(link, Links) else cls(link)
 
 
-def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
+def _check_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     """Return checked groups of workers that share a host link, with each worker in one at most."""
     workers: set[int] = set()
     checked_groups = []
@@ -304,7 +304,7 @@ def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     return tuple(checked_groups)
 
 
-def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
+def _check_pair_groups(groups: str | PairGroups) -> str | PairGroups:
     """Return checked groups of directed pairs that share a link, or "pairs"."""
     if isinstance(groups, str):
         if groups.strip().casefold() == PAIRS:

@@ -45,7 +45,7 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     text = re.sub(r"\[([\w ]*\d)\](?=\s*[:=])", r"\1", re.sub("[\"'`]", "", text))  # [rank0]: ..
     lines = _list_lines(text) if "[" in text else text.split("\n")
     lines = [re.sub(r"^\s*\|", "", line) for line in lines if not _RULE.fullmatch(line)]
-    first = next((at for at, line in enumerate(lines) if _OP.search(line)), 0)
+    first = next((index for index, line in enumerate(lines) if _OP.search(line)), 0)
     head, lines = "".join(lines[:first][-1:]), lines[first:]  # a caption may stand above the head
     labels = [_LABEL.match(line) for line in lines]
     for line, label in zip(lines, labels, strict=True):
@@ -53,34 +53,36 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
             raise ScheduleError(f"{line.strip()[:40]!r} holds no op{FORMS}")
     is_steps = _has_rank_columns(head) or any(label and label[2] for label in labels)
     numbers = [int(label[3]) for label in labels if label] or [*range(len(lines))]
-    order = _places(numbers, len(lines), "steps" if is_steps else "ranks")
+    order = _sorted_indices(numbers, len(lines), "steps" if is_steps else "ranks")
     # blanks replace labels, so that cells stay under their heads
     lines = [_LABEL.sub(lambda label: " " * label.end(), line, count=1) for line in lines]
     bodies = [re.sub(r"\|\s*$", "", line) for line in lines]
-    marks = (mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", "\n".join(bodies)))
-    mark = next(marks, "")
-    cut = (f"[{mark}]" if mark else r"\s+") + _OUTSIDE_PAIR
-    if is_steps and not mark:
+    body = "\n".join(bodies)
+    separators = (mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", body))
+    separator = next(separators, "")
+    pattern = (f"[{separator}]" if separator else r"\s+") + _OUTSIDE_PAIR
+    if is_steps and not separator:
         rows = _under_heads(bodies, head)
     else:
-        rows = [[cell.strip() for cell in re.split(cut, body.strip(" "))] for body in bodies]
+        rows = [[cell.strip() for cell in re.split(pattern, line.strip(" "))] for line in bodies]
     rows = [["" if cell.lower() in _IDLE else cell for cell in rows[line]] for line in order]
     if not is_steps:
         return rows, ""
-    if mark in ("", "|") and len({len(row) for row in rows}) > 1:  # others lose cells at their end
+    # other separators lose cells at the end of a line
+    if separator in ("", "|") and len({len(row) for row in rows}) > 1:
         raise ScheduleError(f"steps must have a cell for each rank: write . for idle{FORMS}")
     columns = [*itertools.zip_longest(*rows, fillvalue="")]
     ranks = [int(number) for number in re.findall(r"\d+", head)] or [*range(len(columns))]
     note = f"its {len(rows)} lines are read as steps, its {len(columns)} columns as ranks"
-    return [[*columns[rank]] for rank in _places(ranks, len(columns), "ranks")], note
+    return [[*columns[rank]] for rank in _sorted_indices(ranks, len(columns), "ranks")], note
 
 
 def _list_lines(text: str) -> list[str]:
     """Return each list in brackets as a line, with the number before it, if any, in front."""
     lists = [*re.finditer(r"([^\[\]]*)\[([^\[\]]*)\]", text)]
     outside = [*(cells[1] for cells in lists), text[lists[-1].end() if lists else 0 :]]
-    if rest := [part.strip("()]}, \n") for part in outside if _OP.search(part)]:
-        raise ScheduleError(f"{rest[0][:40]!r} is in no list{FORMS}")
+    if op_texts := [part.strip("()]}, \n") for part in outside if _OP.search(part)]:
+        raise ScheduleError(f"{op_texts[0][:40]!r} is in no list{FORMS}")
     heads = [re.search(r"(\d+)\W*$", cells[1]) for cells in lists]
     rows = [" ".join(cells[2].split()) for cells in lists]
     return [f"{head[1]}: {row}" if head else row for head, row in zip(heads, rows, strict=True)]
@@ -93,7 +95,8 @@ def _has_rank_columns(head: str) -> bool:
     return is_named or bool(re.match(rf"\W*{_STEP}(?![\w ])", head, re.I))
 
 
-def _places(numbers: list[int], count: int, what: str) -> list[int]:
+def _sorted_indices(numbers: list[int], count: int, what: str) -> list[int]:
+    """Return the indices that sort the numbers of steps or ranks; refuse gaps and repetitions."""
     if sorted(numbers) != [*range(count)]:
         raise ScheduleError(f"{what} must be numbered 0 to {count - 1}, got {numbers}{FORMS}")
     return sorted(range(count), key=numbers.__getitem__)

@@ -88,10 +88,10 @@ def insert_sharding(
     if residency is not None:
         max_stages = _per_worker(residency, table.num_workers, "residency", 1)
     compute, rows = bare.grammar.compute, []
-    for row, before, held in zip(dense_rows(bare), ahead, max_stages, strict=True):
-        gathered = with_gathers(row, compute, Lookahead(before, held, counted))
+    for row, *limits in zip(dense_rows(bare), ahead, max_stages, strict=True):
+        gathered_row = with_gathers(row, compute, Lookahead(*limits, counted))
         ends = bare.grammar.backward_ends
-        rows.append(with_reductions(gathered, defer_reduce_grad_wait, ends))
+        rows.append(with_reductions(gathered_row, defer_reduce_grad_wait, ends))
     sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
     return on_lane(sharded, lane)
 
@@ -181,7 +181,8 @@ class _StageNeeds:
             if stages and self._lookahead.counted == USES and len(stages) + len(new) > count:
                 break
             stages |= dict.fromkeys(new)
-            uses -= bool(cell_stages)
+            if cell_stages:
+                uses -= 1
             if not uses or len(stages) >= min(count, self._num_later_stages[first]):
                 break
         return list(stages)

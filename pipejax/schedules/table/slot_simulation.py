@@ -53,8 +53,8 @@ def host_link_ids(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]
     return host_link
 
 
-def known_groups(groups: Groups, num_workers: int) -> Groups:
-    """Return checked groups of workers that share a host link: each worker exists, in one group."""
+def check_host_groups(groups: Groups, num_workers: int) -> Groups:
+    """Check groups of workers that share a host link: all exist, each in one group; return them."""
     links = Links(host_links=groups)
     host_link_ids(links, num_workers)
     return links.host_links
@@ -68,14 +68,14 @@ def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositio
     link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
     cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
-    before = op_before(table, executed, cells)
-    is_issued = before != NOWHERE
+    issuer = op_before(table, executed, cells)  # index in `executed`
+    is_issued = issuer != NOWHERE
     worker, slot = np.divmod(cells, table.num_slots)
     order = np.lexsort((worker, slot, link[worker]))  # link by link, by column, then by worker
     queue, queue_link = cells[order], link[worker[order]]
     is_same_link = queue_link[1:] == queue_link[:-1]
     return (
-        np.concatenate([executed[before[is_issued]], queue[:-1][is_same_link]]),
+        np.concatenate([executed[issuer[is_issued]], queue[:-1][is_same_link]]),
         np.concatenate([cells[is_issued], queue[1:][is_same_link]]),
     )
 

@@ -91,9 +91,9 @@ class ScheduleTable(Content, Drawn):
 
     def __post_init__(self) -> None:
         for name in ("cells", "partners"):
-            arrays = (_whole(array, name) for array in getattr(self, name))
+            arrays = (_whole_numbers(array, name) for array in getattr(self, name))
             object.__setattr__(self, name, Cells(*arrays))
-        object.__setattr__(self, "placement", _whole(self.placement, "placement"))
+        object.__setattr__(self, "placement", _whole_numbers(self.placement, "placement"))
         for array in (*self.cells, *self.partners, self.placement):
             array.flags.writeable = False
         if np.size(self.stage_shares) == 0 and self.placement.ndim == 2:
@@ -158,7 +158,7 @@ class ScheduleTable(Content, Drawn):
         if pipe_of_microbatch is None:
             last = max((op.microbatch for row in cells for cell in row for op in cell), default=-1)
             pipe_of_microbatch = np.zeros(last + 1, np.int32)
-        microbatch_pipes = _whole(pipe_of_microbatch, "pipe_of_microbatch")
+        microbatch_pipes = _whole_numbers(pipe_of_microbatch, "pipe_of_microbatch")
         if microbatch_pipes.ndim != 1:
             raise ScheduleError(
                 f"pipe_of_microbatch has shape (microbatches), got {microbatch_pipes.shape}"
@@ -166,7 +166,7 @@ class ScheduleTable(Content, Drawn):
         return cls(
             cells=lay_out(cells, 0, microbatch_pipes),
             partners=lay_out(cells, 1, microbatch_pipes),
-            placement=np.array(_whole(placement, "placement")),
+            placement=np.array(_whole_numbers(placement, "placement")),
             name=name,
             slots=slots,
             stage_shares=stage_shares,
@@ -273,7 +273,7 @@ class ScheduleTable(Content, Drawn):
             worker 0 0F0   0R0   0I0   0W0
         """
 
-        def before(cell: Cell) -> list[Cell]:
+        def recomputations(cell: Cell) -> list[Cell]:
             backwards = (op for op in cell if op.phase in INPUT_GRADS)
             return [
                 (Op(Phase.R, *op[1:]),)
@@ -281,7 +281,7 @@ class ScheduleTable(Content, Drawn):
                 if self.where[Phase.R][op.stage, op.microbatch] == NOWHERE
             ]
 
-        rows = ([(*before(cell), cell) for cell in row] for row in self.rows())
+        rows = ([(*recomputations(cell), cell) for cell in row] for row in self.rows())
         return self.with_rows([[cell for cells in row for cell in cells] for row in rows])
 
     def __repr__(self) -> str:
@@ -374,7 +374,7 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[
     return parsed
 
 
-def _whole(values: Any, name: str) -> Int[NumpyArray, "..."]:
+def _whole_numbers(values: Any, name: str) -> Int[NumpyArray, "..."]:
     try:
         return whole_numbers(values, name)
     except ValueError as error:

@@ -115,22 +115,22 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
 
 def _read_grammar(fields: Mapping[str, Any]) -> Grammar:
     """Return the grammar of a table from the fields of its file."""
-    own_fields = {name: fields[name] for name in GRAMMAR}
-    if all(own_fields[name] == field.default for name, field in GRAMMAR.items()):
+    grammar_fields = {name: fields[name] for name in GRAMMAR}
+    if all(grammar_fields[name] == field.default for name, field in GRAMMAR.items()):
         return USUAL
     try:
-        pairs = [_kind(entry) for entry in own_fields.pop("kinds")]
-        kinds = dict(pairs)
-        if len(kinds) < len(pairs):
-            letters = [letters for letters, _ in pairs]
+        letters_and_kinds = [_read_kind(entry) for entry in grammar_fields.pop("kinds")]
+        kinds = dict(letters_and_kinds)
+        if len(kinds) < len(letters_and_kinds):
+            letters = [letters for letters, _ in letters_and_kinds]
             raise ValueError(f"letters of kinds stand once each, got {letters}")
-        graph = [tuple(edge) for edge in own_fields.pop("graph")]
-        return Grammar(kinds=kinds, graph=graph, **own_fields)
+        graph = [tuple(edge) for edge in grammar_fields.pop("graph")]
+        return Grammar(kinds=kinds, graph=graph, **grammar_fields)
     except ValueError as error:
         raise ScheduleError(f"the table's own kinds and rules: {error}") from None
 
 
-def _kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
+def _read_kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
     """Read the letters and the record of a kind of op."""
     values = read_fields(_KIND, entry, "a kind")
     letters, look = values.pop("letters"), values.pop("look")
@@ -218,7 +218,7 @@ def to_csv(table: ScheduleTable) -> str:
     r"""Return a table in PyTorch's CSV form, with empty cells for idle slots; warn of losses."""
     check_usual(table, "a CSV")
     text = _to_csv(table)
-    if lost := _lost(table, text):
+    if lost := _lost_fields(table, text):
         warnings.warn(
             f"a CSV does not hold the {lost} of {table.name}: reading it gives another table, "
             "a .json file keeps them",
@@ -230,7 +230,7 @@ def to_csv(table: ScheduleTable) -> str:
 
 def is_csv(table: ScheduleTable) -> bool:
     """Return whether a CSV holds all of a table."""
-    return table.grammar.is_usual and not _lost(table, _to_csv(table))
+    return table.grammar.is_usual and not _lost_fields(table, _to_csv(table))
 
 
 def _to_csv(table: ScheduleTable) -> str:
@@ -252,7 +252,7 @@ _UNSTATED = {  # fields that may change when a CSV is read
 }
 
 
-def _lost(table: ScheduleTable, text: str) -> str:
+def _lost_fields(table: ScheduleTable, text: str) -> str:
     """Name the fields of a table that a reader of its CSV text does not get back."""
     try:
         read_data, data = _as_data(_from_csv(text, table.name)), _as_data(table)
@@ -289,7 +289,7 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
 
 def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     """Read a table from a CSV or from printed rows, with notices of what was inferred."""
-    rows, step_note = _cells(text)
+    rows, step_note = _split_cells(text)
     rows, letter_note = pasted_rows.in_todays_letters(rows)
     for note in filter(None, (step_note, letter_note)):
         warnings.warn(f"{name}: {note}", ReadingNotice, stacklevel=3)
@@ -310,7 +310,7 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
         raise
 
 
-def _cells(text: str) -> tuple[list[list[str]], str]:
+def _split_cells(text: str) -> tuple[list[list[str]], str]:
     """Return the cells of each row of a text, and a note if its lines are read as steps."""
     if pasted_rows.is_pasted(text):
         return pasted_rows.split_rows(text)
@@ -449,8 +449,8 @@ def _ops(row: Sequence[str]) -> list[Op] | None:
     except ValueError:
         return None
     phases = Phase.F, Phase.B, *SHARDING
-    is_plain = all(len(cell) == 1 and cell[0].phase in phases for cell in cells)
-    return [cell[0] for cell in cells] if is_plain else None
+    is_usual = all(len(cell) == 1 and cell[0].phase in phases for cell in cells)
+    return [cell[0] for cell in cells] if is_usual else None
 
 
 def _with_earlier_forward(text: str) -> str:
