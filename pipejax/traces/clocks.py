@@ -81,16 +81,17 @@ def aligned(
     by_step = trace.has_step_clocks if by_step is None else by_step
     offsets: list[Offset] = []
     shift = np.zeros(len(trace))
-    sent = _Transfers.match(trace)
+    trace_transfers = _Transfers.match(trace)
     for step in trace.steps if by_step else [NONE]:
         for replica in trace.replicas:
             on_replica = trace.replica == replica
-            is_sent = sent.replica == replica
+            is_selected = trace_transfers.replica == replica
             if by_step:
                 on_replica &= trace.step == step
-                is_sent &= sent.step == step
+                is_selected &= trace_transfers.step == step
             workers = np.unique(trace.worker[on_replica])
-            solutions = _solve_offsets(sent.bounds(is_sent, workers), always=always)
+            bounds = trace_transfers.bounds(is_selected, workers)
+            solutions = _solve_offsets(bounds, always=always)
             for worker, (seconds, residual, is_corrected, why) in zip(
                 workers.tolist(), solutions, strict=True
             ):
@@ -173,8 +174,8 @@ def _solve_offsets(
     is_contradiction = (bounds < -_CLOCK_ERROR) | (bounds.T < -_CLOCK_ERROR)
     agrees = np.ones(size, bool)
     # drop the clock with the most contradictions until none is left; at a tie the last worker
-    while (count := (is_contradiction & agrees & agrees[:, None]).sum(axis=1)).any():
-        agrees[size - 1 - count[::-1].argmax()] = False
+    while (counts := (is_contradiction & agrees & agrees[:, None]).sum(axis=1)).any():
+        agrees[size - 1 - counts[::-1].argmax()] = False
     reference = int(agrees.argmax())
     upper, lower = bounds[reference].copy(), -bounds[:, reference]
     is_bounded = np.isfinite(upper) & np.isfinite(lower)
@@ -186,16 +187,12 @@ def _solve_offsets(
         lower[worker] = (offset[references] - bounds[worker, references]).max()
         offset[worker] = (upper[worker] + lower[worker]) / 2
         references = np.append(references, worker)
-    return [
-        _middle(float(upper[worker]), float(lower[worker]), bool(is_wrong[worker]))
-        for worker in range(size)
-    ]
-
-
-def _middle(upper: float, lower: float, is_wrong: bool) -> tuple[float, float, bool, str]:
-    """Return the middle of two bounds on an offset, its error, and a reason if unbounded."""
-    ways = [way for way, bound in (("to", upper), ("from", lower)) if not math.isfinite(bound)]
-    if ways:
-        why = f"no messages lead {' and '.join(ways)} it, so its offset cannot be had"
-        return 0.0, math.inf, False, why
-    return (upper + lower) / 2, abs(upper - lower) / 2, is_wrong, ""
+    solutions = []
+    for high, low, wrong in zip(upper.tolist(), lower.tolist(), is_wrong.tolist(), strict=True):
+        ways = [way for way, bound in (("to", high), ("from", low)) if not math.isfinite(bound)]
+        if ways:
+            why = f"no messages lead {' and '.join(ways)} it, so its offset cannot be had"
+            solutions.append((0.0, math.inf, False, why))
+        else:
+            solutions.append(((high + low) / 2, abs(high - low) / 2, wrong, ""))
+    return solutions

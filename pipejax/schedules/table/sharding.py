@@ -6,6 +6,7 @@ many stages at once, are its parameters. PyTorch's rule is one choice of them.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -88,8 +89,9 @@ def insert_sharding(
     if residency is not None:
         max_stages = _per_worker(residency, table.num_workers, "residency", 1)
     compute, rows = bare.grammar.compute, []
-    for row, *limits in zip(dense_rows(bare), ahead, max_stages, strict=True):
-        gathered_row = with_gathers(row, compute, Lookahead(*limits, counted))
+    lookaheads = map(Lookahead, ahead, max_stages, itertools.repeat(counted))
+    for row, worker_lookahead in zip(dense_rows(bare), lookaheads, strict=True):
+        gathered_row = with_gathers(row, compute, worker_lookahead)
         ends = bare.grammar.backward_ends
         rows.append(with_reductions(gathered_row, defer_reduce_grad_wait, ends))
     sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)

@@ -275,39 +275,44 @@ def _first_finding(
 ) -> Suspect | None:
     """Return the suspect or slow place that matters most; None if no place alone matters."""
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
-    listed = [
+    # a wrong clock takes no time; of many suspects of a kind no place alone matters
+    costly = [
         row
         for row in suspects
         if row.kind != "clock" and counts[row.kind] < MAX_LISTED and row.seconds > MIN_COST * step
     ]
-    rows = [row for row in listed if row.place != {"step": first_step}]  # a warm-up matters least
-    rows = rows or [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
-    first = next(iter(rows or listed), None)
+    rows = [row for row in costly if row.place != {"step": first_step}]
+    rows += [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
+    first = next(iter([*rows, *costly]), None)  # a warm-up comes last
+    seconds = 0.0 if first is None else first.seconds
     saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
-    if saves > max(MIN_PLACE * step, first.seconds if first else 0.0):
+    if saves > max(MIN_PLACE * step, seconds):
         why = "replicas wait for the one with the longest microbatches"
         return Suspect("data", "", saves, None, 0.0, why, {})
-    # a worker and its only stage: the stage, if it has the head or is slow in all replicas
-    stages = [row for row in suspects if row.kind == "stage"]
-    stage = next((row for row in stages if first and row.seconds == first.seconds), first)
-    is_end = stage and stage.place.get("stage") in (0, len(shares.by_name("stage")) - 1)
-    return stage if is_end or len(shares.by_name("replica")) > 1 else first
+    # a worker and its only stage cost the same: name the stage if it is the first or the last, as
+    # with the head, or if it is slow in all replicas
+    stages = [row for row in suspects if row.kind == "stage" and row.seconds == seconds]
+    if first is None or not stages:
+        return first
+    is_end = stages[0].place.get("stage") in (0, len(shares.by_name("stage")) - 1)
+    return stages[0] if is_end or len(shares.by_name("replica")) > 1 else first
 
 
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
     """Return the machine that costs most and a bottleneck, though no outliers, by cost."""
-    machines = [*shares.by_name("place").values()][:1]
-    rows = [
-        ("worker", share.name[len("worker ") :], share.saves, f"{share.name} is over the mean")
-        for share in machines
-    ]
+    places = []
+    for share in [*shares.by_name("place").values()][:1]:
+        why = f"{share.name} is over the mean"
+        name = share.name.removeprefix("worker ")
+        places.append(Suspect("worker", name, share.saves, None, 0.0, why, {}))
     if fault is not None and (fault.link or fault.worker is not None):
-        name = "worker {} to {} and back".format(*fault.link) if fault.link else f"{fault.worker}"
-        kind = "link" if fault.link else "worker"
+        kind, name = "worker", str(fault.worker)
         if fault.stage is not None:
             kind, name = "stage", str(fault.stage)
-        rows.append((kind, name, fault.seconds, fault.why.partition("; ")[0]))
-    places = (Suspect(kind, name, cost, None, 0.0, why, {}) for kind, name, cost, why in rows)
+        elif fault.link:
+            kind, name = "link", "worker {} to {} and back".format(*fault.link)
+        why = fault.why.partition("; ")[0]
+        places.append(Suspect(kind, name, fault.seconds, None, 0.0, why, {}))
     return sorted(places, key=lambda place: -place.seconds)
 
 
@@ -368,12 +373,13 @@ def analyse(
         report(1, num_parts, PROGRESS_TEXTS[1])
         replayed = replay(pipelines, link=link)
         complete = dataclasses.replace(replayed, pipelines=scale_links(all_pipelines))
-        other = None
+        other_run = None
         if against is not None:
             against, _ = aligned(against)
-            others = find_pipelines(against)
-            others = others if all_steps else usual_steps(against, others)
-            other = replay(others, link=replayed.links)
+            other_pipelines = find_pipelines(against)
+            if not all_steps:
+                other_pipelines = usual_steps(against, other_pipelines)
+            other_run = replay(other_pipelines, link=replayed.links)
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
@@ -410,5 +416,5 @@ def analyse(
         finding,
         complete,
         new_deal,
-        None if other is None else attribute(replayed, against=other),
+        None if other_run is None else attribute(replayed, against=other_run),
     )

@@ -20,7 +20,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.record import NONE, collective_scope
 from pipejax.traces.replaying.messages import link_name
 from pipejax.traces.replaying.replay import Replay
-from pipejax.traces.replaying.step_graph import find_rests, step_graph
+from pipejax.traces.replaying.step_graph import find_non_ops, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
 
@@ -192,20 +192,20 @@ class JobSteps:
         step_pipelines = [[pipelines.pipelines[k] for k in row] for row in positions.values()]
         tables = [pipelines.tables[pipeline.table] for pipeline in step_pipelines[0]]
         self.replicas = [pipeline.replica for pipeline in step_pipelines[0]]
-        self.rests = find_rests(pipelines, step_pipelines)
-        self.graph = step_graph(tables, replayed.links, self.rests.places)
+        self.non_ops = find_non_ops(pipelines, step_pipelines)
+        self.graph = step_graph(tables, replayed.links, self.non_ops.places)
         graph, shape = self.graph, (len(step_pipelines), len(self.graph.preds))
         self.slice = np.full(shape, NONE)  # (steps, nodes) slice of the trace; -1 without one
         for replica in range(len(tables)):
             op_nodes = np.flatnonzero((graph.replica == replica) & (graph.op != NONE))
             slices = np.stack([step[replica].slices for step in step_pipelines])
             self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
-        rest_nodes = np.flatnonzero(graph.rest != NONE)
-        self.slice[:, rest_nodes] = self.rests.slices[:, graph.rest[rest_nodes]]
+        non_op_nodes = np.flatnonzero(graph.non_op != NONE)
+        self.slice[:, non_op_nodes] = self.non_ops.slices[:, graph.non_op[non_op_nodes]]
         # entry -1: nodes without a slice
         durations = np.append(trace.end - trace.start + pipelines.gaps, 0.0)
         self.duration = durations[self.slice]
-        self.duration[:, rest_nodes] = self.rests.seconds[:, graph.rest[rest_nodes]]
+        self.duration[:, non_op_nodes] = self.non_ops.seconds[:, graph.non_op[non_op_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
         # factors on message times (steps, replicas, links)
         scales = np.broadcast_to(
@@ -214,9 +214,9 @@ class JobSteps:
         self.link_scales = scales[np.array([*positions.values()])]
         scale = self.link_scales[:, graph.replica[messages], graph.link[messages]]
         self.duration[:, messages] = replayed.link_times[graph.link[messages]] * scale
-        # nodes without a slice take any slice of the step, so that extrema ignore them
-        some_slice = self.slice.max(axis=1, keepdims=True)
-        slices = np.where(self.slice == NONE, some_slice, self.slice)
+        # nodes without a slice take that of another node, so that extrema ignore them
+        largest = self.slice.max(axis=1, keepdims=True)
+        slices = np.where(self.slice == NONE, largest, self.slice)
         self.recorded = trace.end[slices].max(axis=1) - trace.start[slices].min(axis=1)
 
     @functools.cached_property
@@ -343,15 +343,15 @@ class _Ideal(NamedTuple):
             elif name == FULL_BACKWARD and name not in other_names:
                 other_phases = [*BACKWARD_HALVES]
             for stage in stages:
-                mean = sum(_mean(jobs, phase, stage) for phase in phases)
-                other_mean = sum(_mean(other_jobs, phase, stage) for phase in other_phases)
+                mean = sum(_mean_seconds(jobs, phase, stage) for phase in phases)
+                other_mean = sum(_mean_seconds(other_jobs, phase, stage) for phase in other_phases)
                 if mean > 0 and other_mean > 0:
                     factors[code, stage] = other_mean / mean
         step = float(np.concatenate([job.recorded for job in other_jobs]).mean())
         return cls(factors, other_jobs[0].replayed.link_times, are_factors=True, step=step)
 
 
-def _mean(jobs: Sequence[JobSteps], name: str, stage: int) -> float:
+def _mean_seconds(jobs: Sequence[JobSteps], name: str, stage: int) -> float:
     """Return the mean time of the slices of a phase on a stage [s]; 0 without slices."""
     phases = jobs[0].replayed.pipelines.trace.phases
     if name not in phases:

@@ -149,7 +149,7 @@ def replica_share(replayed: Replay) -> float:
 
 
 def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
-    """Return the pipelines of each step whose replicas all ran ops in the most frequent order."""
+    """Return the pipelines of each step whose replicas all ran the most frequent table, 0."""
     by_step: dict[int, list[Pipeline]] = {}
     for pipeline in replayed.pipelines.pipelines:
         by_step.setdefault(pipeline.step, []).append(pipeline)
@@ -157,5 +157,5 @@ def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
     return {
         step: step_pipelines
         for step, step_pipelines in sorted(by_step.items())
-        if len(step_pipelines) == replicas and not any(p.table for p in step_pipelines)
+        if len(step_pipelines) == replicas and all(p.table == 0 for p in step_pipelines)
     }

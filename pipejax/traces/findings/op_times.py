@@ -12,7 +12,7 @@ from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.messages import (
-    TakenMessages,
+    MessageEvidence,
     best_evidence,
     by_link,
     link_ends,
@@ -109,7 +109,7 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
             yield _row(kind, name, stage, worker, trace.end[rows] - trace.start[rows])
 
 
-def _messages(pipelines: Pipelines, evidence: Sequence[TakenMessages]) -> Iterator[OpTimes]:
+def _messages(pipelines: Pipelines, evidence: Sequence[MessageEvidence]) -> Iterator[OpTimes]:
     """Yield the times of the messages of each link, by its best evidence."""
     boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
     for link, link_evidence in enumerate(by_link(evidence, 2 * boundaries)):

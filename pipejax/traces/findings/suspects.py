@@ -113,8 +113,10 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         """Return the cost per step of the run, for the order; of a warm-up, it does not count."""
         if "step" not in suspect.place:
             return suspect.seconds
-        # a step counts half, so that a microbatch that explains most of it ranks first
-        weight = 1.0 if suspect.kind != "step" else 0.5 * (suspect.place["step"] != first_step)
+        weight = 1.0
+        if suspect.kind == "step":
+            # a step counts half, so that a microbatch that explains most of it ranks first
+            weight = 0.0 if suspect.place["step"] == first_step else 0.5
         return weight * suspect.seconds / num_steps
 
     results.sort(key=cost_per_step, reverse=True)
@@ -195,7 +197,7 @@ class _MicrobatchTimes(NamedTuple):
         separated = self._replace(common=common, stage_logs=stage_logs, noise=noise)
         return separated._replace(step=step, replica=replica, logs=logs)
 
-    def explained(self, suspect: Suspect) -> "_MicrobatchTimes":
+    def without_excess(self, suspect: Suspect) -> "_MicrobatchTimes":
         """Return the times as if the suspect were as fast as the others."""
         logs = self.logs - np.log(suspect.ratio or 1.0) * self.cells(suspect.place)
         common, stage_logs, noise = _separate(logs)
@@ -227,12 +229,12 @@ class _MicrobatchTimes(NamedTuple):
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
         """Return the factor on each slice of the trace that makes cells faster by a ratio."""
-        ops, halves = self.ops, np.stack([self.seconds, self.seconds])  # recorded, faster
-        halves[1] /= np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
+        ops, recorded, result = self.ops, self.seconds.copy(), np.ones(len(self.trace))
+        faster = recorded / np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
         first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
-        halves[:, first] += halves[:, first + 1]
-        result = np.ones(len(self.trace))
-        result[ops.slices] = halves[1] / np.maximum(halves[0], 1e-12)
+        for seconds in (recorded, faster):
+            seconds[first] += seconds[first + 1]
+        result[ops.slices] = faster / np.maximum(recorded, 1e-12)
         return result
 
     def _error(self, count: int) -> float:
@@ -289,16 +291,16 @@ class _MicrobatchTimes(NamedTuple):
         places: Sequence[Place],
     ) -> Sequence[Suspect]:
         """Return the places that are outliers in the stage in which they are least slow."""
-        least, counts = [], []
+        medians, counts = [], []  # of the fastest stage, and the fewest microbatches on a stage
         for place in places:
             # other replicas need no look: a job of many has thousands of places
             runs = self.replica == place.get("replica", self.replica)
             cells, times = self.cells(place, runs), logs[runs]
             on_stages = [times[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
-            least.append(min(float(np.median(values)) for values in on_stages))
+            medians.append(min(float(np.median(values)) for values in on_stages))
             counts.append(min(len(values) for values in on_stages))
         errors = np.array([self._error(count) for count in counts])
-        outliers = _find_outliers(np.array(least), errors)
+        outliers = _find_outliers(np.array(medians), errors)
         return [_suspect(kind, places[k], ratio, z) for k, _, ratio, z in outliers]
 
 
@@ -338,8 +340,8 @@ def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
         return seconds
     is_alone, kind = ~(is_first | ops.is_second), ops.phase * stages + ops.stage
     alone = _medians(seconds[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
-    whole, *halves = map(OPS.index, "BIW")
-    _fill_unknown(alone[whole], alone[halves].sum(axis=0))
+    backward, *halves = map(OPS.index, "BIW")
+    _fill_unknown(alone[backward], alone[halves].sum(axis=0))
     for row in alone:
         _fill_unknown(row, np.full(stages, np.median(seconds[is_first]) / 2))
     median_pair = _medians(seconds[is_first], ops.stage[is_first], stages)  # by the forward's stage
@@ -466,8 +468,9 @@ def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> 
     if first is None:
         yield from suspects
         return
-    cells, others = times.cells(first.place), times.explained(first).slow_places()
-    names = {(row.kind, row.name) for row in chain.from_iterable(others)}
+    cells = times.cells(first.place)
+    remaining_rows = chain.from_iterable(times.without_excess(first).slow_places())
+    names = {(row.kind, row.name) for row in remaining_rows}
     for row in suspects:  # a worker and its only stage are one place
         is_twin = row.kind in kinds and np.array_equal(times.cells(row.place), cells)
         if row.kind not in kinds or is_twin or (row.kind, row.name) in names:
@@ -513,8 +516,9 @@ def _with_costs(
     odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
     is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
     for suspect in suspects:
+        # the last entries serve nodes without a slice, or without a link
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
-        ratio, extra = suspect.ratio or 1.0, 0.0
+        ratio, extra_seconds = suspect.ratio or 1.0, 0.0
         if suspect.kind == "link":
             link_factors[:-1] = _link_factors(replayed, suspect.place)
         else:
@@ -525,7 +529,7 @@ def _with_costs(
             if suspect.kind != "host":
                 ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
             factors[:-1] = times.slice_factors(cells, ratio)
-            extra = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
+            extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
         saved, step = [], suspect.place.get("step")
         for job in jobs:
             is_step = [k == step if step is not None else k not in odd for k in job.steps]
@@ -537,8 +541,8 @@ def _with_costs(
             before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
             saved.extend((before - after).tolist())
         # of a step without all replicas: the extra time of its ops
-        cost, why = float(np.mean(saved)) if saved else extra, suspect.why.format(ratio)
-        yield suspect._replace(seconds=cost, ratio=ratio, why=why)
+        cost = float(np.mean(saved)) if saved else extra_seconds
+        yield suspect._replace(seconds=cost, ratio=ratio, why=suspect.why.format(ratio))
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:

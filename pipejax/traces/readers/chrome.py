@@ -23,7 +23,7 @@ from pipejax.traces.readers.labels import (
     parse_labels,
 )
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, innermost, join_ranks
+from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, drop_outer_ranges, join_ranks
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
     SECONDS,
@@ -65,20 +65,20 @@ def read_events(
     except CutError as error:
         why = str(error)
     text = "".join(parts)
-    position = _end(_GAP, text, 0)
+    position = _skip(_GAP, text, 0)
     is_list, is_complete = text[position : position + 1] == "[", False
     position += 1
     if is_list:
         position = yield from _list_events(text, position, faults)
         is_complete = why == EARLY and not text[position:].strip()  # "]" is optional
     while not is_list:
-        position = _end(_GAP, text, position)
+        position = _skip(_GAP, text, position)
         is_complete = text[position : position + 1] == "}"
         if is_complete or position == len(text):
             break
         try:
             key, position = _scan(text, position)
-            position = _end(_GAP, text, position)
+            position = _skip(_GAP, text, position)
             if text[position : position + 1] == "[" and key == "traceEvents":
                 position = yield from _list_events(text, position + 1, faults)
             else:
@@ -92,14 +92,14 @@ def read_events(
         faults[why] += 1
 
 
-def _end(gap: "re.Pattern[str]", text: str, position: int) -> int:
+def _skip(gap: "re.Pattern[str]", text: str, position: int) -> int:
     return gap.match(text, position).end()  # type: ignore[union-attr]  # it matches no text
 
 
 def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[Event, None, int]:
     """Yield the events of a JSON list without damaged ones; return the position of its end."""
     while True:
-        position = _end(_EVENT_GAP, text, position)
+        position = _skip(_EVENT_GAP, text, position)
         if position == len(text) or text[position] == "]":
             return min(position + 1, len(text))
         try:
@@ -292,7 +292,7 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
             rows for rows in ranks if rows.rank != NONE and any(map(cells.__getitem__, rows.label))
         ]
         if not is_pytorch:
-            ranks = [innermost(rows, cells, left_out) for rows in ranks]
+            ranks = [drop_outer_ranges(rows, cells, left_out) for rows in ranks]
         files[k] = RankFile(path, ranks, zero)
     trace = join_ranks(files, cells, request.sizes, left_out, (), notes)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]

@@ -386,11 +386,13 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     pipeline = number_groups(columns["replica"][rows], columns["step"][rows])
     gap = np.append(0.0, start[1:] - end[:-1])
     gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
-    backwards = np.flatnonzero((kind % 2 == 1) & (stage == stage.max(initial=0)))
-    firsts = backwards[np.unique(pipeline[backwards], return_index=True)[1]]  # of each pipeline
-    if len(firsts) and np.median(gap[firsts]) > max(
-        _WAIT_BACKWARDS * float(np.median((end - start)[firsts])),
-        _WAIT_GAPS * float(np.median(gap[np.isin(worker, worker[firsts])])),
+    is_backward = np.isin(kind, (KINDS["B"], KINDS["I"]))
+    backwards = np.flatnonzero(is_backward & (stage == stage.max(initial=0)))
+    # of each pipeline
+    first_backwards = backwards[np.unique(pipeline[backwards], return_index=True)[1]]
+    if len(first_backwards) and np.median(gap[first_backwards]) > max(
+        _WAIT_BACKWARDS * float(np.median((end - start)[first_backwards])),
+        _WAIT_GAPS * float(np.median(gap[np.isin(worker, worker[first_backwards])])),
     ):
         why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
         ranks = (int(columns["worker"].max()) + 1) * (int(columns["replica"].max()) + 1)

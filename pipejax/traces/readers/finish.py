@@ -38,19 +38,19 @@ def finish_trace(
     checks.append((columns["end"] < columns["start"], "it ends before it starts"))
     roles = [name for name in (*INTEGERS, "chunk") if name in columns]
     for name in roles:
-        least, values = 0, columns[name]
+        minimum, values = 0, columns[name]
         if name in _OP_ROLES:  # an empty cell
-            least, values = NONE, np.where(np.isnan(values), NONE, values)
-        is_whole = (values >= least) & (values == np.rint(values)) & (values < _MAX_NUMBER)
-        checks.append((~is_whole, f"its {name} is no whole number of at least {least}"))
+            minimum, values = NONE, np.where(np.isnan(values), NONE, values)
+        is_whole = (values >= minimum) & (values == np.rint(values)) & (values < _MAX_NUMBER)
+        checks.append((~is_whole, f"its {name} is no whole number of at least {minimum}"))
         columns[name] = np.where(is_whole, values, NONE).astype(np.int64)
     checks += [
         ((kind >= 0) & (columns[name] < 0), f"it is an op and has no {name}")
         for name in _OP_ROLES
         if name in columns
     ]
-    passes, faults = passing_rows(checks, "rows", columns.pop("row", None))
-    columns, kind = {name: values[passes] for name, values in columns.items()}, kind[passes]
+    is_valid, faults = passing_rows(checks, "rows", columns.pop("row", None))
+    columns, kind = {name: values[is_valid] for name, values in columns.items()}, kind[is_valid]
     check_phases(columns, phases)
     try:
         notes = complete(columns, kind, sizes, by_step=by_step)
@@ -59,14 +59,14 @@ def finish_trace(
         damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
         raise ArgumentError(error.argument, None, "; ".join([str(error), *damage])) from None
     columns.pop("chunk", None)
-    stays, surplus = passing_rows(
+    is_numbered, surplus = passing_rows(
         [((kind >= 0) & (columns["microbatch"] < 0), "it is one op too many")], "ops"
     )
-    columns = {name: values[stays] for name, values in columns.items()}
+    columns = {name: values[is_numbered] for name, values in columns.items()}
     # the public jobs number their garbage collections
-    columns["microbatch"][(kind[stays] < 0) & (columns["stage"] == NONE)] = NONE
-    columns, stays, unmatched = match_messages(columns, phases)
-    columns = {name: values[stays] for name, values in columns.items()}
+    columns["microbatch"][(kind[is_numbered] < 0) & (columns["stage"] == NONE)] = NONE
+    columns, is_matched, unmatched = match_messages(columns, phases)
+    columns = {name: values[is_matched] for name, values in columns.items()}
     columns["phase"], phases = with_split_backwards(columns, phases)
     return Trace.from_columns(
         columns,
@@ -183,17 +183,15 @@ def _match_surplus(
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
     """Match the ops of one worker with a surplus of messages; return the op of each message."""
-    # Both are in order of time. Each op takes the first send that begins after its end, or, from
-    # the end backwards, the last receive that ends before its start.
+    # Both are in order of time. Each op takes the first send that begins after its end. Receives
+    # are matched in reversed time, with negative times: an op takes the last that ends before it.
     result, place = np.full(len(messages), _EXTRA), 0
+    message_times, op_times = columns["start"][messages], columns["end"][ops]
     if not is_send:
-        messages, ops = messages[::-1], ops[::-1]
-    for op in ops:
-        while place < len(messages) and not (
-            columns["start"][messages[place]] >= columns["end"][op] - _CLOCK_ERROR
-            if is_send
-            else columns["end"][messages[place]] <= columns["start"][op] + _CLOCK_ERROR
-        ):
+        message_times, op_times = -columns["end"][messages][::-1], -columns["start"][ops][::-1]
+        ops = ops[::-1]
+    for op, op_time in zip(ops, op_times, strict=True):
+        while place < len(messages) and message_times[place] < op_time - _CLOCK_ERROR:
             place += 1
         if place == len(messages):
             return np.full(len(messages), _UNMATCHED)

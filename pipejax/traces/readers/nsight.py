@@ -28,7 +28,7 @@ from pipejax.traces.readers.labels import (
     parse_labels,
 )
 from pipejax.traces.readers.rank_lists import file_rank
-from pipejax.traces.readers.rank_slices import RankFile, Rows, innermost, join_ranks
+from pipejax.traces.readers.rank_slices import RankFile, Rows, drop_outer_ranges, join_ranks
 from pipejax.traces.readers.sources import Reader, Request, name_order
 from pipejax.traces.record import NONE, LeftOut, Trace
 
@@ -91,12 +91,12 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
         except (sqlite3.Error, TypeError, OverflowError) as error:
             left_out.append(LeftOut(str(path), f"it is no sound export: {error}"))
         request.on_bytes(path.stat().st_size)
-    everything = [process for _, processes, _ in exports for process in processes]
-    cells = parse_labels(entry.label for process in everything for entry in process.ranges)
+    all_processes = [process for _, processes, _ in exports for process in processes]
+    cells = parse_labels(entry.label for process in all_processes for entry in process.ranges)
     notes = []
-    if everything and all(process.rank is None for process in everything):
+    if all_processes and all(process.rank is None for process in all_processes):
         notes.append("no file says ranks: they follow file names, then devices and processes")
-        for rank, process in enumerate(everything):
+        for rank, process in enumerate(all_processes):
             process.rank = rank
     files = []
     for path, processes, zero in exports:
@@ -114,12 +114,13 @@ def _read_file(
 ) -> tuple[list[_Process], int | None]:
     """Return the processes that label ops, by device, and the start of the session [ns]."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    lacking = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
-    if len(lacking) == 3:
+    missing_tables = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
+    if len(missing_tables) == 3:
         raise TypeError(f"Nsight Systems writes tables as {_RANGES}, and it has none of them")
-    if lacking:
-        why = f"must have NVTX ranges, kernels and CUDA calls: {path} lacks {', '.join(lacking)}"
-        raise wrong("files", f"{why}; write nsys profile --trace=cuda,nvtx, which records them")
+    if missing_tables:
+        why = f"must have NVTX ranges, kernels and CUDA calls: {path} lacks "
+        hint = "; write nsys profile --trace=cuda,nvtx, which records them"
+        raise wrong("files", why + ", ".join(missing_tables) + hint)
     by_number: dict[int, _Process] = defaultdict(_Process)
     for entry in sorted(_read_ranges(database)):
         process = by_number[entry.thread >> 24]  # the lower bits are the thread
@@ -256,7 +257,7 @@ def _rank_rows(
     worker, workers = axes.pop("pp", (NONE, 0))
     if slices and process.rank is not None:
         rows = Rows.from_slices(process.rank, slices)
-        yield innermost(rows, [*cells.values()], left_out)._replace(
+        yield drop_outer_ranges(rows, [*cells.values()], left_out)._replace(
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
             has_all_work=True,

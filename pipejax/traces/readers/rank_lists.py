@@ -59,11 +59,11 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
         if rank is None:
             left_out.append(LeftOut(str(path), "its name says no rank"))
             continue
-        others = by_rank.setdefault(rank, {})
-        if differing := [step for step in data if others.get(step, data[step]) != data[step]]:
+        steps = by_rank.setdefault(rank, {})  # of earlier files
+        if differing := [step for step in data if steps.get(step, data[step]) != data[step]]:
             why = f"{path.name} and another file hold step {differing[0]} of rank {rank}"
             raise wrong("files", f"must be of one run: {why}; give the files of one job")
-        by_rank[rank] = others | data
+        by_rank[rank] = steps | data
     file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
     workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
     inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out, has_replicas=False)
@@ -89,27 +89,28 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
 
 def check_ranks(
     ranks: Collection[int],
-    stated: int,
-    accepted: int,
+    file_world: int,
+    user_world: int,
     left_out: list[LeftOut],
     *,
     has_replicas: bool,
 ) -> list[str]:
     """Check that every rank has a readable file; return a note if no file states the world size."""
-    # `stated` is the world size in the files, `accepted` that of the user; 0 if unknown. With
-    # `accepted`, missing ranks are no error but entries of `left_out`.
-    world = accepted or max(stated, max(ranks, default=-1) + 1)
+    # Both world sizes are 0 if unknown. With that of the user, missing ranks are no error but
+    # entries of `left_out`.
+    world = user_world or max(file_world, max(ranks, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in ranks)
     numbers = [str(rank) for rank in itertools.islice(missing, MAX_LISTED)]
     count = world - sum(rank < world for rank in ranks)
     listed = ", ".join([*numbers, "..."] if count > len(numbers) else numbers)
-    if numbers and ranks and not accepted:
+    if numbers and ranks and not user_world:
         why = f"of {world} there is no sound file of {count}: rank {listed}"
         hint = f"; if these run several replicas, --world {world} leaves out those of the missing"
         raise wrong("files", f"must be of all ranks: {why}{hint if has_replicas else ''}")
     if numbers:
         left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
-    return [] if accepted or stated else [f"ranks: {world}, as the files; --world says more"]
+    is_stated = user_world or file_world
+    return [] if is_stated else [f"ranks: {world}, as the files; --world says more"]
 
 
 def file_rank(path: Path) -> int | None:

@@ -76,7 +76,7 @@ class RankFile(NamedTuple):
     zero: int | None  # of its clock [ns]; None if the file does not state it
 
 
-def innermost(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
+def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
     """Drop ranges around others of their phase, such as a function in a function."""
     phases = {name: k for k, name in enumerate(dict.fromkeys(c[0].phase for c in cells if c))}
     codes = np.array([phases[cell[0].phase] if cell else NONE for cell in cells], np.int64)
@@ -104,12 +104,12 @@ def number_steps(
     frequency = Counter(len(begin) for _, begin in by_rank)
     usual_count = max(frequency, key=lambda count: (frequency[count], count))
     usual_begin = next(begin for _, begin in by_rank if len(begin) == usual_count)
-    numbers = [
-        np.arange(usual_count)
-        if len(begin) == usual_count
-        else _align_steps(begin, usual_begin, is_cut=rank.is_cut)
-        for rank, (_, begin) in zip(ranks, by_rank, strict=True)
-    ]
+    numbers: list[NumpyArray | None] = []  # of the steps of each rank
+    for rank, (_, begin) in zip(ranks, by_rank, strict=True):
+        if len(begin) == usual_count:
+            numbers.append(np.arange(usual_count))
+        else:
+            numbers.append(_align_steps(begin, usual_begin, is_cut=rank.is_cut))
     earliest = min(int(rank_steps.min()) for rank_steps in numbers if rank_steps is not None)
     return [
         np.full(len(step), OUTSIDE) if rank_steps is None else (rank_steps - earliest)[step]
@@ -133,15 +133,15 @@ def _steps_by_first_op(
     """Count first ops: return the step of each slice and the begin of each step."""
     # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
     # the op before it, or after it if `is_before`.
-    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
-    is_op = np.array([op.phase in OPS for op in firsts], bool)[rows.label]
-    is_before = np.array([op.phase in _BEFORE for op in firsts], bool)[rows.label]
+    first_ops = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_op = np.array([op.phase in OPS for op in first_ops], bool)[rows.label]
+    is_before = np.array([op.phase in _BEFORE for op in first_ops], bool)[rows.label]
     # a step begins with the forward of the first microbatch on the first stage, or, if all ops
     # are equally frequent, with the op that ran first
     forwards = [
         (op.microbatch, op.stage, op.chunk, label)
         for label in np.unique(rows.label).tolist()
-        for op in [firsts[label]]
+        for op in [first_ops[label]]
         if op.phase == "F"
     ]
     first_label = min(forwards)[-1] if forwards else NONE
@@ -271,14 +271,15 @@ def _place_columns(
     is_numbered: bool,
 ) -> Columns:
     """Join the columns of ranks, with replica and worker; drop columns that no label states."""
-    placed = []
+    rank_columns = []
     for part, (replica, worker) in zip(parts, places, strict=True):
         size = len(part["start"])
-        place = {"replica": np.full(size, replica), "worker": np.full(size, worker)}
-        placed.append({name: values.copy() for name, values in part.items()} | place)
+        columns = {name: values.copy() for name, values in part.items()}
+        columns |= {"replica": np.full(size, replica), "worker": np.full(size, worker)}
         if is_numbered:
-            _number_weights(placed[-1], phases, worker, workers)
-    columns = {key: np.concatenate([part[key] for part in placed]) for key in placed[0]}
+            _number_weights(columns, phases, worker, workers)
+        rank_columns.append(columns)
+    columns = {key: np.concatenate([part[key] for part in rank_columns]) for key in columns}
     is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
     columns["stage"] = np.where(
         is_op & (columns["stage"] == ONLY_STAGE), columns["worker"], columns["stage"]
@@ -300,21 +301,21 @@ def _merge_files(
 ) -> tuple[dict[int, Rows], list[str]]:
     """Join the files of each rank, on a common clock; also return notes on the clocks."""
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
-    moved = []
+    shifted_files = []
     for path, file_rows, zero in files:
         if file_rows and zeros and zero is None:
             why = "it does not state when its clock began, as other files do"
             left_out.append(LeftOut(str(path), why))
         elif file_rows:
             delay = 0.0 if zero is None else (zero - min(zeros)) / _NANOSECONDS
-            moved.append((path, [_shift(rows, delay) for rows in file_rows]))
-    matches = match_clocks([[rows.work for rows in ranks] for _, ranks in moved], keys)
+            shifted_files.append((path, [_shift(rows, delay) for rows in file_rows]))
+    matches = match_clocks([[rows.work for rows in ranks] for _, ranks in shifted_files], keys)
     notes: list[str] = []
-    if len(moved) > 1 and not zeros and None in matches:
+    if len(shifted_files) > 1 and not zeros and None in matches:
         notes.append("clocks: those of all files are one, for no file states when its clock began")
     ranks: dict[int, Rows] = {}
     sources: dict[int, list[tuple[str, Rows]]] = {}
-    for (path, file_rows), match in zip(moved, matches, strict=True):
+    for (path, file_rows), match in zip(shifted_files, matches, strict=True):
         if match is None and keys:
             notes.append(f"clock of {path.name}: as recorded; no collective matches it")
         lead, spread, count = match or (0.0, 0.0, 0)
@@ -452,10 +453,10 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
     np.minimum.at(begin, launcher[is_launched], start[is_launched])
     np.maximum.at(finish, launcher[is_launched], end[is_launched])
     kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
-    no_kernel = np.isinf(begin[ops])
-    if {*itertools.compress(kinds, no_kernel)} & {*itertools.compress(kinds, ~no_kernel)}:
+    lacks_kernel = np.isinf(begin[ops])
+    if {*itertools.compress(kinds, lacks_kernel)} & {*itertools.compress(kinds, ~lacks_kernel)}:
         # kernels end before ranges where a capture ends: the ops after the last launch are cut off
-        begins = rows.start[ops[no_kernel]]
+        begins = rows.start[ops[lacks_kernel]]
         late = begins[begins > launch[is_launched].max()]
         if not len(late):
             return None
@@ -464,16 +465,16 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
         left_out.append(LeftOut(f"slices of rank {rows.rank}", why, int(np.sum(~stays))))
         return _kernel_times(rows.take(stays), cells, left_out)
     # an op without kernels ends after the host and all kernels of the ops before it
-    done = np.maximum.accumulate(np.where(no_kernel, rows.end[ops], finish[ops]))
-    begin[ops[no_kernel]] = finish[ops[no_kernel]] = done[no_kernel]
+    last_end = np.maximum.accumulate(np.where(lacks_kernel, rows.end[ops], finish[ops]))
+    begin[ops[lacks_kernel]] = finish[ops[lacks_kernel]] = last_end[lacks_kernel]
     new_start, new_end = rows.start.copy(), rows.end.copy()
     new_start[ops], new_end[ops] = begin[ops], finish[ops]
     # other slices last until the end of their work; all but receives begin with it
-    others = np.flatnonzero(~has_op[rows.label])
-    launcher, is_launched = _find_launchers(rows, others, launch)
+    other_slices = np.flatnonzero(~has_op[rows.label])
+    launcher, is_launched = _find_launchers(rows, other_slices, launch)
     np.maximum.at(new_end, launcher[is_launched], end[is_launched])
     np.minimum.at(begin, launcher[is_launched], start[is_launched])
-    begins = others[np.isfinite(begin[others]) & ~is_receive[rows.label[others]]]
+    begins = other_slices[np.isfinite(begin[other_slices]) & ~is_receive[rows.label[other_slices]]]
     new_start[begins] = begin[begins]
     timed = rows._replace(start=new_start, end=new_end)
     return timed.take(np.argsort(new_start, kind="stable"))
@@ -531,9 +532,9 @@ def _subtract_waits(
         for k, op in enumerate(cell):
             receive = op._replace(phase=_RECEIVE_PHASES.get(op.phase, ""))
             receive_labels[label, k] = labels.get(receive, NONE)
-    firsts = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
-    is_receive = np.array([op.phase.startswith("RECV_") for op in firsts], bool)
-    can_receive = is_receive | np.array([op.stage < 0 for op in firsts], bool)
+    first_ops = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
+    is_receive = np.array([op.phase.startswith("RECV_") for op in first_ops], bool)
+    can_receive = is_receive | np.array([op.stage < 0 for op in first_ops], bool)
     start, end, wait_end = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
     # the slice during which each receive began; it ends at the arrival, or its wait does
     receivers = np.flatnonzero(can_receive[rows.label])

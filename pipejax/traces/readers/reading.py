@@ -107,13 +107,13 @@ def read(
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):
         raise wrong("files", _why_empty(trace.left_out))
-    if _are_apart(trace):
+    if _has_overlapping_steps(trace):
         why = "replicas do not wait for each other: clocks differ, or these are two jobs"
         trace = dataclasses.replace(trace, inferred=(*trace.inferred, why))
     return trace
 
 
-def _are_apart(trace: Trace) -> bool:
+def _has_overlapping_steps(trace: Trace) -> bool:
     """Return whether replicas begin steps long before others have ended the previous one."""
     if trace.has_step_clocks or len(trace.replicas) < 2 or len(trace.steps) < 2:
         return False

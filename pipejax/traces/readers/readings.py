@@ -126,12 +126,12 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
 def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     """Return the turn of each op among those with equal columns and kind, and the usual number."""
     # B and I share their turns; the k-th W belongs to the k-th I.
-    is_split, merged_kind = ops["kind"] == KINDS["I"], ops["kind"] % 2
+    is_split, is_weight = ops["kind"] == KINDS["I"], ops["kind"] == KINDS["W"]
+    is_backward = is_split | (ops["kind"] == KINDS["B"])
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
     place = number_groups(*(ops[name] for name in names if name in ops))
-    is_weight = ops["kind"] == KINDS["W"]
     is_numbered = "microbatch" in ops and not {"stage", "chunk"}.isdisjoint(ops)
-    group = number_groups(place, merged_kind, is_weight)
+    group = number_groups(place, is_backward, is_weight)
     turn = rank_in_group(group, ops["start"], ops["end"])
     input_grads, weight_grads = (
         rows[np.lexsort([turn[rows], place[rows]])]
@@ -139,7 +139,7 @@ def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     )
     num_places = int(place.max()) + 1
     weight_count = np.bincount(place[is_weight], minlength=num_places)
-    backward_count = np.bincount(place[merged_kind == 1], minlength=num_places)
+    backward_count = np.bincount(place[is_backward], minlength=num_places)
     if np.array_equal(place[input_grads], place[weight_grads]):
         turn[weight_grads] = turn[input_grads]
     elif not is_numbered and ((weight_count > 0) & (weight_count < backward_count)).any():
@@ -165,13 +165,15 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
         ambiguous = [_Reading(steps, 0, 0, "", {}) for steps in step_counts]
         raise wrong("files", _why_ambiguous(", ".join(missing), ambiguous, ambiguous))
     for steps in step_counts:
-        turns_per_step, columns, step_turn = total // (steps or 1), dict(ops), turn
+        turns_per_step, columns, step_turn = total, dict(ops), turn
         if steps:
+            turns_per_step = total // steps
             columns["step"], step_turn = np.divmod(turn, turns_per_step)
         # more ops than a step can have: they keep no microbatch, and are counted as left over
         is_surplus = step_turn >= turns_per_step
         step_turn = np.minimum(step_turn, turns_per_step - 1)
         for reading in _step_readings(columns, step_turn, turns_per_step, missing, sizes):
+            # a stated number of microbatches excludes other readings of them
             if sizes.microbatches in (0, reading.microbatches) or "microbatch" not in missing:
                 microbatch = np.where(is_surplus, NONE, reading.columns["microbatch"])
                 new_columns = reading.columns | {"microbatch": microbatch}
@@ -187,10 +189,11 @@ def _step_readings(
 ) -> Iterator[_Reading]:
     """Yield readings of worker, stage and microbatch; `turn` numbers equal ops of a step."""
     is_backward = columns["kind"] > 0
-    number = {"microbatch": turn} if "microbatch" in missing else {}
-    microbatches = turns if number else 0
+    # without microbatches in the file, an op's turn is its microbatch, if a worker has one stage
+    turn_column = {"microbatch": turn} if "microbatch" in missing else {}
+    microbatches = turns if turn_column else 0
     workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1
-    if "stage" in missing and "chunk" not in columns and number:
+    if "stage" in missing and "chunk" not in columns and turn_column:
         for stages in _divisors(turns, sizes.stages):
             yield from _order_readings(columns, turn, stages, turns // stages, workers)
     elif "stage" in missing:
@@ -199,7 +202,7 @@ def _step_readings(
             size = int(columns.get("microbatch", turn).max()) + 1
             return (yield from _registered_readings(columns, stages, size, workers))
         chunk = columns.get("chunk", np.where(is_backward, stages - 1 - turn, turn))
-        yield from _placement_readings(columns | number, chunk, stages, microbatches, workers)
+        yield from _placement_readings(columns | turn_column, chunk, stages, microbatches, workers)
     elif "worker" in missing:
         num_stages = int(columns["stage"].max()) + 1
         for stages in _divisors(num_stages, sizes.stages):
@@ -207,9 +210,9 @@ def _step_readings(
             for order in ("", "in a V") if stages > 1 else ("",):
                 is_up = bool(order) & (loop % 2 == 1)
                 worker = np.where(is_up, num_stages // stages - 1 - position, position)
-                new_columns = columns | number | {"worker": worker}
+                new_columns = columns | turn_column | {"worker": worker}
                 yield _Reading(0, stages, microbatches, order, new_columns)
-    elif number:
+    elif turn_column:
         pipe = _find_pipes(columns)
         pipes = int(pipe.max()) + 1
         yield _Reading(0, 0, turns * pipes, "", columns | {"microbatch": turn * pipes + pipe})
@@ -352,7 +355,8 @@ def _violation(trace: Trace) -> float:
     size = is_usual.sum() * len(np.unique(keys[1])) * trace.stages * (int(keys[3].max()) + 1)
     if keys.shape[1] != size or np.unique(keys, axis=1).shape[1] != size or keys[3].min() < 0:
         return np.inf
-    clock = trace.step * trace.has_step_clocks  # times of two clocks are not compared
+    # times of two clocks are not compared
+    clock = trace.step if trace.has_step_clocks else np.zeros_like(trace.step)
     rows = np.lexsort([trace.end, trace.start, clock, trace.worker, trace.replica])
     start, end = trace.start[rows], trace.end[rows]
     lane = number_groups(trace.replica, trace.worker, clock)[rows]

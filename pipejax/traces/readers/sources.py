@@ -79,12 +79,12 @@ def read_texts(path: Path, on_bytes: OnBytes) -> Iterator[str]:
 
 def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
     """Yield the lines of a file with their ends; of a damaged file only complete lines."""
-    rest = ""
+    last_line = ""  # perhaps incomplete
     for text in read_texts(path, on_bytes):
-        *complete_lines, rest = (rest + text).splitlines(keepends=True) or [""]
+        *complete_lines, last_line = (last_line + text).splitlines(keepends=True) or [""]
         yield from complete_lines
-    if rest:
-        yield rest
+    if last_line:
+        yield last_line
 
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -118,11 +118,11 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
     `seconds` are times of ops and `start` their starts, both in this unit.
     """
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
-    least, longest = _OP_SECONDS
+    shortest, longest = _OP_SECONDS
     units = [
         unit
         for unit, factor in SECONDS.items()
-        if least <= median * factor <= longest and first * factor < _LATEST
+        if shortest <= median * factor <= longest and first * factor < _LATEST
     ]
     epochs = [unit for unit in units if _EPOCH[0] <= first * SECONDS[unit] <= _EPOCH[1]]
     units = epochs if len(epochs) == 1 else units

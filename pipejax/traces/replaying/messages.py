@@ -88,7 +88,7 @@ MIN_EXCESS, MIN_Z = 0.05, 5.0
 MAX_ROUNDS = 20  # of alternation; most cases converge in three
 
 
-class TakenMessages(NamedTuple):
+class MessageEvidence(NamedTuple):
     """Evidence on message times: one entry per message and run, and the op that took it."""
 
     link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
@@ -155,7 +155,7 @@ class Messages:
             end[level] = np.minimum(ready + seconds, self.latest[level])
         return end
 
-    def evidence(self, end: Ends) -> TakenMessages:
+    def evidence(self, end: Ends) -> MessageEvidence:
         """Return observed times of messages [s] and the strength of this evidence."""
         # `end` (nodes, runs) are the ends of ops and messages [s].
         preds, start = self.graph.preds, self.start[self.consumer]
@@ -170,10 +170,10 @@ class Messages:
         )
         seconds = (start - ready) / self.scale[self.graph.link[self.message]]
         seconds[np.abs(seconds) < self.rounding] = 0.0
-        return TakenMessages(self.graph.link[self.message], seconds, strength)
+        return MessageEvidence(self.graph.link[self.message], seconds, strength)
 
 
-def simple_evidence(pipelines: Pipelines) -> list[TakenMessages]:
+def simple_evidence(pipelines: Pipelines) -> list[MessageEvidence]:
     """Return the evidence on message times if no message waits for another, by table."""
     runs = map(Messages, table_runs(pipelines, Links()))
     return [messages.evidence(messages.end) for messages in runs]
@@ -188,20 +188,20 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
         return pipelines
     (evidence,), scales = simple_evidence(pipelines), np.ones((len(replicas), num_links))
     ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
-    least = MIN_EXCESS * median(ops.seconds)
+    min_excess = MIN_EXCESS * median(ops.seconds)
     for link in range(num_links):
         rows, medians, errors = evidence.link == link, [], []
         for number in replicas:
             seconds, strength = (x[rows][:, replica == number] for x in evidence[1:])
-            waited = seconds[strength >= FIRST]
-            medians.append(median(waited) if len(waited) else np.nan)
-            spread = median(np.abs(waited - medians[-1])) if len(waited) else np.nan
-            errors.append(spread / np.sqrt(max(len(waited), 1)))
+            seconds = seconds[strength >= FIRST]
+            medians.append(median(seconds) if len(seconds) else np.nan)
+            spread = median(np.abs(seconds - medians[-1])) if len(seconds) else np.nan
+            errors.append(spread / np.sqrt(max(len(seconds), 1)))
         observed = np.flatnonzero(np.isfinite(medians))
         if len(observed) > 1:
-            times = np.maximum(np.array(medians)[observed], MIN_EXCESS * least)
+            times = np.maximum(np.array(medians)[observed], MIN_EXCESS * min_excess)
             excess = times - medians_of_others(times)
-            is_slow = excess > np.maximum(least, MIN_Z * np.array(errors)[observed])
+            is_slow = excess > np.maximum(min_excess, MIN_Z * np.array(errors)[observed])
             scales[observed, link] = np.where(is_slow, times / (times - excess), 1.0)
     return dataclasses.replace(pipelines, link_scales=scales[np.searchsorted(replicas, replica)])
 
@@ -236,7 +236,7 @@ class LinkEstimate(NamedTuple):
     early: Float[NumpyArray, " links"]  # share of messages taken before they could be sent
 
 
-def by_link(evidence: Sequence[TakenMessages], links: int) -> Iterator[tuple[Seconds, Strength]]:
+def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[Seconds, Strength]]:
     """Yield times [s] and strengths of the messages of every link, from all tables."""
     for link in range(links):
         seconds, strength = [], []
@@ -258,23 +258,20 @@ def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
 
 
 def estimate(
-    evidence: Sequence[TakenMessages], workers: LinkWorkers, average: Average
+    evidence: Sequence[MessageEvidence], workers: LinkWorkers, average: Average
 ) -> LinkEstimate:
     """Estimate the message time of each link, by an average of its best evidence."""
     # without evidence: as messages between the same workers, or else as all messages
     link_evidence = [*by_link(evidence, len(workers))]
-    waited = [seconds[strength == WAITED] for seconds, strength in link_evidence]
-    usual = []
-    for ends in workers:
-        same = [seconds for seconds, others in zip(waited, workers, strict=True) if others == ends]
-        samples = [np.concatenate([[], *group]) for group in (same, waited)]
-        usual.append(next((average(sample) for sample in samples if len(sample)), 0.0))
+    observed = [seconds[strength == WAITED] for seconds, strength in link_evidence]
+    all_observed = np.concatenate([[], *observed])
     samples = [best_evidence(*link) for link in link_evidence]
     upper = np.array([seconds.min(initial=np.inf) for seconds, _ in link_evidence])
-    times = [
-        average(sample) if len(sample) else min(usual_time, bound)
-        for sample, usual_time, bound in zip(samples, usual, upper, strict=True)
-    ]
+    times = []
+    for pair, sample, bound in zip(workers, samples, upper.tolist(), strict=True):
+        same_pair = [s for s, other in zip(observed, workers, strict=True) if other == pair]
+        usual = next(filter(len, (np.concatenate([[], *same_pair]), all_observed)), np.zeros(1))
+        times.append(average(sample) if len(sample) else min(average(usual), bound))
     is_observed = np.array([len(sample) > 0 for sample in samples], bool)
     early = [(seconds < 0).mean() if len(seconds) else 0.0 for seconds, _ in link_evidence]
     upper = np.maximum(upper, 0.0)

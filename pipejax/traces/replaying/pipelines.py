@@ -104,9 +104,9 @@ class Pipelines:
         is_next = trace.end[slices[:-1]] <= trace.start[slices[1:]]
         for numbers in (trace.worker, trace.step, trace.replica):
             is_next &= np.diff(numbers[slices]) == 0
-        before, after = slices[:-1][is_next], slices[1:][is_next]
-        ready[after] = np.maximum(ready[after], trace.end[before])
-        is_launch[after] = ~np.isin(before, producers[is_remote])
+        previous_ops, next_ops = slices[:-1][is_next], slices[1:][is_next]
+        ready[next_ops] = np.maximum(ready[next_ops], trace.end[previous_ops])
+        is_launch[next_ops] = ~np.isin(previous_ops, producers[is_remote])
         is_launch[consumers[is_remote]] = False
         ops = slices[np.isfinite(ready[slices])]
         delay, is_launch = np.maximum(trace.start[ops] - ready[ops], 0.0), is_launch[ops]
@@ -136,9 +136,9 @@ class Pipelines:
                 by_rank.setdefault((budget.replica, budget.worker), []).append(budget.starved_ops)
         means = np.array([np.median(values) for values in by_rank.values()])
         excess = means - medians_of_others(means) if len(means) > 1 else np.zeros(len(means))
-        least = MIN_STARVED * float(np.median(self.spans))
+        min_seconds = MIN_STARVED * float(np.median(self.spans))
         hosts = zip(by_rank, excess.tolist(), strict=True)
-        return {rank: seconds for rank, seconds in hosts if seconds > least}
+        return {rank: seconds for rank, seconds in hosts if seconds > min_seconds}
 
     def starts(self, pipeline: Pipeline) -> Float[NumpyArray, "workers slots"]:
         """Return the recorded start of every cell after the first start [s]; NaN of idle cells."""
@@ -177,19 +177,19 @@ def find_pipelines(trace: Trace) -> Pipelines:
     complete = [slices for slices in by_pipeline.values() if not _missing_workers(trace, slices)]
     lengths = Counter(map(len, complete or by_pipeline.values()))
     usual_length = lengths.most_common(1)[0][0]
-    table_numbers: dict[bytes, int | str] = {}
+    answers: dict[bytes, tuple[int, str | None]] = {}
     tables: list[ScheduleTable] = []
     pipelines: list[Pipeline] = []
     for (step, replica), slices in by_pipeline.items():
-        number: int | str | None = _find_fault(trace, slices, usual_length)
-        if number is None:
-            number = _table_number(trace, slices, table_numbers, tables)
-        if isinstance(number, int):
-            number = _find_early_op(trace, slices, lead) or number
-        if isinstance(number, int):
-            pipelines.append(Pipeline(step, replica, number, slices))
-        else:  # the text of a fault
-            left_out.append(LeftOut(f"step {step}, replica {replica}", number))
+        table, fault = NONE, _find_fault(trace, slices, usual_length)
+        if fault is None:
+            table, fault = _find_table(trace, slices, answers, tables)
+        if fault is None:
+            fault = _find_early_op(trace, slices, lead)
+        if fault is None:
+            pipelines.append(Pipeline(step, replica, table, slices))
+        else:
+            left_out.append(LeftOut(f"step {step}, replica {replica}", fault))
     if not pipelines:
         source = trace.source or "the trace"
         reasons = "".join(f"; {entry.what}: {entry.why}" for entry in trace.left_out[:MAX_LISTED])
@@ -249,21 +249,24 @@ def _op_name(trace: Trace, row: int) -> str:
     return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
-def _table_number(
-    trace: Trace, slices: Slices, table_numbers: dict[bytes, int | str], tables: list[ScheduleTable]
-) -> int | str:
-    """Return the position of a pipeline's table in `tables`, or why its order is illegal."""
-    # A new table is appended; `table_numbers` caches the answers.
+def _find_table(
+    trace: Trace,
+    slices: Slices,
+    answers: dict[bytes, tuple[int, str | None]],
+    tables: list[ScheduleTable],
+) -> tuple[int, str | None]:
+    """Return the position of a pipeline's table in `tables`; if its order is illegal, why."""
+    # A new table is appended; `answers` caches the results of earlier calls.
     is_second = is_second_of_pair(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     key = np.stack([*(x[slices] for x in keys), is_second]).tobytes()
-    if key not in table_numbers:
+    if key not in answers:
         try:
             tables.append(ScheduleTable.from_rows(_rows(trace, slices, is_second), name="trace"))
-            table_numbers[key] = len(tables) - 1
+            answers[key] = len(tables) - 1, None
         except ScheduleError as error:
-            table_numbers[key] = f"no order that can run: {error.reason}"
-    return table_numbers[key]
+            answers[key] = NONE, f"no order that can run: {error.reason}"
+    return answers[key]
 
 
 def is_second_of_pair(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
@@ -355,11 +358,11 @@ def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slice
         return None
     return (
         f"{_op_name(trace, worst)} starts {1e3 * max_lead:.3g} ms before what it waits for has "
-        f"ended: clocks may differ{_find_held_waits(trace, slices, lead, tolerance)}"
+        f"ended: clocks may differ{_find_included_waits(trace, slices, lead, tolerance)}"
     )
 
 
-def _find_held_waits(
+def _find_included_waits(
     trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
     """Describe workers whose slices seem to include waits for messages; empty if there are none."""
@@ -374,14 +377,15 @@ def _find_held_waits(
     is_same_worker = np.diff(trace.worker[slices]) == 0
     gap = (trace.start[slices[1:]] - trace.end[slices[:-1]])[is_same_worker]
     worker = trace.worker[slices[1:]][is_same_worker]
-    gapless = np.bincount(worker[gap <= tolerance], minlength=trace.workers)
+    gapless_count = np.bincount(worker[gap <= tolerance], minlength=trace.workers)
     count = np.bincount(worker, minlength=trace.workers)
-    suspects = np.flatnonzero(is_contradictory & (gapless >= MIN_GAPLESS * count))
+    suspects = np.flatnonzero(is_contradictory & (gapless_count >= MIN_GAPLESS * count))
     if not len(suspects):
         return ""
+    share = f"{gapless_count[suspects].sum()} of {count[suspects].sum()}"
     return (
         f", or slices of worker {', '.join(map(str, suspects))} seem to hold their waits: "
-        f"{gapless[suspects].sum()} of {count[suspects].sum()} begin where the one before ended, "
+        f"{share} begin where the one before ended, "
         "and no offset of clocks explains the messages of both directions; record receives as "
         "slices of their own, or ops without their waits"
     )

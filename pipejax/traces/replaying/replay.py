@@ -16,9 +16,9 @@ from pipejax.schedules.table.links import LINKS, MEETING, POSTINGS, QUEUES, Link
 from pipejax.traces.replaying.messages import (
     LinkEstimate,
     LinkTimes,
+    MessageEvidence,
     Messages,
     TableRuns,
-    TakenMessages,
     estimate,
     link_name,
     link_times,
@@ -98,7 +98,7 @@ class Replay:
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
 
     @functools.cached_property
-    def evidence(self) -> Sequence[TakenMessages]:
+    def evidence(self) -> Sequence[MessageEvidence]:
         """Return the evidence of ops on message times under these links, by table."""
         tables = map(Messages, table_runs(self.pipelines, self.links))
         return [messages.evidence(messages.ends(self.link_times)) for messages in tables]
@@ -172,21 +172,24 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
             continue
         times, early = _best_times(pipelines, runs)
         result = Replay(pipelines, links, times, _span_errors(pipelines, runs, times[None])[0])
-        (implausible if early > MAX_EARLY else results).append(result)
+        if early > MAX_EARLY:
+            implausible.append(result)
+        else:
+            results.append(result)
     results = results or implausible
     # of equal errors up to rounding, the first wins: the simplest model
     best = min(results, key=lambda result: round(result.mean_error, 9))
     # the median ignores steps that no model explains, such as the first of a run
     noise = max(MIN_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
-    fits, equivalent = _judge(results, best, noise)
+    fits, equivalent = _compare_models(results, best, noise)
     if noise > MAX_NOISE:
         best = next(result for result in results if result is best or result in equivalent)
-        fits, equivalent = _judge(results, best, noise)
+        fits, equivalent = _compare_models(results, best, noise)
     names = [model_name(result.links) for result in equivalent]
     return dataclasses.replace(best, fits=fits, equivalent_models=names)
 
 
-def _judge(
+def _compare_models(
     results: Sequence[Replay], best: Replay, noise: float
 ) -> tuple[Mapping[str, float], list[Replay]]:
     """Return the mean error of each link model, and the replays as likely as the best one."""

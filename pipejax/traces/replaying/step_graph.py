@@ -32,14 +32,14 @@ Row = Int[NumpyArray, " _"]  # nodes of a worker's row
 Times = Float[NumpyArray, "runs nodes"]
 
 
-class Rest(NamedTuple):
+class NonOp(NamedTuple):
     """A slice that is no op, such as a collective, at the same place in every step."""
 
     phase: str  # its name
     occurrence: int  # number among the slices of this phase on its worker, from 0
     replica: int  # position of its replica
     worker: int
-    after: CellCount  # number of cells before it in the worker's row
+    cells_before: CellCount  # number of cells before it in the worker's row
     is_beside: bool  # whether it runs beside ops, and delays only other such slices
     group: int  # number of its collective; -1 without others
 
@@ -50,7 +50,7 @@ class StepGraph(NamedTuple):
     preds: Int[NumpyArray, "nodes max_preds"]  # predecessors of each node; node 0 is the source
     replica: Nodes  # (nodes) position of the replica
     op: Nodes  # (nodes) position of an op in its pipeline
-    rest: Nodes  # (nodes) position among the slices that are no ops
+    non_op: Nodes  # (nodes) position among the slices that are no ops
     link: Nodes  # (nodes) direction * boundaries + boundary of a message
 
     def finish(self, duration: Times) -> Times:
@@ -67,7 +67,7 @@ class _GraphBuilder:
         self.tails: list[Nodes] = []
         self.heads: list[Nodes] = []
         self.labels: dict[str, list[Nodes]] = {
-            name: [np.array([NONE])] for name in ("replica", "op", "rest", "link")
+            name: [np.array([NONE])] for name in ("replica", "op", "non_op", "link")
         }
         self.size = 1
 
@@ -108,7 +108,7 @@ def node_ops(program: Program, table: ScheduleTable) -> Nodes:
 
 
 def step_graph(
-    tables: Sequence[ScheduleTable], links: Links, rests: Sequence[Rest] = ()
+    tables: Sequence[ScheduleTable], links: Links, non_ops: Sequence[NonOp] = ()
 ) -> StepGraph:
     """Return the graph of replicas that run these tables, with other slices around them."""
     builder = _GraphBuilder()
@@ -117,7 +117,7 @@ def step_graph(
         _add_pipeline(builder, table, programs[id(table)], replica)
         for replica, table in enumerate(tables)
     ]
-    _add_rests(builder, rows, rests)
+    _add_non_ops(builder, rows, non_ops)
     return builder.build()
 
 
@@ -149,50 +149,51 @@ def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[Num
     # count the whole time of a message as transmit time, so latencies are skipped.
     layout = program.layout
     _, pipes, boundaries, columns = layout.link_shape
-    kind, rest = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
-    direction, rest = np.divmod(rest, pipes * boundaries * columns or 1)
-    boundary = rest // columns % (boundaries or 1)
+    kind, remainder = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
+    direction, remainder = np.divmod(remainder, pipes * boundaries * columns or 1)
+    boundary = remainder // columns % (boundaries or 1)
     is_transmit = (position >= layout.first_link) & (kind != LINK_COSTS.index("latency"))
     return np.where(is_transmit, direction * boundaries + boundary, NONE)
 
 
-def _add_rests(
-    builder: _GraphBuilder, rows: Sequence[Sequence[Row]], rests: Sequence[Rest]
+def _add_non_ops(
+    builder: _GraphBuilder, rows: Sequence[Sequence[Row]], non_ops: Sequence[NonOp]
 ) -> None:
     """Add slices that are no ops to the rows of their workers, in order of time."""
     # Members of a collective wait for a gate node, which waits for the predecessors of all members.
     gates = {
-        group: int(builder.add_nodes(1)[0]) for group in sorted({r.group for r in rests} - {NONE})
+        group: int(builder.add_nodes(1)[0]) for group in sorted({r.group for r in non_ops} - {NONE})
     }
     # last slice by replica, worker and is_beside: number of cells before it, and its node
     last: dict[tuple[int, int, bool], tuple[CellCount, int]] = {}
-    for position, rest in enumerate(rests):
-        node = int(builder.add_nodes(1, replica=rest.replica, rest=position)[0])
-        row = rows[rest.replica][rest.worker]
-        preds = [int(row[rest.after - 1])] if rest.after else []
-        lane = (rest.replica, rest.worker, rest.is_beside)
-        for previous_lane in (lane, (rest.replica, rest.worker, False)):
-            if previous_lane in last and last[previous_lane][0] <= rest.after:
+    for position, non_op in enumerate(non_ops):
+        node = int(builder.add_nodes(1, replica=non_op.replica, non_op=position)[0])
+        row = rows[non_op.replica][non_op.worker]
+        preds = [int(row[non_op.cells_before - 1])] if non_op.cells_before else []
+        lane = (non_op.replica, non_op.worker, non_op.is_beside)
+        for previous_lane in (lane, (non_op.replica, non_op.worker, False)):
+            if previous_lane in last and last[previous_lane][0] <= non_op.cells_before:
                 preds.append(last[previous_lane][1])
-        gate = gates.get(rest.group, node)
+        gate = gates.get(non_op.group, node)
         for pred in preds or [SOURCE]:
             builder.add_edges(pred, gate)
         if gate != node:
             builder.add_edges(gate, node)
-        if not rest.is_beside and rest.after < len(row):
-            builder.add_edges(node, int(row[rest.after]))
-        last[lane] = rest.after, node
+        if not non_op.is_beside and non_op.cells_before < len(row):
+            builder.add_edges(node, int(row[non_op.cells_before]))
+        last[lane] = non_op.cells_before, node
 
 
 CLOCK_ERROR = 1e-4  # overlap of consecutive slices of a worker by rounding of clocks [s]
 
 
-class Rests(NamedTuple):
+class NonOps(NamedTuple):
     """Slices that are no ops, matched over several steps."""
 
-    places: tuple[Rest, ...]
-    slices: Int[NumpyArray, "steps rests"]  # slices of the trace; -1 in a step without it
-    seconds: Float[NumpyArray, "steps rests"]  # time; of a collective, after its last member starts
+    places: tuple[NonOp, ...]
+    slices: Int[NumpyArray, "steps non_ops"]  # slices of the trace; -1 in a step without it
+    # time; of a collective, after its last member starts
+    seconds: Float[NumpyArray, "steps non_ops"]
 
 
 class _Key(NamedTuple):
@@ -204,7 +205,7 @@ class _Key(NamedTuple):
     occurrence: int
 
 
-def find_rests(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Rests:
+def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> NonOps:
     """Match slices that are no ops and no messages over steps, and find their usual places."""
     # A step has one pipeline per replica; replicas run the same tables in all steps.
     trace = pipelines.trace
@@ -223,23 +224,23 @@ def find_rests(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> Res
                     key = _Key(replica, worker, name, counts[name])
                     counts[name] += 1
                     slices_by_key.setdefault(key, {})[number] = int(k)
-                    after, is_beside = _find_place(trace, row, int(k))
-                    place = after, is_beside, trace.start[k] - begin
+                    cells_before, is_beside = _find_place(trace, row, int(k))
+                    place = cells_before, is_beside, trace.start[k] - begin
                     places_by_key.setdefault(key, []).append(place)
-    rests = sorted(_usual_places(places_by_key), key=lambda pair: pair[1])
-    groups = dict(_collective_groups([key for key, _ in rests], trace.workers))
-    slices = np.full((len(steps), len(rests)), NONE)
-    for column, (key, _) in enumerate(rests):
+    non_ops = sorted(_usual_places(places_by_key), key=lambda pair: pair[1])
+    groups = dict(_collective_groups([key for key, _ in non_ops], trace.workers))
+    slices = np.full((len(steps), len(non_ops)), NONE)
+    for column, (key, _) in enumerate(non_ops):
         for step, k in slices_by_key[key].items():
             slices[step, column] = k
     places = tuple(
-        Rest(key.phase, key.occurrence, key.replica, key.worker, after, is_beside, groups[key])
-        for key, (_, _, after, is_beside, _) in rests
+        NonOp(key.phase, key.occurrence, key.replica, key.worker, count, is_beside, groups[key])
+        for key, (_, _, count, is_beside, _) in non_ops
     )
-    return Rests(places, slices, _rest_seconds(trace, places, slices))
+    return NonOps(places, slices, _non_op_seconds(trace, places, slices))
 
 
-def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " rests"]]:
+def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " non_ops"]]:
     """Return slices that are no ops and no messages by (step, replica, worker), in start order."""
     other = np.flatnonzero(~trace.has_phase((*OPS, *MESSAGES)) & (trace.worker >= 0))
     by_key: dict[tuple[int, int, int], list[int]] = {}
@@ -263,8 +264,8 @@ def _usual_places(
     for key, places in places_by_key.items():
         cell_counts, flags, starts = zip(*places, strict=True)
         is_beside = 2 * sum(flags) > len(flags)
-        after = CellCount(int(np.median(cell_counts)))
-        yield key, (key.replica, key.worker, after, is_beside, float(np.median(starts)))
+        cells_before = CellCount(int(np.median(cell_counts)))
+        yield key, (key.replica, key.worker, cells_before, is_beside, float(np.median(starts)))
 
 
 def _collective_groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
@@ -287,13 +288,13 @@ def _collective_groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Ke
             yield key, number if len(group) > 1 else NONE
 
 
-def _rest_seconds(
-    trace: Trace, places: Sequence[Rest], slices: Int[NumpyArray, "steps rests"]
-) -> Float[NumpyArray, "steps rests"]:
+def _non_op_seconds(
+    trace: Trace, places: Sequence[NonOp], slices: Int[NumpyArray, "steps non_ops"]
+) -> Float[NumpyArray, "steps non_ops"]:
     """Return the time of every slice [s], of a collective from its last start; 0 without it."""
     start = np.append(trace.start, -np.inf)[slices]
     end = np.append(trace.end, -np.inf)[slices]
-    group = np.array([rest.group for rest in places], int)
+    group = np.array([non_op.group for non_op in places], int)
     for number in np.unique(group[group != NONE]):
         is_member = group == number
         start[:, is_member] = start[:, is_member].max(axis=1, keepdims=True)
