@@ -215,13 +215,6 @@ def installed_builder(name: str) -> Builder:
     return _function_builder(OwnFunction(name, function), f"{package}{point.value}")
 
 
-def file_builder(text: str) -> Builder:
-    """Read FILE.py:FUNCTION."""
-    path = text.rpartition(":")[0]
-    content = importlib.util.decode_source(read_file(path))
-    return _function_builder(_from_text(text, path, content), path)
-
-
 def _from_text(name: str, path: str, text: str) -> OwnFunction:
     """Execute the text of a file, and return the function that FILE.py:FUNCTION names."""
     module, function = _execute(path, text), name.rpartition(":")[2]
@@ -421,7 +414,9 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
         return name, builders[name]
     path = Path(text)
     if ".py:" in text:
-        return text, file_builder(text)
+        file = text.rpartition(":")[0]
+        source = importlib.util.decode_source(read_file(file))
+        return text, _function_builder(_from_text(text, file, source), file)
     if path.suffix == ".py":
         raise ValueError(f"{text} names no function: add it, as {text}:build")
     if path.suffix not in TABLES:

@@ -232,6 +232,7 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
     pipe, leg, index = visits.T
     down_stage = np.where(pipe == 0, worker, workers - 1 - worker)
     stage = np.where(leg == DOWN, down_stage, 2 * workers - 1 - down_stage)
+    # unit u has microbatches u P to u P + P - 1, and those of the two pipes alternate
     microbatch = np.add.outer(workers * np.arange(units), 2 * index + pipe).ravel()
     return phase_ops(phase, np.tile(stage, units), microbatch)
 

@@ -272,10 +272,10 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     # attention of the backward, each with its weight gradient, surround the MLP of the forward; on
     # the network, dispatches and combines alternate.
     name = "braided-dualpipe"
-    rows, placement, microbatch_pipes = two_pipes(name, num_workers, num_microbatches)
-    cells = [braided_row(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
+    rows, placement, pipes = two_pipes(name, num_workers, num_microbatches)
+    cells = map(_braid, rows)
     return spread_rows(
-        name, cells, UNIT_SLOTS, placement, pipe_of_microbatch=microbatch_pipes, grammar=SPLIT
+        name, [*cells], UNIT_SLOTS, placement, pipe_of_microbatch=pipes, grammar=SPLIT
     )
 
 
@@ -289,15 +289,15 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
 )
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipeV whose fused pairs are braided: single ops on compute and network."""
-    rows = one_pipe("braided-dualpipe-v", num_workers, num_microbatches)
-    cells = [braided_row(_without_empty(row), SPLIT, SPLIT_ORDERS) for row in rows]
-    placement = zigzag(num_workers)
-    return spread_rows("braided-dualpipe-v", cells, UNIT_SLOTS, placement, grammar=SPLIT)
+    name, placement = "braided-dualpipe-v", zigzag(num_workers)
+    cells = map(_braid, one_pipe(name, num_workers, num_microbatches))
+    return spread_rows(name, [*cells], UNIT_SLOTS, placement, grammar=SPLIT)
 
 
-def _without_empty(row: NumpyArray) -> Iterator[Sequence[Sequence[int]]]:
-    """Yield the ops of each cell of a row, without the partner `NO_OP`."""
-    return ([op for op in cell if op[0] != Phase.IDLE] for cell in row.tolist())
+def _braid(row: NumpyArray) -> NumpyArray:
+    """Braid the cells of a row of DualPipe, whose backwards are split."""
+    cells = ([op for op in cell if op[0] != Phase.IDLE] for cell in row.tolist())
+    return braided_row(cells, SPLIT, SPLIT_ORDERS)
 
 
 def braided_row(

@@ -267,7 +267,8 @@ class _Rounds:
             ):
                 extra[stage], clock, held = extra[stage] + 1, clock + duration, held + size
             gradient_end = max(clock, arrival) + self.durations[I][stage]
-        for stage in self.stages[1:]:  # a stage is not ahead of the stage before it
+        # a stage takes fewer extra forwards than the stage before it, or both take none or all
+        for stage in self.stages[1:]:
             while extra[stage] > extra[stage - 1] or (
                 0 < extra[stage] == extra[stage - 1] and extra[stage] + 1 < self.total
             ):
@@ -276,6 +277,7 @@ class _Rounds:
 
     def is_late(self, stage: int) -> bool:
         """Return whether a forward would make a stage late for the gradient of the next stage."""
+        # without a lead of two forwards, the next stage would wait for this forward
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
         next_stage = stage + 1
