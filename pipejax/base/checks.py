@@ -52,10 +52,10 @@ def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
 def whole_number(value: Any, where: str, *, minimum: int = 1, maximum: int | None = None) -> int:
     """Check that a value is a whole number of at least `minimum` and at most `maximum`."""
     try:
-        count = minimum - 1 if isinstance(value, bool | np.bool_) else operator.index(value)
+        count = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
-        count = minimum - 1
-    if count < minimum:
+        count = None
+    if count is None or count < minimum:
         raise wrong(where, f"must be a whole number of at least {minimum}, got {value!r}", value)
     if maximum is not None and count > maximum:
         raise wrong(where, f"must be at most {maximum}, got {value}", value)
@@ -175,7 +175,8 @@ def match_name(value: Any, valid_names: Collection[Any]) -> Any:
     """Return the valid name that a value stands for, or None; case does not matter."""
     if isinstance(value, str):
         matches = [name for name in valid_names if str(name).casefold() == value.casefold()]
-        return value if value in matches else matches[0] if len(matches) == 1 else None
+        if value not in matches:
+            return matches[0] if len(matches) == 1 else None
     return value if value in tuple(valid_names) else None
 
 
@@ -183,12 +184,12 @@ def unknown(
     kind: str, value: Any, valid_names: Collection[Any], more: str = ""
 ) -> UnknownNameError:
     """Return the error that lists the valid names and the nearest one."""
-    listed = ", ".join(map(_shown, valid_names)) or "none"
+    listed = ", ".join(map(_quote_empty, valid_names)) or "none"
     text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, valid_names)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
 
 
-def _shown(name: Any) -> str:
+def _quote_empty(name: Any) -> str:
     """Return a name for a list of names; an empty name gets quotes."""
     return str(name) or repr(name)
 
@@ -226,7 +227,7 @@ def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any
     """Return the valid value that an argument stands for; raise if there is none."""
     match = match_name(value, valid_values)
     if match is None:
-        listed = ", ".join(map(_shown, valid_values))
+        listed = ", ".join(map(_quote_empty, valid_values))
         raise wrong(
             where, f"must be one of {listed}, got {value!r}{nearest(value, valid_values)}", value
         )

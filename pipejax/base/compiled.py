@@ -42,7 +42,8 @@ class _Compilations:
             while self.steps and self.steps[-1][0] >= begin:  # a trace contains inner steps
                 self.steps.pop()
             self.steps.append((begin, duration_secs))
-        self.count += event == _COMPILED
+        if event == _COMPILED:
+            self.count += 1
         if self.count - self.last_check < CHECK_INTERVAL:
             return
         self.last_check, num_maps = self.count, _count_maps()

@@ -145,7 +145,8 @@ def time_unit(longest: float) -> tuple[float, str]:
     for name in ("s", "ms", "us", "ns"):
         if abs(longest) >= UNITS[name][1]:
             return UNITS[name][1], name
-    return UNITS["ns" if longest else "s"][1], "ns" if longest else "s"
+    smallest = "ns" if longest else "s"
+    return UNITS[smallest][1], smallest
 
 
 def read_lines(path: Path) -> list[list[str]]:

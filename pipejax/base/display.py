@@ -52,7 +52,7 @@ class ResultList(list[Item]):
     """A list of results, whose `repr` shows as many as fit."""
 
     def __repr__(self) -> str:
-        return _fitting("[", map(repr, self), f"... {len(self)} in all]", "]")
+        return _join_fitting("[", map(repr, self), f"... {len(self)} in all]", "]")
 
     def _repr_html_(self) -> str:
         return list_html(self)
@@ -63,7 +63,7 @@ class ResultDict(dict[str, Any]):
 
     def __repr__(self) -> str:
         texts = (f"{key!r}: {abbreviated(value)}" for key, value in self.items())
-        return _fitting("{", texts, "...}", "}")
+        return _join_fitting("{", texts, "...}", "}")
 
     def _repr_html_(self) -> str:
         return facts_html("", self.items())
@@ -88,7 +88,7 @@ def facts(record: Any) -> Iterator[tuple[str, Any]]:
 
 def _show(record: Any) -> str:
     texts = (f"{name}={abbreviated(value)}" for name, value in facts(record))
-    return _fitting(f"{type(record).__name__}(", texts, "...)", ")")
+    return _join_fitting(f"{type(record).__name__}(", texts, "...)", ")")
 
 
 def _as_html(record: Any) -> str:
@@ -96,7 +96,7 @@ def _as_html(record: Any) -> str:
     return record.above_picture(text) if isinstance(record, Drawn) else text
 
 
-def _fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
+def _join_fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
     """Join texts by commas between `start` and `end`; if too long, end with `cut` instead."""
     joined, max_length = "", MAX_REPR - len(start) - len(cut)
     for text in texts:
@@ -143,14 +143,14 @@ def facts_html(
 ) -> str:
     """Render names and values as a table; a name shows its meaning under the mouse."""
     rows = [
-        f'<tr><th style="{_CELL}" title="{_escaped(meanings.get(name, ""))}">{_escaped(name)}</th>'
+        f'<tr><th style="{_CELL}" title="{_escape(meanings.get(name, ""))}">{_escape(name)}</th>'
         f'<td style="{_CELL}">{_value(value)}</td></tr>'
         for name, value in values
     ]
     if other_names:
         rows.append(
             f'<tr style="{_FAINT}"><th style="{_CELL}">also</th>'
-            f'<td style="{_CELL}">{_escaped(other_names)}</td></tr>'
+            f'<td style="{_CELL}">{_escape(other_names)}</td></tr>'
         )
     return _table(title, rows)
 
@@ -166,7 +166,7 @@ def list_html(records: Collection[Any]) -> str:
         for record in [*records][:MAX_ENTRIES]
     ]
     names = list(dict.fromkeys(name for values in row_values for name in values))
-    rows = [_row("th", map(_escaped, names))]
+    rows = [_row("th", map(_escape, names))]
     rows += [_row("td", (_value(values.get(name, "")) for name in names)) for values in row_values]
     if len(records) > MAX_ENTRIES:
         rows.append(_row("td", [f"... {len(records)} in all"]))
@@ -177,8 +177,8 @@ def grid_html(title: str, names: Iterable[str], texts: Iterable[Iterable[str]]) 
     """Render rows of short texts as a grid in HTML; each row begins with its name."""
     cell = "padding:0 0.35em;text-align:center;white-space:nowrap"
     rows = [
-        f'<tr><th style="{_CELL};white-space:nowrap">{_escaped(name)}</th>'
-        + "".join(f'<td style="{cell}">{_escaped(text)}</td>' for text in row)
+        f'<tr><th style="{_CELL};white-space:nowrap">{_escape(name)}</th>'
+        + "".join(f'<td style="{cell}">{_escape(text)}</td>' for text in row)
         + "</tr>"
         for name, row in zip(names, texts, strict=True)
     ]
@@ -186,7 +186,7 @@ def grid_html(title: str, names: Iterable[str], texts: Iterable[Iterable[str]]) 
 
 
 def _table(title: str, rows: Iterable[str]) -> str:
-    caption = f'<caption style="{_CELL}"><b>{_escaped(title)}</b></caption>' if title else ""
+    caption = f'<caption style="{_CELL}"><b>{_escape(title)}</b></caption>' if title else ""
     return f'<table style="{_TABLE}">{caption}<tbody>{"".join(rows)}</tbody></table>'
 
 
@@ -197,15 +197,16 @@ def _row(kind: str, cells: Iterable[str]) -> str:
 def _value(value: Any) -> str:
     """Render a value as HTML; of a list or a mapping, at most `MAX_ENTRIES` entries."""
     if hasattr(value, "_facts") or isinstance(value, str):
-        return _escaped(str(value) if isinstance(value, str) else repr(value))
+        return _escape(str(value) if isinstance(value, str) else repr(value))
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
-        return _escaped(_array(value))
+        return _escape(_array(value))
     if isinstance(value, Mapping):
         return _mapping(value)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         is_plain = all(isinstance(entry, str | float | int) for entry in value)
-        return _lines(map(_brief, value[:MAX_ENTRIES]), len(value), ", " if is_plain else "<br/>")
-    return _escaped(abbreviated(value))
+        separator = ", " if is_plain else "<br/>"
+        return _lines(map(_entry_text, value[:MAX_ENTRIES]), len(value), separator)
+    return _escape(abbreviated(value))
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
@@ -214,18 +215,19 @@ def _mapping(value: Mapping[Any, Any]) -> str:
     is_numeric = all(isinstance(number, float | int) for _, number in entries)
     if len(entries) > MAX_ENTRIES and is_numeric:
         entries.sort(key=lambda entry: -abs(entry[1]))
-    texts = (f"{name}: {_brief(entry)}" for name, entry in entries[:MAX_ENTRIES])
+    texts = (f"{name}: {_entry_text(entry)}" for name, entry in entries[:MAX_ENTRIES])
     return _lines(texts, len(entries))
 
 
-def _brief(value: Any) -> str:
+def _entry_text(value: Any) -> str:
     return value if isinstance(value, str) else abbreviated(value)
 
 
 def _lines(texts: Iterable[str], count: int, between: str = "<br/>") -> str:
-    lines = [_escaped(text) for text in texts]
-    more = [f'<span style="{_FAINT}">... {count} in all</span>'] * (count > len(lines))
-    return between.join(lines + more) or "none"
+    lines = [_escape(text) for text in texts]
+    if count > len(lines):
+        lines.append(f'<span style="{_FAINT}">... {count} in all</span>')
+    return between.join(lines) or "none"
 
 
 def _array(value: Any) -> str:
@@ -252,7 +254,7 @@ def attribute_meanings(record: type[Any]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in (*fields, *properties)}
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     cut = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
     return html.escape(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", cut))
 

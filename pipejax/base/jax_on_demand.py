@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 Action = Callable[[], object]
@@ -110,8 +110,8 @@ def register(
     Args:
       kind: a dataclass, whose fields are children, except those with the metadata `static`; or any
         type, with both functions.
-      flatten: returns names and values of a record's children, and the rest, which is hashable.
-      unflatten: makes a record from the rest and the children.
+      flatten: returns names and values of a record's children, and static data, which is hashable.
+      unflatten: makes a record from the static data and the children.
     """
     if flatten is None or unflatten is None:
         _records[kind] = _dataclass_record(kind)
@@ -120,9 +120,9 @@ def register(
     _records[kind] = _Record(flatten, unflatten)
 
     def flatten_with_keys(record: Any) -> tuple[tuple[tuple[Any, Tree], ...], Any]:
-        names, children, rest = flatten(record)
+        names, children, static = flatten(record)
         keys = map(jax.tree_util.GetAttrKey, names)
-        return tuple(zip(keys, children, strict=True)), rest
+        return tuple(zip(keys, children, strict=True)), static
 
     with_jax(
         lambda: jax.tree_util.register_pytree_with_keys(
@@ -132,19 +132,19 @@ def register(
 
 
 def _dataclass_record(kind: type) -> _Record:
-    """Make the functions of a dataclass; static fields are the hashable rest."""
+    """Make the functions of a dataclass; its static fields are the static data."""
     fields = dataclasses.fields(kind)
     static_names = tuple(field.name for field in fields if field.metadata.get("static"))
     names = tuple(field.name for field in fields if field.name not in static_names)
 
     def flatten(record: Any) -> tuple[Names, tuple[Tree, ...], Any]:
         values = vars(record)
-        rest = tuple(values[name] for name in static_names)
-        return names, tuple(values[name] for name in names), rest
+        static = tuple(values[name] for name in static_names)
+        return names, tuple(values[name] for name in names), static
 
-    def unflatten(rest: Any, children: Iterable[Tree]) -> Any:
+    def unflatten(static: Any, children: Iterable[Tree]) -> Any:
         fields = dict(zip(names, children, strict=True))
-        return kind(**fields, **dict(zip(static_names, rest, strict=True)))
+        return kind(**fields, **dict(zip(static_names, static, strict=True)))
 
     return _Record(flatten, unflatten)
 
@@ -167,11 +167,11 @@ def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
     ]
 
 
-def mapped(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+def mapped(function: Callable[..., Any], tree: Tree, *other_trees: Tree) -> Tree:
     """Apply a function to the leaves of trees of one form, as `jax.tree.map`."""
     if is_loaded():
-        return jax.tree.map(function, tree, *others)
-    return _map(function, tree, others)
+        return jax.tree.map(function, tree, *other_trees)
+    return _map(function, tree, other_trees)
 
 
 def _node(tree: Tree) -> _Node | None:
@@ -180,8 +180,8 @@ def _node(tree: Tree) -> _Node | None:
     if tree is None:
         return _Node((), (), lambda children: None)
     if kind in _records:
-        names, children, rest = _records[kind].flatten(tree)
-        return _Node(names, children, lambda children: _records[kind].unflatten(rest, children))
+        names, children, static = _records[kind].flatten(tree)
+        return _Node(names, children, lambda children: _records[kind].unflatten(static, children))
     if kind is dict:
         keys = tuple(sorted(tree))
         values = tuple(tree[key] for key in keys)
@@ -202,13 +202,14 @@ def _walk(tree: Tree, name: Any) -> Iterator[tuple[str, Any]]:
         yield from _walk(child, child_name)
 
 
-def _map(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) -> Tree:
-    """Apply a function to each leaf of `tree` and the leaves of `others` at the same path."""
+def _map(function: Callable[..., Any], tree: Tree, other_trees: Sequence[Tree]) -> Tree:
+    """Apply a function to each leaf of `tree` and the leaves of others at the same path."""
     node = _node(tree)
     if node is None:
-        return function(tree, *others)
-    children = zip(node.children, *(_children(other, node) for other in others), strict=True)
-    return node.unflatten([_map(function, child, tuple(rest)) for child, *rest in children])
+        return function(tree, *other_trees)
+    other_children = (_children(other, node) for other in other_trees)
+    children = zip(node.children, *other_children, strict=True)
+    return node.unflatten([_map(function, child, others) for child, *others in children])
 
 
 def _children(tree: Tree, expected: _Node) -> tuple[Tree, ...]:

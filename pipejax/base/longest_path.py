@@ -77,7 +77,7 @@ def run_edges(
 
     `order` is a topological order, computed if missing; `width` is as in `topological_order`.
     """
-    if _goes_by_waves(len(duration), tail, width):
+    if _has_wide_waves(len(duration), tail, width):
         return _run_waves(tail, head, duration)
     if order is None:
         order = topological_order(len(duration), tail, head)
@@ -225,7 +225,7 @@ def topological_order(
 
     `width` estimates how many nodes are independent; it changes only the speed.
     """
-    if _goes_by_waves(num_nodes, tail, width):
+    if _has_wide_waves(num_nodes, tail, width):
         return np.concatenate([wave for wave, _ in _waves(num_nodes, tail, head)])
     # successors of node n: successors[offsets[n] : offsets[n + 1]]
     edge_order = np.argsort(tail, kind="stable")
@@ -245,7 +245,7 @@ def topological_order(
     return order_array
 
 
-def _goes_by_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
+def _has_wide_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
     """Return whether waves are fast: wide, with successors that fill a quarter of their table."""
     return width >= WIDE and num_nodes * int(np.bincount(tail).max(initial=0)) <= 4 * len(tail)
 

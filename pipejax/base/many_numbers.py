@@ -23,7 +23,7 @@ Function = Callable[[Any, Any], Any]
 
 
 def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any], "Many"]:
-    """Make an operator of two arrays; without `slope_rule` its result has no slopes."""
+    """Make an operator of two arrays, as `_binary`; without `slope_rule` it has no slopes."""
 
     def apply(first: Any, second: Any) -> "Many":
         return _binary(function, first, second, slope_rule)
@@ -31,7 +31,7 @@ def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any
     return apply
 
 
-def _swapped(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], "Many"]:
+def _reflected(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], "Many"]:
     def apply(first: "Many", second: Any) -> "Many":
         return operation(_to_many(second), first)
 
@@ -92,9 +92,9 @@ class Many:
 
     __add__ = __radd__ = _operation(operator.add, lambda a, b, c: (1.0, 1.0))
     __sub__ = _operation(operator.sub, lambda a, b, c: (1.0, -1.0))
-    __rsub__ = _swapped(__sub__)
+    __rsub__ = _reflected(__sub__)
     __mul__ = __rmul__ = _product
-    __truediv__, __rtruediv__ = _quotient, _swapped(_quotient)
+    __truediv__, __rtruediv__ = _quotient, _reflected(_quotient)
     __pow__ = _operation(
         operator.pow, lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c)
     )
@@ -213,7 +213,7 @@ def _binary(
 ) -> Many:
     """Apply a function to two arrays that broadcast; sum the slopes by the chain rule.
 
-    `slope_rule` maps both values and the result to the partial derivatives by either operand.
+    `slope_rule` maps both values and the result, a, b and c, to the derivatives by a and by b.
     """
     operands = _to_many(first), _to_many(second)
     ndim = max(min_ndim, *(operand.ndim for operand in operands))
@@ -262,11 +262,11 @@ def _where(condition: Any, first: Any, second: Any) -> Many:
     )
 
 
-def _larger(first: Any, second: Any) -> Many:
+def _maximum(first: Any, second: Any) -> Many:
     return _binary(np.maximum, first, second, lambda a, b, c: _shares(a > b, a == b))
 
 
-def _smaller(first: Any, second: Any) -> Many:
+def _minimum(first: Any, second: Any) -> Many:
     return _binary(np.minimum, first, second, lambda a, b, c: _shares(a < b, a == b))
 
 
@@ -330,7 +330,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         many if dtype is None or many.dtype == dtype else many.astype(dtype)
     ),
     "broadcast_to": _broadcast,
-    "clip": lambda many, low, high: _smaller(_larger(many, low), high),
+    "clip": lambda many, low, high: _minimum(_maximum(many, low), high),
     "concatenate": _joiner(np.concatenate),
     "cumsum": lambda many, axis=0: _map_linear(
         many, lambda array, batch_axes: np.cumsum(array, axis=_batch_axis(axis, batch_axes))
@@ -341,8 +341,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "log1p": _unary(np.log1p, lambda value, result: 1 / (1 + value)),
     "log2": _unary(np.log2, lambda value, result: 1 / (value * np.log(2.0))),
     "max": lambda many, axis=-1: many.max(axis),
-    "maximum": _larger,
-    "minimum": _smaller,
+    "maximum": _maximum,
+    "minimum": _minimum,
     "round": lambda many: Many(np.round(many.value)),
     "split": _split,
     "stack": _joiner(np.stack),

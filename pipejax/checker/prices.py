@@ -83,21 +83,16 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
     return {**record, "pairs": pairs, "has_rendezvous": has_rendezvous}
 
 
-def value_shape(key: str, table: Table) -> tuple[int, ...]:
-    """Return the shape of times or sizes without an axis of microbatches."""
-    if key in MESSAGE:
-        return 2, len(table.placement), len(table.rules.graph) or table.num_stages - 1
-    if table.rules.scope(key) == "worker":
-        return (len(table.rows),)
-    return (table.num_stages,)
-
-
 def full_shape(key: str, table: Table, *values: Any) -> tuple[int, ...]:
-    """Return the shape of some values, with an axis of microbatches if one of them has it."""
-    shape = value_shape(key, table)
+    """Return the shape of times or sizes, with an axis of microbatches if a value has it."""
+    scope, shape = table.rules.scope(key), (table.num_stages,)
+    if key in MESSAGE:
+        shape = 2, len(table.placement), len(table.rules.graph) or table.num_stages - 1
+    elif scope == "worker":
+        shape = (len(table.rows),)
     differs = any(depth(value) > len(shape) for value in values)
-    has_microbatches = key != "A" and table.rules.scope(key) != "stage"
-    return (*shape, len(table.pipes)) if differs and has_microbatches else shape
+    can_differ = key != "A" and scope != "stage"  # by microbatch
+    return (*shape, len(table.pipes)) if differs and can_differ else shape
 
 
 def _check_values(

@@ -119,12 +119,13 @@ class TableRules:
         require(is_valid, f"{where}: of", "microbatch on the lane host", full["of"])
         for moment in ("at_start", "at_end"):
             changes = full.setdefault(moment, {})
+            parts = [*PARTS, *self.items]
             is_changes = isinstance(changes, dict) and all(
-                (part in PARTS or part in self.items) and _is_any_whole(count)
+                part in parts and isinstance(count, int) and is_real(count)
                 for part, count in changes.items()
             )
-            parts = ", ".join([*PARTS, *self.items])
-            require(is_changes, f"{where}: {moment}", f"whole numbers of {parts}", changes)
+            allowed = f"whole numbers of {', '.join(parts)}"
+            require(is_changes, f"{where}: {moment}", allowed, changes)
         self.kinds[str(letters)] = full
 
     def _read_rule(self, text: str) -> TableRule:
@@ -160,9 +161,9 @@ class TableRules:
         if not is_number or slice_index >= self.slices:
             raise MalformedError(f"rule {text!r}: {microbatch}.{slice_text} is no microbatch")
         number = int(microbatch) * self.slices + slice_index if microbatch else None
-        ends = {"first": 0, "last": "last"}
-        rule_stage = ends.get(place, int(stage) if stage else None)
-        return RuleEnd(letters, rule_stage, number, 0 if place in (None, *ends) else int(place))
+        if place in ("first", "last"):
+            return RuleEnd(letters, 0 if place == "first" else "last", number, 0)
+        return RuleEnd(letters, int(stage) if stage else None, number, int(place or 0))
 
     def scope(self, letters: str) -> str:
         """Return the part of the work that an op belongs to, as "microbatch"."""
@@ -207,9 +208,9 @@ class TableRules:
         """Return whether an op frees an activation, or the part that W needs."""
         if letters not in self.kinds:
             return letters in ("B", "W")
-        freed = self.kinds[letters]["at_end"]
-        for_w = freed.get("for_w", 0)
-        frees = for_w < 0 or for_w == 0 > freed.get("activation", 0)
+        changes = self.kinds[letters]["at_end"]
+        for_w, activation = changes.get("for_w", 0), changes.get("activation", 0)
+        frees = for_w < 0 or (for_w == 0 and activation < 0)
         return self.is_counted(letters) and frees
 
     def recomputing(self) -> list[str]:
@@ -272,15 +273,16 @@ class TableRules:
             elif end.offset and self.graph:
                 sources = self.sources(stage) if end.offset < 0 else self.targets(stage)
             else:
-                sources = [s for s in [stage + end.offset] if 0 <= s < num_stages]
+                source = stage + end.offset
+                sources = [source] if 0 <= source < num_stages else []
             if rule.is_all:
                 numbers = range(num_microbatches)
             elif end.microbatch is not None:
                 numbers = range(end.microbatch, end.microbatch + 1)
             else:
                 other = microbatch + rule.slice_offset
-                is_inside = 0 <= microbatch % self.slices + rule.slice_offset < self.slices
-                numbers = range(other, other + is_inside)  # empty outside of the microbatch
+                is_same = other // self.slices == microbatch // self.slices  # microbatch
+                numbers = range(other, other + 1) if is_same else range(0)
             for source in sources:
                 yield from (((end.letters, source, m), rule.has_message, number) for m in numbers)
 
@@ -314,7 +316,3 @@ def _list(data: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     is_valid = is_list(value, lambda entry: isinstance(entry, kind))
     require(is_valid, name, f"a list of entries of type {kind.__name__}", value)
     return list(value)
-
-
-def _is_any_whole(value: Any) -> bool:
-    return isinstance(value, int) and is_real(value)

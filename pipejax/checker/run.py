@@ -65,9 +65,9 @@ class Run:
         self._join_collectives()
         self._run()
 
-    def _wait(self, event: Event, *others: Event | None) -> None:
+    def _wait(self, event: Event, *producers: Event | None) -> None:
         """Let an event wait for the end of others."""
-        self.waits[event] += [(other, 0.0) for other in others if other is not None]
+        self.waits[event] += [(producer, 0.0) for producer in producers if producer is not None]
 
     def unit_end(self, cell: Cell) -> float:
         """Return the end of a cell in the unit run, which orders messages without cells."""

@@ -66,8 +66,8 @@ class CellReader:
         scope = self.rules.scope(letters)
         if bool(microbatch) != (scope != "stage") or bool(stage) != (scope != "worker"):
             raise IllegalError(f"{text!r} on worker {worker} is not an op")
-        own_lane = "net" if letters in COMMUNICATION else self.rules.lane(letters)
-        require_legal(lane in (None, own_lane), f"{text!r} stands on another lane than {own_lane}")
+        op_lane = "net" if letters in COMMUNICATION else self.rules.lane(letters)
+        require_legal(lane in (None, op_lane), f"{text!r} stands on another lane than {op_lane}")
         slices, slice_index = self.rules.slices, int(slice_text or 0)
         require_legal(slice_index < slices, f"{text!r} is no slice: there are {slices}")
         number = int(microbatch) * slices + slice_index if microbatch else -1
@@ -87,9 +87,9 @@ class Table:
             [reader.read_cell(text, worker) for text in row]
             for worker, row in enumerate(data["rows"])
         ]
-        counted = {*"FBIWR", *filter(self.rules.is_counted, self.rules.kinds)}
+        compute = {*"FBIWR", *filter(self.rules.is_counted, self.rules.kinds)}
         ops = [op for row in self.rows for cell in row for op in cell]
-        self.num_microbatches = 1 + max((op[2] for op in ops if op[0] in counted), default=-1)
+        self.num_microbatches = 1 + max((op[2] for op in ops if op[0] in compute), default=-1)
         self._check_microbatches()
         self.cell: dict[Op, Cell] = {}
         for worker, row in enumerate(self.rows):
@@ -162,9 +162,9 @@ class Table:
 
     def _check_microbatches(self) -> None:
         """Check that each microbatch has a pipe, the same for all of its slices."""
-        named, count, slices = len(self.pipes), self.num_microbatches, self.rules.slices
-        reason = f"pipe_of_microbatch names {named} microbatches, the rows hold {count}"
-        require_legal(named == count, reason)
+        count, slices = self.num_microbatches, self.rules.slices
+        reason = f"pipe_of_microbatch names {len(self.pipes)} microbatches, the rows hold {count}"
+        require_legal(len(self.pipes) == count, reason)
         require_legal(count % slices == 0, f"a microbatch has not all of its {slices} slices")
         for number in range(count):
             is_same = self.pipes[number] == self.pipes[number - number % slices]
@@ -264,10 +264,10 @@ class Table:
 
     def _check_communication(self) -> None:
         """Check that each message has one SEND and one RECV, at their places."""
-        used = set()
+        message_ops = set()
         for producer, op in self.crossing():
             send, receive = message_cells(producer, op)
-            used |= {send, receive}
+            message_ops |= {send, receive}
             for end in (send, receive):
                 if end not in self.cell:
                     self._miss(end, f"{self.rules.op_text(op)} waits for its message")
@@ -277,7 +277,7 @@ class Table:
             is_before = self.cell[receive] < self.cell[op]
             require_legal(is_before, f"{self.rules.op_text(receive)} stands behind its use")
         for op in self.cell:
-            is_idle = op[0] in COMMUNICATION and op not in used
+            is_idle = op[0] in COMMUNICATION and op not in message_ops
             require_legal(not is_idle, f"{self.rules.op_text(op)} transfers no message")
 
     def _check_updates(self) -> None:
@@ -296,13 +296,13 @@ class Table:
         # by stage and run of LocalSGD:
         gradients: dict[Any, list[Op]] = defaultdict(list)  # which no update applied yet
         num_updates: dict[Any, int] = defaultdict(int)  # so far
-        read = {}  # by stage and microbatch: number of updates that its forward read
+        version = {}  # by stage and microbatch: number of updates that its forward read
         round_size = self.runs * self.local_steps  # microbatches between two averages
         for k, op in enumerate(row):
             letters, stage, microbatch = op
             key, text = (stage, microbatch % self.runs), self.rules.op_text(op)
             if letters == "F":
-                read[stage, microbatch] = num_updates[key]
+                version[stage, microbatch] = num_updates[key]
                 rounds = [other[2] // round_size for other in row[k:] if other[:2] == ("U", stage)]
                 is_early = (
                     self.runs > 1 and min(rounds, default=math.inf) < microbatch // round_size
@@ -311,8 +311,8 @@ class Table:
             elif letters in ("B", "W"):
                 gradients[key].append(op)
                 lag = math.inf if self.weight_lag is None else self.weight_lag
-                is_read = num_updates[key] - lag <= read[stage, microbatch]
-                require_legal(is_read, f"the F of {text} reads weights of later updates")
+                exists = num_updates[key] - lag <= version[stage, microbatch]
+                require_legal(exists, f"the F of {text} reads weights of later updates")
             elif letters == "U":
                 is_applied = microbatch in [gradient[2] for gradient in gradients[key]]
                 require_legal(is_applied, f"op {text} applies no gradient of its microbatch")

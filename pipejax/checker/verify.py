@@ -78,10 +78,10 @@ def derive_bounds(
     stages = [s for pipe in pipes for s in pipe_stages(table, seconds, memory, pipe)]
     workers = range(len(table.rows))
     worker_stages = {worker: [s for s in stages if s.worker == worker] for worker in workers}
-    bounds["worker"] = max(work(worker_stages[worker], is_span) for worker in workers)
-    bounds["stage"] = max(chain(stage, None, is_span) for stage in stages)
+    bounds["worker"] = max(worker_end(worker_stages[worker], is_span) for worker in workers)
+    bounds["stage"] = max(stage_path(stage, None, is_span) for stage in stages)
     if limits is not None and not may_offload:
-        bounds["memory chain"] = max(chain(s, limits[s.worker], is_span) for s in stages)
+        bounds["memory chain"] = max(stage_path(s, limits[s.worker], is_span) for s in stages)
     if limits is not None and (not may_offload or {"O", "L"} <= set(seconds)):
         shared = [] if is_span else links["host_links"]  # spans of two workers need not meet
         single = [[worker] for worker in workers if not any(worker in group for group in shared)]
@@ -95,10 +95,10 @@ def derive_bounds(
     return bounds
 
 
-def _least(values: Any, axes: int) -> Any:
+def _minima(values: Any, axes: int) -> Any:
     """Return nested lists with the smallest over microbatches, the axis after `axes` others."""
     if axes:
-        return [_least(entry, axes - 1) for entry in values]
+        return [_minima(entry, axes - 1) for entry in values]
     return min(values) if isinstance(values, list) else values
 
 
@@ -107,8 +107,8 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     count, workers = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []
-    times = {key: _least(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
-    sizes = {key: _least(memory[key], 1) for key in ("sizes", "weight_share")}
+    times = {key: _minima(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
+    sizes = {key: _minima(memory[key], 1) for key in ("sizes", "weight_share")}
     f, b, i, w, a, u = (times[letters] for letters in "FBIWAU")
     stages = range(table.num_stages)
 
@@ -121,11 +121,12 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     gradient = [min(b[s], i[s] + w[s]) for s in stages]
     input_gradient = [min(b[s], i[s]) for s in stages]
     step_end = [a[s] + u[s] for s in stages]
-    rest = [gradient[s] - input_gradient[s] + step_end[s] for s in stages]
-    head, tail, trip = [0.0], [rest[0]], [0.0] * table.num_stages
+    # from an input gradient to the end of the step of its stage
+    stage_tail = [gradient[s] - input_gradient[s] + step_end[s] for s in stages]
+    head, tail, trip = [0.0], [stage_tail[0]], [0.0] * table.num_stages
     for s in stages[1:]:
         head.append(head[-1] + f[s - 1] + hop(0, s - 1))
-        tail.append(max(rest[s], hop(1, s - 1) + input_gradient[s - 1] + tail[-1]))
+        tail.append(max(stage_tail[s], hop(1, s - 1) + input_gradient[s - 1] + tail[-1]))
     for s in reversed(stages[:-1]):
         trip[s] = hop(0, s) + f[s + 1] + trip[s + 1] + input_gradient[s + 1] + hop(1, s)
     has_link = {"O", "L"} <= set(times)
@@ -151,7 +152,7 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     ]
 
 
-def work(stages: list[PipeStage], is_span: bool) -> float:
+def worker_end(stages: list[PipeStage], is_span: bool) -> float:
     """Return the least end of a worker: time to its first op, all its ops, then the step end."""
     busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
     if is_span or not stages:
@@ -165,13 +166,14 @@ def work(stages: list[PipeStage], is_span: bool) -> float:
     return min(s.head for s in stages) + max(busy + after_all, until_inputs + shortest_tail)
 
 
-def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
+def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
     """Return the length of the longest path through one stage.
 
     Each F follows the last one, each input gradient the last one and its own F. If the limit has
     no room for an activation, its F waits for gradients.
     """
-    forward, ends, rest = 0.0 if is_span else s.head, [0.0], s.gradient - s.input_gradient
+    forward, ends = 0.0 if is_span else s.head, [0.0]  # end of the last F, and of input gradients
+    weight_gradient = s.gradient - s.input_gradient
     for k in range(s.microbatches):
         if limit is not None and s.size:
             # limit of 2.5 activations, third F (k = 2): 0.5 too many, so it waits for 1 gradient
@@ -181,11 +183,13 @@ def chain(s: PipeStage, limit: float | None, is_span: bool) -> float:
             left_over = excess - num_gradients * (1 - s.share)
             needs_weight = left_over > (num_gradients - 1 + ROUNDING) * s.share
             if num_gradients:
-                weight = min(s.input_gradient, rest) if s.share > 0 and needs_weight else 0.0
-                forward = max(forward, ends[min(num_gradients, k)] + weight)
+                delay = 0.0
+                if s.share > 0 and needs_weight:
+                    delay = min(s.input_gradient, weight_gradient)
+                forward = max(forward, ends[min(num_gradients, k)] + delay)
         forward += s.forward
         ends.append(max(forward + s.trip, ends[-1]) + s.input_gradient)
-    return ends[-1] + (rest if is_span else s.tail)
+    return ends[-1] + (weight_gradient if is_span else s.tail)
 
 
 # --------------------------------------------------------------------------------- memory area
@@ -217,7 +221,7 @@ def _tail(s: PipeStage, is_span: bool) -> float:
     return s.gradient - s.input_gradient if is_span else s.tail
 
 
-def _filled(stages: list[PipeStage], limit: float) -> float:
+def _usable(stages: list[PipeStage], limit: float) -> float:
     """Return the memory that whole activations can fill, if all have one size; else all of it."""
     room = max(0.0, min(limit, sum(s.microbatches * s.size for s in stages)))
     sizes = {s.size for s in stages}
@@ -236,11 +240,11 @@ def link_time(
     """
     length = end - min(_head(s, is_span) for s in stages)
     length -= min(_tail(s, is_span) for s in stages)
-    room = _filled(stages, limit)
+    room = _usable(stages, limit)
     if length < sum(s.microbatches * (s.forward + s.input_gradient) for s in stages) or room <= 0:
         return math.inf
     needed = sum(s.microbatches * s.size * (s.forward + s.trip + s.input_gradient) for s in stages)
-    lack = needed + _unused(stages, limit, room, is_span) - room * length
+    lack = needed + _unused_area(stages, limit, room, is_span) - room * length
     if lack <= ROUNDING * room * length:
         return 0.0
     link = {s: s.link if may_offload else math.inf for s in stages}
@@ -249,16 +253,17 @@ def link_time(
     if not offloaded:
         return math.inf
     largest = max(saved[s] for s in offloaded)
-    least = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in offloaded)
+    # at least so many offloads, each at least as long as the shortest
+    min_seconds = math.ceil(lack / largest - ROUNDING) * min(link[s] for s in offloaded)
     seconds = 0.0
     for s in offloaded:  # first those that save most for a second of the link
         area = min(lack, s.microbatches * saved[s])
         seconds += link[s] * area / saved[s]
         lack -= area
-    return math.inf if lack > ROUNDING * room * length else max(least, seconds)
+    return math.inf if lack > ROUNDING * room * length else max(min_seconds, seconds)
 
 
-def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
+def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
     """Return the memory times time that no activation can use.
 
     At the start, one F after the other takes memory, and at the end, one input gradient after the
@@ -269,7 +274,7 @@ def _unused(stages: list[PipeStage], limit: float, room: float, is_span: bool) -
     step = min(s.forward for s in stages) + min(s.input_gradient for s in stages)
     filling = step * sum(room - k * largest for k in range(1, steps + 1))
     spare = {
-        s: max(0.0, room - _filled(stages, min(limit, total) - s.size * s.share)) for s in stages
+        s: max(0.0, room - _usable(stages, min(limit, total) - s.size * s.share)) for s in stages
     }
     after = min(_tail(s, is_span) for s in stages)
     after -= min(0.0 if is_span else s.step_end for s in stages)
