@@ -47,7 +47,7 @@ def derive(run: Run, memory: Prices) -> dict[str, Any]:
         "max_span": max(spans),
         "busy": by_worker(sum(run.durations[e] for e in events) for events in on_compute),
         "peak_in_flight": by_worker(peak_in_flight(row, run.rules) for row in run.table.rows),
-        "offloaded": sum(op[0] == "O" for op in run.table.cell),
+        "offloaded": sum(op.letters == "O" for op in run.table.cell),
         "ops": {run.name(e): {"start": run.start[e], "end": run.end[e]} for e in cells},
         "transfers": {
             run.name(event): {"leaves": run.start[event], "arrives": run.end[event] + message.lag}
@@ -74,7 +74,7 @@ def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
 
     def change(cell: list[Op], moment: str) -> float:
         """Return the change by ops of added kinds at "at_start" or "at_end" of a cell."""
-        kinds = (rules.kinds[op[0]] for op in cell if op[0] in rules.kinds)
+        kinds = (rules.kinds[op.letters] for op in cell if op.letters in rules.kinds)
         return sum(
             count * rules.items.get(part, 1)
             for kind in kinds
@@ -85,9 +85,9 @@ def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
     peak: float = 0
     held: float = 0
     for cell in row:
-        held += sum(op[0] == "F" for op in cell) + change(cell, "at_start")
+        held += sum(op.letters == "F" for op in cell) + change(cell, "at_start")
         peak = max(peak, held)
-        held += change(cell, "at_end") - sum(op[0] in ("B", "W") for op in cell)
+        held += change(cell, "at_end") - sum(op.letters in ("B", "W") for op in cell)
     return peak
 
 
@@ -98,10 +98,10 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
         event = worker, slot
         for op in cell if event in run.end else ():
             at_start, at_end = _changes(op, run, memory)
-            if op[0] in at_start:
-                changes[run.start[event]] += at_start[op[0]]
-            if op[0] in at_end:
-                changes[run.end[event]] += at_end[op[0]]
+            if op.letters in at_start:
+                changes[run.start[event]] += at_start[op.letters]
+            if op.letters in at_end:
+                changes[run.end[event]] += at_end[op.letters]
     curve, held = [], 0.0
     for moment in sorted(changes):
         held += changes[moment]
@@ -110,11 +110,10 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return changes of memory at starts and ends of ops, by letters, as of the place of `op`."""
-    letters, scope, number = op
-    rules = run.rules
+    """Return changes of memory at starts and ends, by letters of ops at the place of `op`."""
+    letters, rules = op.letters, run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
-    stage, microbatch = -1 if isinstance(scope, str) else scope, max(number, 0)
+    stage, microbatch = -1 if isinstance(op.stage, str) else op.stage, max(op.microbatch, 0)
     size, share, checkpoint = (at_microbatch(memory[key][stage], microbatch) for key in SIZES)
     for_w = share * size
     phases = ["R", *rules.recomputing()]

@@ -85,7 +85,8 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
 
 def full_shape(key: str, table: Table, *values: Any) -> tuple[int, ...]:
     """Return the shape of times or sizes, with an axis of microbatches if a value has it."""
-    scope, shape = table.rules.scope(key), (table.num_stages,)
+    scope = table.rules.scope(key)
+    shape: tuple[int, ...] = (table.num_stages,)
     if key in MESSAGE:
         shape = 2, len(table.placement), len(table.rules.graph) or table.num_stages - 1
     elif scope == "worker":
@@ -111,7 +112,7 @@ def read_seconds(
     timed = {*TIMED, *table.rules.kinds}
     cells = [cell for row in table.rows for cell in row]
     priced = [cell for cell in cells if len(cell) == 1 or "pair" not in seconds]
-    needed = {op[0] for cell in priced for op in cell if op[0] in timed} | {"A", "U", *MESSAGE}
+    needed = {op.letters for cell in priced for op in cell} & timed | {"A", "U", *MESSAGE}
     if has_bounds and table.rules.is_usual:
         needed |= {*"FBIW"}
     legal = timed | {"pair", "pair_factor", *MESSAGE}

@@ -14,8 +14,6 @@ from pipejax.checker.values import (
     require_legal,
 )
 
-# an op: letters, stage or "worker 0", number of its microbatch or slice; -1 without one
-Op = tuple[str, Any, int]
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
 COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
@@ -42,6 +40,14 @@ _END = r"(?:([0-9]*)([A-Za-z_]+)([0-9]*)(?:\.([0-9]+))?(?:@(first|last|[+-][0-9]
 _RULE = re.compile(
     rf"{_END}\s*<-\s*{_END}\s*(?:\((?:(all)|slice ([+-][0-9]+))\))?\s*(\[message\])?"
 )
+
+
+class Op(NamedTuple):
+    """One op of a table."""
+
+    letters: str
+    stage: Any  # an op of no stage has its worker, as "worker 0"
+    microbatch: int  # or the number of a slice; -1 without one
 
 
 class RuleEnd(NamedTuple):
@@ -239,23 +245,23 @@ class TableRules:
         """List the ops that an op waits for by the usual rules, in the table or not."""
         letters, stage, microbatch = op
         for input_letters in INPUTS.get(letters, ""):
-            yield input_letters, stage, microbatch
+            yield op._replace(letters=input_letters)
         if letters == "F":
-            yield from (("F", source, microbatch) for source in self.sources(stage))
+            yield from (op._replace(stage=source) for source in self.sources(stage))
             if microbatch % self.slices:
-                yield "F", stage, microbatch - 1
+                yield op._replace(microbatch=microbatch - 1)
         if letters in ("B", "I"):
             for target in self.targets(stage):
-                yield from (("I", target, microbatch), ("B", target, microbatch))
+                yield from (Op(gradient, target, microbatch) for gradient in "IB")
             if (microbatch + 1) % self.slices:
-                yield from (("I", stage, microbatch + 1), ("B", stage, microbatch + 1))
+                yield from (Op(gradient, stage, microbatch + 1) for gradient in "IB")
 
     def is_consumer(self, rule: TableRule, op: Op, num_stages: int) -> bool:
         """Return whether an op waits by a rule."""
         end = rule.consumer
         stage = num_stages - 1 if end.stage == "last" else end.stage
-        is_place = stage in (None, op[1]) and end.microbatch in (None, op[2])
-        return end.letters == op[0] and is_place
+        is_place = stage in (None, op.stage) and end.microbatch in (None, op.microbatch)
+        return end.letters == op.letters and is_place
 
     def added_inputs(
         self, op: Op, worker: int, num_stages: int, num_microbatches: int
@@ -284,7 +290,7 @@ class TableRules:
                 is_same = other // self.slices == microbatch // self.slices  # microbatch
                 numbers = range(other, other + 1) if is_same else range(0)
             for source in sources:
-                yield from (((end.letters, source, m), rule.has_message, number) for m in numbers)
+                yield from ((Op(end.letters, source, m), rule.has_message, number) for m in numbers)
 
     def check_rule(self, rule: TableRule, ops: Mapping[Op, Any], stages: int, count: int) -> None:
         """Check that a rule names stages and microbatches of the table, and that an op waits."""
@@ -299,10 +305,11 @@ class TableRules:
 
     def op_text(self, op: Op) -> str:
         """Return the text of an op; slice k of microbatch m is m.k."""
-        letters, scope, number = op
-        microbatch, part = divmod(number, self.slices)
-        text = "" if number < 0 else f"{microbatch}.{part}" if self.slices > 1 else f"{microbatch}"
-        return f"{'' if isinstance(scope, str) else scope}{letters}{text}"
+        stage = "" if isinstance(op.stage, str) else op.stage
+        text = "" if op.microbatch < 0 else str(op.microbatch)
+        if text and self.slices > 1:
+            text = "{}.{}".format(*divmod(op.microbatch, self.slices))
+        return f"{stage}{op.letters}{text}"
 
 
 def _dictionary(data: Mapping[str, Any], name: str) -> dict[str, Any]:

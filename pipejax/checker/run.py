@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pipejax.checker.prices import NO_LINKS, Prices
 from pipejax.checker.rules import COMMUNICATION, SHARDING, TIMED, WAIT_SEND, Op
-from pipejax.checker.table import Cell, Table, message_cells
+from pipejax.checker.table import Cell, Table, awaited_op, message_cells
 from pipejax.checker.values import at_microbatch, depth
 
 Event = tuple[Any, ...]
@@ -86,8 +86,8 @@ class Run:
         if len(cell) == 2 and "pair" in seconds:
             return at_microbatch(seconds["pair"][stage], microbatch)
         times = [
-            at_microbatch(seconds[letters][_index(scope)], m) if letters in seconds else 0.0
-            for letters, scope, m in cell
+            at_microbatch(seconds[letters][_index(place)], m) if letters in seconds else 0.0
+            for letters, place, m in cell
         ]
         if len(cell) == 2 and "pair_factor" in seconds:
             factor = at_microbatch(seconds["pair_factor"][stage], microbatch)
@@ -101,26 +101,26 @@ class Run:
         self.next_op: dict[Event, Event] = {}
         self.last: dict[Any, Event] = {}  # by worker
         self.last_op: dict[int, Event] = {}
-        self.reduced: dict[tuple[int, int], list[Event]] = defaultdict(list)
+        self.reduced: dict[tuple[int, int], list[Cell]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
             self.lane_cell: dict[str, Event] = {}  # last cell of the row on each lane so far
             self.stage_cell: dict[tuple[str, int], Event] = {}  # the same by letters and stage
             for slot, cell in enumerate(row):
-                event = worker, slot
+                event = Cell(worker, slot)
                 self.previous[event] = self.lane_cell.get("compute")
-                if cell and cell[0][0] not in skipped:
+                if cell and cell[0].letters not in skipped:
                     self._add_cell(event, cell)
             if "compute" in self.lane_cell:
                 self.last[worker] = self.lane_cell["compute"]
 
     def _add_cell(self, event: Cell, cell: list[Op]) -> None:
         """Add an executed cell after those before it in its row, and make it the last of these."""
-        worker, (letters, stage, _) = event[0], cell[0]
+        worker, (letters, stage, _) = event.worker, cell[0]
         lane, previous = self.rules.lane(letters), self.previous[event]
         self.durations[event] = self.duration(cell)
         self._wait(event, previous if lane == "host" else self.lane_cell.get(lane))
         for op in cell:
-            needs = [(x, op[1]) for x in self.rules.stage_cells(op[0])]
+            needs = [(letters, op.stage) for letters in self.rules.stage_cells(op.letters)]
             self._wait(event, *map(self.stage_cell.get, needs))
         if letters in self.rules.lanes:
             self._wait(event, previous)
@@ -137,7 +137,7 @@ class Run:
         """Queue the offloads and loads of workers that share a host link by slot, then worker."""
         groups = {worker: group for group in self.links["host_links"] for worker in group}
         for op, (worker, slot) in self.table.cell.items():
-            if self.rules.lane(op[0]) == "host":
+            if self.rules.lane(op.letters) == "host":
                 queue = "host", *groups.get(worker, (worker,))
                 self.queues[queue].append(((slot, worker), (worker, slot)))
 
@@ -151,16 +151,16 @@ class Run:
         if self.table.has_updates:
             cells = self.table.cell
             for op, gradient in self.table.applied.items():
-                reduction = "A", op[1], op[2]
-                self.durations[reduction] = float(self.seconds["A"][op[1]])
+                reduction = op._replace(letters="A")
+                self.durations[reduction] = float(self.seconds["A"][op.stage])
                 self._wait(reduction, cells[gradient])
                 self._wait(cells[op], reduction)
-                self.queues["A", cells[op][0]].append((cells[gradient], reduction))
+                self.queues["A", cells[op].worker].append((cells[gradient], reduction))
             return
         last_gradient: dict[tuple[int, int], Cell] = {}  # by stage and worker
         first_microbatch: dict[tuple[int, int], int] = {}
         for (letters, stage, microbatch), cell in self.table.cell.items():
-            key = stage, cell[0]
+            key = stage, cell.worker
             if self.rules.is_gradient(letters):
                 last_gradient[key] = max(cell, last_gradient.get(key, cell))
             if microbatch >= 0:
@@ -202,38 +202,38 @@ class Run:
         sent: dict[Any, list[tuple[int, int, Op]]] = defaultdict(list)  # one message serves a cell
         for op, cell in cells.items():
             for producer, has_message, rule in self.table.inputs(op):
-                if self.is_unit or not has_message or cells[producer][0] == cell[0]:
+                if self.is_unit or not has_message or cells[producer].worker == cell.worker:
                     self._wait(cell, cells[producer])
                 else:
-                    sent[producer, cell, op[1]].append((rule, op[2], op))
+                    sent[producer, cell, op.stage].append((rule, op.microbatch, op))
         for (producer, *_), consumers in sent.items():
             rule, _, op = min(consumers)
             self._add_message(producer, op, rule)
         for op, cell in cells.items():
-            send = op[0].removeprefix("WAIT_"), *op[1:]
-            message = self.messages.get(send) if op[0] in WAIT_SEND else None
+            message = self.messages.get(awaited_op(op)) if op.letters in WAIT_SEND else None
             if message is not None and message.model == "rendezvous":
-                self._wait(cell, send)
+                self._wait(cell, awaited_op(op))
 
     def _add_message(self, producer: Op, op: Op, rule: int) -> None:
         """Add the message from a producer to an op, with the resources that its model blocks."""
         source, target = self.table.cell[producer], self.table.cell[op]
-        (sender, slot), receiver = source, target[0]
+        (sender, slot), receiver = source, target.worker
         send, receive = message_cells(producer, op)
-        route = self.rules.route(producer[1], op[1])
+        route = self.rules.route(producer.stage, op.stage)
         assert route is not None  # a legal table has one
         direction, boundary = route  # 0 forth, 1 back
-        microbatch = producer[2]
+        microbatch = producer.microbatch
         pipe = self.table.pipes[microbatch]
         latency, transmit = (
             at_microbatch(self.seconds[key][direction][pipe][boundary], microbatch)
             for key in ("latency", "transmit")
         )
         event: Event = send
-        name = f"{producer[1]}SEND_{'FB'[direction]}{microbatch}"
+        name = f"{producer.stage}SEND_{'FB'[direction]}{microbatch}"
         if not self.rules.is_usual:
-            event = producer, target, op[1]
-            first = next(x for x in self.table.rows[receiver][target[1]] if x[1] == op[1])
+            event = producer, target, op.stage
+            cell_ops = self.table.rows[receiver][target.slot]
+            first = next(cell_op for cell_op in cell_ops if cell_op.stage == op.stage)
             name = f"{self.rules.op_text(producer)} to {self.rules.op_text(first)}"
         model = self._model(sender, receiver, transmit)
         has_link = model in ("queued", "blocking")
@@ -245,7 +245,7 @@ class Run:
         if model == "blocking" and source in self.next_op:
             self._wait(self.next_op[source], event)
         groups = [] if model == "delay" else self._groups(sender, receiver)
-        rank = slot, direction, op[1], rule, op[2]
+        rank = slot, direction, op.stage, rule, op.microbatch
         if has_link and not groups:
             self.queues["link", sender, receiver].append((rank, event))
         if model == "rendezvous":
@@ -270,7 +270,7 @@ class Run:
     def _turn(self, producer: Op, rank: Event) -> Event:
         """Return the rank of a message in a queue of a table without cells for it."""
         cell = self.table.cell[producer]
-        return self.unit_end(cell), cell[0], *producer[1:], *rank
+        return self.unit_end(cell), cell.worker, producer.stage, producer.microbatch, *rank
 
     def _join_collectives(self) -> None:
         """Let all cells of a collective op wait for the inputs of each of them."""
@@ -318,14 +318,16 @@ class Run:
 
     def letters(self, event: Event) -> str:
         """Return the letters of a cell, "" for other events."""
-        is_cell = isinstance(event[0], int)
-        return self.table.rows[event[0]][event[1]][0][0] if is_cell else ""
+        if not isinstance(event[0], int):
+            return ""
+        worker, slot = event
+        return self.table.rows[worker][slot][0].letters
 
     def worker_events(self, worker: int) -> list[Event]:
         """List the executed cells on a worker's compute, then its updates at the step's end."""
         cells = (event for event in self.end if event[0] == worker and self.letters(event))
         events = [event for event in cells if self.rules.lane(self.letters(event)) == "compute"]
-        return events + [e for e in self.end if e[0] == "U" and e[2] == worker]
+        return events + [event for event in self.end if event[0] == "U" and event[2] == worker]
 
     def is_span_op(self, event: Event) -> bool:
         """Return whether a span may begin or end with an event."""
@@ -343,8 +345,9 @@ class Run:
             return f"{event[1]}A{event[2]}" if event[2] >= 0 else f"{event[1]}A"
         if event[0] == "U":
             return f"{event[1]}U (worker {event[2]})"
-        ops = map(self.rules.op_text, self.table.rows[event[0]][event[1]])
-        return f"{';'.join(ops)} (worker {event[0]}, slot {event[1]})"
+        worker, slot = event
+        ops = map(self.rules.op_text, self.table.rows[worker][slot])
+        return f"{';'.join(ops)} (worker {worker}, slot {slot})"
 
 
 def by_worker(values: Iterable[Any]) -> dict[str, Any]:
@@ -352,6 +355,6 @@ def by_worker(values: Iterable[Any]) -> dict[str, Any]:
     return {f"worker {worker}": value for worker, value in enumerate(values)}
 
 
-def _index(scope: Any) -> int:
+def _index(place: Any) -> int:
     """Return the index of a stage like 2, or of a worker like "worker 2"."""
-    return int(scope.removeprefix("worker ")) if isinstance(scope, str) else int(scope)
+    return int(place.removeprefix("worker ")) if isinstance(place, str) else int(place)

@@ -4,7 +4,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipejax.checker.rules import (
     COMMUNICATION,
@@ -25,13 +25,19 @@ from pipejax.checker.values import (
     require_legal,
 )
 
-Cell = tuple[int, int]  # worker and slot
 KEYS = {
     *("format", "version", "name", "placement", "pipe_of_microbatch"),
     *("slots", "stage_shares", "rows"),
 }
 LONGEST_NAME = 1000
 PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
+
+
+class Cell(NamedTuple):
+    """A place in the rows of a table."""
+
+    worker: int
+    slot: int
 
 
 class CellReader:
@@ -53,7 +59,7 @@ class CellReader:
         if not pair:
             return [self._read_op(text, worker)] if text else []
         cell = [self._read_op(part, worker) for part in pair.groups()]
-        is_pair = cell[0][0] == "F" and cell[1][0] in ("B", "I")
+        is_pair = cell[0].letters == "F" and cell[1].letters in ("B", "I")
         require_legal(is_pair, f"{text!r} is not a pair of an F and a B or I")
         return cell
 
@@ -71,7 +77,7 @@ class CellReader:
         slices, slice_index = self.rules.slices, int(slice_text or 0)
         require_legal(slice_index < slices, f"{text!r} is no slice: there are {slices}")
         number = int(microbatch) * slices + slice_index if microbatch else -1
-        return letters, int(stage) if stage else f"worker {worker}", number
+        return Op(letters, int(stage) if stage else f"worker {worker}", number)
 
 
 class Table:
@@ -89,15 +95,16 @@ class Table:
         ]
         compute = {*"FBIWR", *filter(self.rules.is_counted, self.rules.kinds)}
         ops = [op for row in self.rows for cell in row for op in cell]
-        self.num_microbatches = 1 + max((op[2] for op in ops if op[0] in compute), default=-1)
+        microbatches = (op.microbatch for op in ops if op.letters in compute)
+        self.num_microbatches = 1 + max(microbatches, default=-1)
         self._check_microbatches()
         self.cell: dict[Op, Cell] = {}
         for worker, row in enumerate(self.rows):
             require_legal(any(row), f"worker {worker} has no op")
             for slot, cell in enumerate(row):
                 for op in cell:
-                    self._place(op, (worker, slot))
-        self.has_communication = any(op[0] in COMMUNICATION for op in self.cell)
+                    self._place(op, Cell(worker, slot))
+        self.has_communication = any(op.letters in COMMUNICATION for op in self.cell)
         require_legal(
             self.rules.is_usual or not self.has_communication,
             "communication cells stand in a table with kinds or rules of its own",
@@ -173,7 +180,7 @@ class Table:
     def _place(self, op: Op, cell: Cell) -> None:
         """Record the cell of an op; check its numbers, its worker, and that it stands once."""
         _, stage, microbatch = op
-        text = f"op {self.rules.op_text(op)} on worker {cell[0]}"
+        text = f"op {self.rules.op_text(op)} on worker {cell.worker}"
         count = self.num_microbatches
         require_legal(microbatch < count, f"{text}: microbatches are 0 to {count - 1}")
         if not isinstance(stage, str):
@@ -181,7 +188,7 @@ class Table:
             require_legal(stage < stages, f"{text}: stages are 0 to {stages - 1}")
             pipes = self.placement if microbatch < 0 else [self.placement[self.pipes[microbatch]]]
             workers = [pipe[stage] for pipe in pipes]
-            require_legal(cell[0] in workers, f"{text}: its stage is on worker {workers[0]}")
+            require_legal(cell.worker in workers, f"{text}: its stage is on worker {workers[0]}")
             if microbatch < 0:
                 return
         require_legal(op not in self.cell, f"{text} stands twice")
@@ -192,7 +199,7 @@ class Table:
         for producer in self.rules.usual_inputs(op):
             if producer in self.cell:
                 yield producer, True, USUAL_RULE
-        worker, sizes = self.cell[op][0], (self.num_stages, self.num_microbatches)
+        worker, sizes = self.cell[op].worker, (self.num_stages, self.num_microbatches)
         for producer, has_message, rule in self.rules.added_inputs(op, worker, *sizes):
             if producer not in self.cell:
                 self._miss(producer, f"{self.rules.op_text(op)} waits for it")
@@ -204,19 +211,19 @@ class Table:
     def _check_complete(self) -> None:
         """Check that microbatches pass all stages, and that each wait has its op."""
         rules = self.rules
-        is_usual = not rules.kinds or any(op[0] in tuple("FBIW") for op in self.cell)
+        is_usual = not rules.kinds or any(op.letters in tuple("FBIW") for op in self.cell)
         for stage in range(self.num_stages if is_usual else 0):
             for microbatch in range(self.num_microbatches):
                 self._check_passes(stage, microbatch)
-        for letters, stage, microbatch in self.cell:
-            if letters in ("WAIT_O", *WAIT_SEND):
-                awaited = letters.removeprefix("WAIT_"), stage, microbatch
-                if awaited not in self.cell:
-                    self._miss(awaited, f"{rules.op_text((letters, *awaited[1:]))} waits for it")
+        for op in self.cell:
+            if op.letters in ("WAIT_O", *WAIT_SEND):
+                producer = awaited_op(op)
+                if producer not in self.cell:
+                    self._miss(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
         """Check that a microbatch has its passes through a stage."""
-        ops = {letters: (letters, stage, microbatch) for letters in "FBIWOLU"}
+        ops = {letters: Op(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:
             self._miss(ops["F"], "there is no forward")
@@ -240,18 +247,18 @@ class Table:
         rules = self.rules
         for op, (worker, slot) in self.cell.items():
             producers = [producer for producer, *_ in self.inputs(op)]
-            if op[0] in WAIT_SEND:
-                producers.append((op[0].removeprefix("WAIT_"), *op[1:]))
+            if op.letters in WAIT_SEND:
+                producers.append(awaited_op(op))
             for producer in producers:
                 home, producer_slot = self.cell[producer]
                 is_before = home != worker or producer_slot < slot
-                if not is_before and not rules.has_other_lane(op[0], producer[0]):
+                if not is_before and not rules.has_other_lane(op.letters, producer.letters):
                     late = "is the same fused pair" if producer_slot == slot else "stands after it"
                     wait = f"{rules.op_text(op)} on worker {worker} waits for"
                     text = f"deadlock: {wait} {rules.op_text(producer)}, which {late} in the row"
                     raise IllegalError(text)
         for producer, op in self.crossing():
-            has_way = producer[1] != op[1] and rules.route(producer[1], op[1])
+            has_way = producer.stage != op.stage and rules.route(producer.stage, op.stage)
             text = f"{rules.op_text(op)} waits for {rules.op_text(producer)}"
             require_legal(has_way, f"{text}: no message leads there")
 
@@ -259,7 +266,7 @@ class Table:
         """List (producer, consumer) of all messages, which are on different workers."""
         for op, (worker, _) in self.cell.items():
             for producer, has_message, _ in self.inputs(op):
-                if has_message and self.cell[producer][0] != worker:
+                if has_message and self.cell[producer].worker != worker:
                     yield producer, op
 
     def _check_communication(self) -> None:
@@ -277,12 +284,12 @@ class Table:
             is_before = self.cell[receive] < self.cell[op]
             require_legal(is_before, f"{self.rules.op_text(receive)} stands behind its use")
         for op in self.cell:
-            is_idle = op[0] in COMMUNICATION and op not in message_ops
+            is_idle = op.letters in COMMUNICATION and op not in message_ops
             require_legal(not is_idle, f"{self.rules.op_text(op)} transfers no message")
 
     def _check_updates(self) -> None:
         """Follow the updates of each row; without any, check that weights have no rule."""
-        self.has_updates = any(op[0] == "U" for op in self.cell)
+        self.has_updates = any(op.letters == "U" for op in self.cell)
         self.applied: dict[Op, Op] = {}
         if self.has_updates:
             for row in self.rows:
@@ -303,10 +310,9 @@ class Table:
             key, text = (stage, microbatch % self.runs), self.rules.op_text(op)
             if letters == "F":
                 version[stage, microbatch] = num_updates[key]
-                rounds = [other[2] // round_size for other in row[k:] if other[:2] == ("U", stage)]
-                is_early = (
-                    self.runs > 1 and min(rounds, default=math.inf) < microbatch // round_size
-                )
+                updates = (later for later in row[k:] if later[:2] == ("U", stage))
+                next_round = min((u.microbatch // round_size for u in updates), default=math.inf)
+                is_early = self.runs > 1 and next_round < microbatch // round_size
                 require_legal(not is_early, f"{text} begins a round before an update of the last")
             elif letters in ("B", "W"):
                 gradients[key].append(op)
@@ -314,7 +320,7 @@ class Table:
                 exists = num_updates[key] - lag <= version[stage, microbatch]
                 require_legal(exists, f"the F of {text} reads weights of later updates")
             elif letters == "U":
-                is_applied = microbatch in [gradient[2] for gradient in gradients[key]]
+                is_applied = microbatch in [gradient.microbatch for gradient in gradients[key]]
                 require_legal(is_applied, f"op {text} applies no gradient of its microbatch")
                 self.applied[op] = gradients.pop(key)[-1]
                 num_updates[key] += 1
@@ -325,7 +331,7 @@ class Table:
     def _check_gathered(self, worker: int, row: list[Op]) -> None:
         """Check that a row gathers and drops weights in turn, and has them when ops need them."""
         changes = ("UNSHARD", "RESHARD")
-        has_weights = {op[1]: False for op in row if op[0] in changes}
+        has_weights = {op.stage: False for op in row if op.letters in changes}
         for op in row:
             letters, stage, _ = op
             text = f"{self.rules.op_text(op)} on worker {worker}"
@@ -339,5 +345,11 @@ class Table:
 
 def message_cells(producer: Op, consumer: Op) -> tuple[Op, Op]:
     """Return the SEND and the RECV of a message."""
-    letter = "F" if producer[1] < consumer[1] else "B"
-    return (f"SEND_{letter}", *producer[1:]), (f"RECV_{letter}", *consumer[1:])
+    letter = "F" if producer.stage < consumer.stage else "B"
+    send, receive = f"SEND_{letter}", f"RECV_{letter}"
+    return producer._replace(letters=send), consumer._replace(letters=receive)
+
+
+def awaited_op(wait: Op) -> Op:
+    """Return the op that a cell such as WAIT_O waits for."""
+    return wait._replace(letters=wait.letters.removeprefix("WAIT_"))
