@@ -270,15 +270,18 @@ def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bo
     other frees it. While an activation's share for W is kept, fewer others may fit.
     """
     largest, total = max(s.size for s in stages), sum(s.microbatches * s.size for s in stages)
-    steps = int(room / largest + ROUNDING)
-    step = min(s.forward for s in stages) + min(s.input_gradient for s in stages)
-    filling = step * sum(room - k * largest for k in range(1, steps + 1))
+    max_held = int(room / largest + ROUNDING)
+    # while the k-th forward or the k-th last input gradient runs, at most k activations are held
+    seconds = min(s.forward for s in stages) + min(s.input_gradient for s in stages)
+    filling = seconds * sum(room - k * largest for k in range(1, max_held + 1))
+    # memory that no activation fills while the W of a stage runs
     spare = {
         s: max(0.0, room - _usable(stages, min(limit, total) - s.size * s.share)) for s in stages
     }
+    lost = sum(s.microbatches * s.weight * spare[s] for s in stages)
+    # weight gradients after the last input gradient take nothing away
     after = min(_tail(s, is_span) for s in stages)
     after -= min(0.0 if is_span else s.step_end for s in stages)
-    lost = sum(s.microbatches * s.weight * spare[s] for s in stages)
     return filling + max(0.0, lost - max(spare.values()) * after)
 
 

@@ -86,18 +86,12 @@ def chimera_asymmetric(
       >>> chimera_asymmetric(4, 4).stage_shares
       (0.666..., 0.666..., 1.333..., 1.333...)
     """
-    _check_even(num_workers, num_microbatches, "chimera-asymmetric")
     if stage_shares is None:
         stage_shares = [1.0] * (num_workers // 2) + [2.0] * (num_workers // 2)
     mean = sum(stage_shares) / num_workers
     shares = tuple(share / mean for share in stage_shares)
     name = "chimera-asymmetric"
     return _bidirectional(name, num_workers, num_microbatches, shares, slots, in_flight)
-
-
-def _check_even(num_workers: int, num_microbatches: int, name: str) -> None:
-    check_even(name, num_workers, "workers", "the two pipes meet in the middle")
-    check_even(name, num_microbatches, "microbatches", "half go down, half go up")
 
 
 def _bidirectional(
@@ -113,7 +107,8 @@ def _bidirectional(
 
     The limit `in_flight` is the number of workers if None.
     """
-    _check_even(workers, microbatches, name)
+    check_even(name, workers, "workers", "the two pipes meet in the middle")
+    check_even(name, microbatches, "microbatches", "half go down, half go up")
     if pipes % 2 or workers % pipes or microbatches % pipes:
         raise MismatchError(
             f"pipes must be even and divide the workers ({workers}) and the microbatches "
@@ -190,7 +185,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     """
     why = "each half of them starts the microbatches of one pipe"
     check_even("bitpipe", num_workers, "workers", why)
-    units = -(-num_microbatches // num_workers)
+    units = -(-num_microbatches // num_workers)  # rounded up
     rows = []
     for worker in range(num_workers):
         visits = _visits(num_workers, worker)

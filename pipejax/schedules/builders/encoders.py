@@ -15,15 +15,14 @@ from pipejax.base.checks import MismatchError, positive
 from pipejax.schedules.builders.one_f_one_b import alternating_ops
 from pipejax.schedules.builders.published import PLANNED, published
 from pipejax.schedules.cells.grammar import Edge, Grammar
-from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
+from pipejax.schedules.cells.ops import UNIT_SLOTS, Op, Phase, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 F, B = Phase.F, Phase.B
 FOREVER = float("inf")
 NO_START = (FOREVER, 0, 0)  # start, rank, worker
-Key = tuple[int, int, int]  # phase, stage and microbatch
-Queue = list[Key]
+Queue = list[Op]
 # ranks of ops that can start at once: of the model, backwards of encoders, forwards of encoders;
 # the best order depends on times
 ORDERS = ((0, 1, 2), (1, 2, 0), (2, 1, 0))
@@ -174,7 +173,7 @@ class _Filling(NamedTuple):
         # Each worker has three queues; `order` gives their ranks, which decide between equal
         # starts.
         queues = self._queues()
-        workers, ends = range(len(queues)), dict[Key, float]()
+        workers, ends = range(len(queues)), dict[Op, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]
         candidates: list[tuple[float, int, int]] = [NO_START] * len(queues)  # best of each worker
         changed_workers = {*workers}
@@ -188,8 +187,8 @@ class _Filling(NamedTuple):
                 return rows, max(free)
             op = queues[w][order.index(rank)].pop()
             rows[w].append(op)
-            free[w] = ends[op] = start + self.durations[op[1]][Phase(op[0])]
-            changed_workers = {w, *self._consumer_workers(op)}
+            free[w] = ends[op] = start + self.durations[op.stage][op.phase]
+            changed_workers = {w, *self._consumer_workers(op)}  # only these have new candidates
 
     def _queues(self) -> list[list[Queue]]:
         """Return queues of each worker, last op first: model, encoder backwards and forwards."""
@@ -198,30 +197,29 @@ class _Filling(NamedTuple):
         for r in range(self.stages.model):
             stage = first + r
             warmup = self.stages.num_following(stage)
-            model_ops = alternating_ops(stage, microbatches, warmup).tolist()
+            model_ops = [Op(*op) for op in alternating_ops(stage, microbatches, warmup).tolist()]
             encoder_ops = [
                 (e, m) for m in microbatches for e in range(first) if self.stage_workers[m][e] == r
             ]
-            backwards = [(int(B), *op) for op in encoder_ops]
-            forwards = [(int(F), *op) for op in encoder_ops]
-            queues.append([[*map(tuple, model_ops)][::-1], backwards[::-1], forwards[::-1]])
+            backwards, forwards = ([Op(phase, *op) for op in encoder_ops] for phase in (B, F))
+            queues.append([model_ops[::-1], backwards[::-1], forwards[::-1]])
         return queues
 
-    def _start(self, op: Key, free: float, ends: Mapping[Key, float]) -> float:
+    def _start(self, op: Op, free: float, ends: Mapping[Op, float]) -> float:
         """Return the earliest start of an op on a worker that is free from a time on."""
         # `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
-        phase, stage, m = op
+        _, stage, m = op
         graph = self.stages.graph
-        if phase == F:
-            producers = [(phase, source, m) for source, target in graph if target == stage]
+        if op.phase == F:
+            producers = [Op(F, source, m) for source, target in graph if target == stage]
             if not producers and m >= self.max_in_flight:
-                producers = [(int(B), stage, m - self.max_in_flight)]
+                producers = [Op(B, stage, m - self.max_in_flight)]
         else:  # backwards reverse the graph
-            producers = [(phase, target, m) for source, target in graph if source == stage]
-            producers.append((int(F), stage, m))
+            producers = [Op(B, target, m) for source, target in graph if source == stage]
+            producers.append(Op(F, stage, m))
         return max([free, *(ends.get(producer, FOREVER) for producer in producers)])
 
-    def _consumer_workers(self, op: Key) -> Iterator[int]:
+    def _consumer_workers(self, op: Op) -> Iterator[int]:
         """Yield the workers of the ops that wait for an op on another stage."""
         phase, stage, m = op
         for source, target in self.stages.graph:

@@ -1,5 +1,6 @@
 """GPipe, 1F1B and their interleaved and sliced forms, whose ops follow a fixed pattern."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -282,12 +283,8 @@ def seq_1f1b(
     Options:
       slices: K, slices of a microbatch.
     """
-    grammar, rows = Grammar(slices=slices), []
-    turns = Turns.from_sizes(num_workers, slices, 1)
-    for r in range(num_workers):
-        forwards, backwards = _slice_ops(turns, r, num_microbatches, slices)
-        rows.append(alternate(forwards, backwards, num_workers - r - 2 + slices))
-    return spread_rows("seq-1f1b", rows, slots, grammar=grammar)
+    warmups = [num_workers - r - 2 + slices for r in range(num_workers)]
+    return _sliced_table("seq-1f1b", warmups, num_microbatches, slices, 1, slots)
 
 
 @published("terapipe", "Li et al., TeraPipe (arXiv:2102.07988)")
@@ -299,11 +296,8 @@ def terapipe(
     Options:
       slices: K, slices of a microbatch.
     """
-    turns = Turns.from_sizes(num_workers, slices, 1)
-    rows = [
-        np.concatenate(_slice_ops(turns, r, num_microbatches, slices)) for r in range(num_workers)
-    ]
-    return spread_rows("terapipe", rows, slots, grammar=Grammar(slices=slices))
+    warmups = [num_microbatches * slices] * num_workers  # all forwards
+    return _sliced_table("terapipe", warmups, num_microbatches, slices, 1, slots)
 
 
 @published("slimpipe", "Li et al., SlimPipe (arXiv:2504.14519)", stages_per_worker=2)
@@ -337,14 +331,9 @@ def slimpipe(
             "in groups of one for each worker",
             "slices",
         )
-    rows = []
-    turns = Turns.from_sizes(num_workers, slices, stages_per_worker)
-    for r in range(num_workers):
-        forwards, backwards = _slice_ops(turns, r, num_microbatches, slices)
-        warmup = slices * stages_per_worker - 1 + 2 * (num_workers - r - 1)
-        rows.append(alternate(forwards, backwards, warmup))
-    placement = looped(num_workers, stages_per_worker)
-    return spread_rows("slimpipe", rows, slots, placement, grammar=Grammar(slices=slices))
+    least_warmup = slices * stages_per_worker - 1  # of the last worker
+    warmups = [least_warmup + 2 * (num_workers - r - 1) for r in range(num_workers)]
+    return _sliced_table("slimpipe", warmups, num_microbatches, slices, stages_per_worker, slots)
 
 
 @published("chunked-prefill", "Qin et al., Mooncake (arXiv:2407.00079); sgl-project/sglang")
@@ -367,13 +356,29 @@ def chunked_prefill(
     return spread_rows("chunked-prefill", rows, slots, grammar=grammar)
 
 
-def _slice_ops(turns: Turns, worker: int, num_microbatches: int, slices: int) -> list[Ops]:
-    """Return forwards and backwards of a worker's slices, microbatch by microbatch."""
-    # `turns` are the turns of the slices of one microbatch; backwards take them in reverse.
+def _sliced_table(
+    name: str,
+    warmups: Sequence[int],
+    num_microbatches: int,
+    slices: int,
+    stages_per_worker: int,
+    slots: Slots,
+) -> ScheduleTable:
+    """Build a table of slices, in which each worker has a number of forwards as its warm-up."""
+    # The slices of a microbatch take turns as the microbatches of a step; backwards reverse them.
+    workers = len(warmups)
+    turns = Turns.from_sizes(workers, slices, stages_per_worker)
     first_slices = slices * np.arange(num_microbatches)
-    ops = []
-    for phase, step in ((Phase.F, 1), (Phase.B, -1)):
-        stage = np.tile(turns.loop[::step], num_microbatches) * turns.num_workers + worker
-        slice_index = np.add.outer(first_slices, turns.microbatch[::step]).ravel()
-        ops.append(phase_ops(phase, stage, slice_index))
-    return ops
+    rows = []
+    for r, warmup in enumerate(warmups):
+        forwards, backwards = (
+            phase_ops(
+                phase,
+                np.tile(turns.loop[::step], num_microbatches) * workers + r,
+                np.add.outer(first_slices, turns.microbatch[::step]).ravel(),
+            )
+            for phase, step in ((Phase.F, 1), (Phase.B, -1))
+        )
+        rows.append(alternate(forwards, backwards, warmup))
+    placement = looped(workers, stages_per_worker)
+    return spread_rows(name, rows, slots, placement, grammar=Grammar(slices=slices))

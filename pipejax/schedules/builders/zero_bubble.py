@@ -21,7 +21,6 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
     zero_bubble_starts,
 )
 from pipejax.schedules.heuristics.timeline import (
-    ROUNDING,
     Time,
     TimedOps,
     Timeline,
@@ -300,8 +299,7 @@ def with_offloads(
     times = {(phase, s, m): (worker, start, end) for phase, s, m, worker, start, end in rows}
     first_sharers = {worker: group[0] for group in host_links for worker in group}
     links: dict[int, HostLink] = {}
-    tolerance = ROUNDING * float(np.max(ops.end, initial=0.0))
-    transfer_rows = []
+    tolerance, transfer_rows = ops.tolerance, []
     for stage, microbatch in candidates:
         worker, _, forward_end = times[Phase.F, stage, microbatch]
         _, backward_start, _ = times[Phase.I, stage, microbatch]
@@ -324,9 +322,11 @@ def activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " 
     """Return the largest number of activations that each worker holds: (workers)."""
     stages = int(ops.stage.max(initial=-1)) + 1
     # round times, so that sums with different rounding errors are equal
-    tick = ROUNDING * float(np.max(ops.end, initial=0.0)) or 1.0
+    tick = ops.tolerance or 1.0
     start, end = (np.round(times / tick) for times in (ops.start, ops.end))
-    held = HeldOps(*ops[:2], ops.worker, np.zeros(len(start), bool), start, end)
+    is_recomputed = np.zeros(len(start), bool)
+    held = HeldOps(ops.phase, ops.stage, ops.worker, is_recomputed, start, end)
+    # of the parts of an activation: the whole, what W needs, and the checkpoint, which is unused
     sizes = np.outer((1.0, weight_share, 1.0), np.ones(stages))
     return HeldParts.from_ops(held).peaks(sizes, int(ops.worker.max(initial=-1)) + 1)
 

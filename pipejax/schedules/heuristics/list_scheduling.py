@@ -154,7 +154,7 @@ class _ListScheduler:
                 self.arrive(entering.popleft())
         for next_op, arrival in self.timeline.start(op, now):
             self.push(arrival, next_op, is_end=False)
-            if next_op[0] in self.rules.patience:
+            if next_op.phase in self.rules.patience:
                 heapq.heappush(self.patient_arrivals[self.timeline.worker(next_op)], arrival)
         end = self.timeline.clock[worker]
         self.push(end, op, is_end=True)

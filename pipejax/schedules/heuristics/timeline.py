@@ -107,7 +107,7 @@ class Timeline:
 
     def worker(self, op: Op) -> int:
         """Return the worker of an op."""
-        return self.work.placement[self.work.microbatch_pipes[op[2]]][op[1]]
+        return self.work.placement[self.work.microbatch_pipes[op.microbatch]][op.stage]
 
     def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
         """Start an op; return the ops that wait for it, and the times at which inputs arrive."""
@@ -132,7 +132,7 @@ class Timeline:
 
     def end(self, op: Op) -> int:
         """Free the memory that an op frees at its end; return its worker."""
-        effects = self._effects[op[0]][self.work.microbatch_pipes[op[2]]][op[1]]
+        effects = self._effects[op.phase][self.work.microbatch_pipes[op.microbatch]][op.stage]
         self.held[effects.worker] += effects.freed
         return effects.worker
 
@@ -148,6 +148,7 @@ class Timeline:
         work, row = self.work, self.work.placement[pipe]
         gradient, last = work.gradient, len(row) - 1
         outputs: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
+        # phases of the producer and the consumer, and the stage of the consumer
         for producer, consumer, target in (
             (Phase.F, gradient if stage == last else Phase.F, min(stage + 1, last)),
             (gradient, gradient, stage - 1),
@@ -198,6 +199,11 @@ class TimedOps(NamedTuple):
         columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
         return cls(*columns[:4].astype(np.int64), *columns[4:])
 
+    @property
+    def tolerance(self) -> float:
+        """Return the difference below which two times of a run are equal."""
+        return ROUNDING * float(np.max(self.end, initial=0.0))
+
     def spans(self, num_workers: int) -> Float[NumpyArray, " workers"]:
         """Return the time from the first start of each worker to its last end: (workers)."""
         first, last = np.full(num_workers, FOREVER), np.zeros(num_workers)
@@ -244,11 +250,6 @@ def rows_from_starts(
     return align_columns(rows, queues)
 
 
-def _tolerance(ops: TimedOps) -> float:
-    """Return the difference below which two times of a run are equal."""
-    return ROUNDING * float(np.max(ops.end, initial=0.0))
-
-
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     """Return the order (ops) of a worker's ops in its row."""
     # Ops are sorted by start; an offload or load stands after the last op that ended by its start.
@@ -259,7 +260,7 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     position = np.empty(len(ops.phase), np.int64)
     position[executed] = np.arange(1, len(executed) + 1)
     position[is_on_link] = np.searchsorted(
-        ops.end[executed], ops.start[is_on_link] + _tolerance(ops), side="right"
+        ops.end[executed], ops.start[is_on_link] + ops.tolerance, side="right"
     )
     # of two transfers without duration at one time, the offload makes room for the load
     return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, is_on_link, position))
@@ -268,7 +269,7 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
 def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
     """Return, for each op, the sum of sizes of all ops that start no later: (ops)."""
     # At a tie, loads come last.
-    start = row.start + _tolerance(row) * (row.phase == Phase.L)
+    start = np.where(row.phase == Phase.L, row.start + row.tolerance, row.start)
     order = np.argsort(start, kind="stable")
     levels = np.empty_like(sizes)
     levels[order] = np.cumsum(sizes[order])
@@ -296,7 +297,7 @@ def _with_waits(
     num_ended = 0  # offloads that have certainly ended
     offloads_before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
-    columns = (*row[:3], size, freed, level, row.start + _tolerance(row), row.end)
+    columns = (*row[:3], size, freed, level, row.start + row.tolerance, row.end)
     for code, stage, microbatch, op_size, op_freed, op_level, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):

@@ -29,12 +29,12 @@ from pipejax.schedules.cells.ops import WAIT_SEND, AnyPhase
 
 Pair = tuple[int, int]
 PairLinks = Mapping[Pair, str] | Sequence[tuple[Sequence[int], str]]
-Checked = tuple[tuple[Pair, str], ...]
+PairModels = tuple[tuple[Pair, str], ...]
 _TEXT = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*=\s*([A-Za-z]+)\s*", re.ASCII)
 
 
-def checked_pair(pair: Any, where: str) -> Pair:
-    """Return a checked pair of two different workers, sender and receiver."""
+def _check_pair(pair: Any, where: str) -> Pair:
+    """Check a pair of two different workers, sender and receiver; return it."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise wrong(f"{where}:", f"a pair is a sender and a receiver, got {pair!r}")
     sender, receiver = (whole_number(w, f"{where}: a worker", minimum=0) for w in pair)
@@ -43,8 +43,8 @@ def checked_pair(pair: Any, where: str) -> Pair:
     return sender, receiver
 
 
-def checked_pair_links(pair_links: Any, model_names: Sequence[str]) -> Checked:
-    """Return checked pairs of workers with their link models, sorted by pair."""
+def _check_pair_links(pair_links: Any) -> PairModels:
+    """Check pairs of workers and their link models; return them sorted by pair."""
     items = list(pair_links.items()) if isinstance(pair_links, Mapping) else pair_links
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise wrong("pair_links", f"must be as {{(0, 1): 'rendezvous'}}, got {pair_links!r}")
@@ -52,36 +52,14 @@ def checked_pair_links(pair_links: Any, model_names: Sequence[str]) -> Checked:
     for item in items:
         if isinstance(item, str) or not isinstance(item, Sequence) or len(item) != 2:
             raise wrong("pair_links:", f"a pair and its link model are needed, got {item!r}")
-        pair = checked_pair(item[0], "pair_links")
+        pair = _check_pair(item[0], "pair_links")
         if pair in models:
             raise wrong("pair_links", f"names the pair {pair} twice")
-        models[pair] = resolve_name(item[1], model_names, "link model")
+        models[pair] = resolve_name(item[1], tuple(LINK_MODELS), "link model")
     return tuple(sorted(models.items()))
 
 
-def find_message_models(
-    pair_links: Checked,
-    default: int,
-    model_names: Sequence[str],
-    num_workers: int,
-    ends: tuple[Int[NumpyArray, " messages"], Int[NumpyArray, " messages"]],
-) -> Int[NumpyArray, " messages"]:
-    """Return the index of the link model of each message in `model_names`: (messages)."""
-    # `ends` are senders and receivers, `default` is the index for other pairs than `pair_links`.
-    # A pair stands for both directions, unless the other one is named too.
-    model_indices = np.full((num_workers, num_workers), default)
-    pair_models = dict(pair_links)
-    largest = max((worker for pair in pair_models for worker in pair), default=-1)
-    if largest >= num_workers:
-        raise wrong("pair_links", f"names worker {largest}: workers are 0 to {num_workers - 1}")
-    for (sender, receiver), model in pair_models.items():
-        model_indices[sender, receiver] = model_names.index(model)
-        if (receiver, sender) not in pair_models:
-            model_indices[receiver, sender] = model_names.index(model)
-    return model_indices[ends]
-
-
-def parse_pair_links(text: str, where: str) -> Checked:
+def parse_pair_links(text: str, where: str) -> PairModels:
     """Read link models of pairs of workers, as 0-1=rendezvous,1-2=queued."""
     matches = [_TEXT.fullmatch(part) for part in text.split(",")]
     items = [(int(a), int(b), model) for a, b, model in (m.groups() for m in matches if m)]
@@ -93,7 +71,7 @@ def parse_pair_links(text: str, where: str) -> Checked:
     return tuple(((a, b), model) for a, b, model in items)
 
 
-def format_pair_links(pair_links: Checked) -> str:
+def format_pair_links(pair_links: PairModels) -> str:
     """Return the text of link models of pairs; the inverse of `parse_pair_links`."""
     return ",".join(f"{a}-{b}={model}" for (a, b), model in pair_links)
 
@@ -184,28 +162,16 @@ class Links:
             object.__setattr__(self, name, resolve_name(getattr(self, name), allowed, kind))
         object.__setattr__(self, "host_links", _check_groups(self.host_links))
         object.__setattr__(self, "shared_links", _check_pair_groups(self.shared_links))
-        object.__setattr__(
-            self, "pair_links", checked_pair_links(self.pair_links, tuple(LINK_MODELS))
-        )
+        object.__setattr__(self, "pair_links", _check_pair_links(self.pair_links))
         object.__setattr__(self, "eager_below", number(self.eager_below, "eager_below"))
+        need = f"needs the link model rendezvous, got {self.model!r}: only there"
         if self.posting == "program" and not self.is_rendezvous:
-            raise wrong(
-                "posting",
-                f"'program' needs the link model rendezvous, got {self.model!r}: only "
-                "there both ends of a transfer are posted",
-            )
+            raise wrong("posting", f"'program' {need} both ends of a transfer are posted")
         if self.eager_below and not self.is_rendezvous:
-            raise wrong(
-                "eager_below",
-                f"needs the link model rendezvous, got {self.model!r}: only there "
-                "messages that are not buffered meet",
-            )
+            raise wrong("eager_below", f"{need} messages that are not buffered meet")
         if self.shared_links and not self.carries:
-            raise wrong(
-                "shared_links",
-                "need the link model queued, blocking or rendezvous, got 'delay', "
-                "where messages use no resource",
-            )
+            models = "queued, blocking or rendezvous, got 'delay', where messages use no resource"
+            raise wrong("shared_links", f"need the link model {models}")
 
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
@@ -241,9 +207,16 @@ class Links:
         receiver: Int[NumpyArray, " messages"],
     ) -> Int[NumpyArray, " messages"]:
         """Find the link model of each message: (messages) positions in `LINK_MODELS`."""
-        model_names, ends = tuple(LINK_MODELS), (sender, receiver)
-        default = model_names.index(self.model)
-        return find_message_models(self.named_pairs, default, model_names, num_workers, ends)
+        model_names, pair_models = tuple(LINK_MODELS), dict(self.named_pairs)
+        largest = max((worker for pair in pair_models for worker in pair), default=-1)
+        if largest >= num_workers:
+            raise wrong("pair_links", f"names worker {largest}: workers are 0 to {num_workers - 1}")
+        models = np.full((num_workers, num_workers), model_names.index(self.model))
+        for (a, b), model in pair_models.items():
+            models[a, b] = model_names.index(model)
+            if (b, a) not in pair_models:  # the pair stands for both directions
+                models[b, a] = model_names.index(model)
+        return models[sender, receiver]
 
     @property
     def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -315,7 +288,7 @@ def _check_pair_groups(groups: str | PairGroups) -> str | PairGroups:
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("shared_links", "has an empty group: a group is the pairs of one link")
-        pairs = tuple(checked_pair(pair, "shared_links") for pair in group)
+        pairs = tuple(_check_pair(pair, "shared_links") for pair in group)
         if len(set(pairs)) < len(group):
             pair = next(pair for pair in pairs if pairs.count(pair) > 1)
             raise wrong("shared_links", f"names the pair {pair} twice in one group")

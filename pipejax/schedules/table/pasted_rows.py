@@ -79,12 +79,12 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
 
 def _list_lines(text: str) -> list[str]:
     """Return each list in brackets as a line, with the number before it, if any, in front."""
-    lists = [*re.finditer(r"([^\[\]]*)\[([^\[\]]*)\]", text)]
-    outside = [*(cells[1] for cells in lists), text[lists[-1].end() if lists else 0 :]]
+    lists = [*re.finditer(r"(?P<head>[^\[\]]*)\[(?P<cells>[^\[\]]*)\]", text)]
+    outside = [*(part["head"] for part in lists), text[lists[-1].end() if lists else 0 :]]
     if op_texts := [part.strip("()]}, \n") for part in outside if _OP.search(part)]:
         raise ScheduleError(f"{op_texts[0][:40]!r} is in no list{FORMS}")
-    heads = [re.search(r"(\d+)\W*$", cells[1]) for cells in lists]
-    rows = [" ".join(cells[2].split()) for cells in lists]
+    heads = [re.search(r"(\d+)\W*$", part["head"]) for part in lists]
+    rows = [" ".join(part["cells"].split()) for part in lists]
     return [f"{head[1]}: {row}" if head else row for head, row in zip(heads, rows, strict=True)]
 
 

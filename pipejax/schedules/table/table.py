@@ -321,15 +321,11 @@ class ScheduleTable(Content, Drawn):
         """
         if worker is None:
             return ScheduleError(reason)
-        width = min(self.num_slots, MAX_SLOTS)
-        start = min(max((slot or 0) - width // 2, 0), self.num_slots - width)
-        texts = [
-            [
-                self.grammar.text(self.cell(w, t)) if start <= t < start + width else ""
-                for t in range(self.num_slots)
-            ]
-            for w in range(self.num_workers)
-        ]
+        shown_slots = _window(self.num_slots, slot, MAX_SLOTS)
+        texts = [[""] * self.num_slots for _ in range(self.num_workers)]
+        for w, row in enumerate(texts):
+            for t in shown_slots:
+                row[t] = self.grammar.text(self.cell(w, t))
         grid = format_grid(texts, (worker, slot), MAX_SLOTS)
         return ScheduleError(reason, grid, place=(worker, slot))
 
@@ -427,6 +423,7 @@ def format_grid(
 
 
 def _window(size: int, centre: int | None, width: int) -> range:
+    """Return up to `width` of `size` indices around a centre, or from 0."""
     start = min(max((centre or 0) - width // 2, 0), max(size - width, 0))
     return range(start, min(start + width, size))
 

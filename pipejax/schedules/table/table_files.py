@@ -296,8 +296,8 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     if repair is not None:
-        repaired_rows = repaired(rows) or rows
-        message = f"{repair}: {changes(rows, repaired_rows) or 'nothing to repair'}"
+        repaired_rows = repair_last_rank(rows) or rows
+        message = f"{repair}: {list_changes(rows, repaired_rows) or 'nothing to repair'}"
         warnings.warn(f"{name}: {message}", RepairNotice, stacklevel=3)
         return ScheduleTable.from_rows(repaired_rows, name=name)
     try:
@@ -305,7 +305,7 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     except ScheduleError as error:
         if "is not an op" in error.reason and pasted_rows.is_pasted(text):
             raise ScheduleError(error.reason + pasted_rows.FORMS, error.grid) from None
-        if _is_legal(repaired(rows) or rows):
+        if _is_legal(repair_last_rank(rows) or rows):
             raise ScheduleError(error.reason + REPAIR_HINT, error.grid) from None
         raise
 
@@ -413,8 +413,8 @@ REPAIR_HINT = (
 )
 
 
-def repaired(rows: Texts) -> list[list[str]] | None:
-    """Return the rows with the forwards of the last rank counted from 0; None for other tables."""
+def repair_last_rank(rows: Texts) -> list[list[str]] | None:
+    """Count the forwards of the last rank from 0; return all rows, or None for other tables."""
     *first_rows, last_row = rows
     rank = len(first_rows)
     rank_ops = [_ops(row) for row in rows]
@@ -429,7 +429,7 @@ def repaired(rows: Texts) -> list[list[str]] | None:
     return [list(row) for row in first_rows] + [[_with_earlier_forward(t) for t in last_row]]
 
 
-def changes(before: Texts, after: Texts) -> str:
+def list_changes(before: Texts, after: Texts) -> str:
     """Return a text of the cells that differ on the last rank; empty if none does."""
     cells = [
         f"{old.strip()} is read as {new}"

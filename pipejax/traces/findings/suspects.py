@@ -191,15 +191,16 @@ class _MicrobatchTimes(NamedTuple):
     def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
         """Return the times of all other steps, so that these do not move the medians."""
         runs = ~np.isin(self.step, steps)
-        logs = self.logs[runs]
-        common, stage_logs, noise = _separate(logs)
-        step, replica = self.step[runs], self.replica[runs]
-        separated = self._replace(common=common, stage_logs=stage_logs, noise=noise)
-        return separated._replace(step=step, replica=replica, logs=logs)
+        other_runs = self._replace(step=self.step[runs], replica=self.replica[runs])
+        return other_runs.with_logs(self.logs[runs])
 
     def without_excess(self, suspect: Suspect) -> "_MicrobatchTimes":
         """Return the times as if the suspect were as fast as the others."""
-        logs = self.logs - np.log(suspect.ratio or 1.0) * self.cells(suspect.place)
+        ratios = np.where(self.cells(suspect.place), suspect.ratio or 1.0, 1.0)
+        return self.with_logs(self.logs - np.log(ratios))
+
+    def with_logs(self, logs: Float[NumpyArray, "runs stages microbatches"]) -> "_MicrobatchTimes":
+        """Return the same runs with other times, as logarithms of seconds."""
         common, stage_logs, noise = _separate(logs)
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
@@ -364,6 +365,7 @@ def _medians(
 ) -> Float[NumpyArray, " groups"]:
     """Return the median of the values of each group; NaN of an empty group."""
     order, medians = np.argsort(group, kind="stable"), np.full(groups, np.nan)
+    # cut the sorted values where the group changes
     for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         medians[group[members[0]]] = np.median(values[members])
     return medians

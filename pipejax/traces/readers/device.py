@@ -107,10 +107,11 @@ def _compare(
 ) -> ClockMatch | None:
     """Compare two clocks by the ends of their collectives; keep the guess with the least spread."""
     # collectives with communicators count together, else each name is a guess of its own
-    leads: dict[object, list[float]] = {}
+    leads: dict[int, list[float]] = {}
     for key in base.keys() & other.keys():
         if len(base[key]) == len(other[key]):
-            group = keys[key][0] != "" or key
+            communicator, _, _ = keys[key]
+            group = -1 if communicator else key
             leads.setdefault(group, []).extend((other[key] - base[key]).tolist())
     matches = []
     for values in leads.values():

@@ -240,11 +240,12 @@ def deal_ranks(
 
     number = replicas or max(counts.values(), default=1)
     traces = list_traces(number if world % number == 0 else 1)
-    if not (any(map(_is_causal, traces)) or replicas or any(ops)):
-        divisors = [number for number in range(2, world // 2 + 1) if world % number == 0]
-        possible = [number for number in divisors if any(map(_is_causal, list_traces(number)))]
+    is_stated = replicas or any(ops)
+    if not is_stated and not any(map(_is_causal, traces)):
+        divisors = [count for count in range(2, world // 2 + 1) if world % count == 0]
+        possible = [count for count in divisors if any(map(_is_causal, list_traces(count)))]
         if possible:
-            options = " or ".join(f"--replicas {number}" for number in (*possible, 1))
+            options = " or ".join(f"--replicas {count}" for count in (*possible, 1))
             why = f"as one pipeline, the {world} ranks need other clocks; give {options}"
             raise wrong("files", f"must state their replicas: {why}")
     if faults and not traces:

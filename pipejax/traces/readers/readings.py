@@ -189,7 +189,7 @@ def _step_readings(
 ) -> Iterator[_Reading]:
     """Yield readings of worker, stage and microbatch; `turn` numbers equal ops of a step."""
     is_backward = columns["kind"] > 0
-    # without microbatches in the file, an op's turn is its microbatch, if a worker has one stage
+    # without microbatches in the file, only turns distinguish equal ops: they become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
     microbatches = turns if turn_column else 0
     workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1

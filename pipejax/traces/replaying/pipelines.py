@@ -98,6 +98,7 @@ class Pipelines:
         trace, gaps = self.trace, np.zeros(len(self.trace))
         producers, consumers = transfers(trace, OP_INPUTS)
         is_remote = trace.worker[producers] != trace.worker[consumers]
+        # when worker and inputs are ready, and whether only the launch delays the op after that
         ready, is_launch = np.full(len(trace), -np.inf), np.ones(len(trace), bool)
         np.maximum.at(ready, consumers, trace.end[producers])
         slices = np.concatenate([pipeline.slices for pipeline in self.pipelines])
@@ -211,9 +212,8 @@ def _op_slices(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
     phase = _op_phases(trace)[trace.phase]
     keys = phase, trace.end, trace.start, trace.worker, trace.replica, trace.step
     ops = ops[np.lexsort([key[ops] for key in keys])]
-    step, replica = trace.step[ops], trace.replica[ops]
-    is_new = np.diff(step, prepend=step[:1] - 1) | np.diff(replica, prepend=-2) != 0
-    for slices in np.split(ops, np.flatnonzero(is_new)[1:]):
+    is_new = (np.diff(trace.step[ops]) != 0) | (np.diff(trace.replica[ops]) != 0)
+    for slices in np.split(ops, np.flatnonzero(is_new) + 1):
         if len(slices):
             yield (int(trace.step[slices[0]]), int(trace.replica[slices[0]])), OpSlices(slices)
 
