@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import SHARDING, IllegalError
 
 import pipejax as pj
-from pipejax.checker.rules import Op, TableRules
+from pipejax.checker.rules import TableOp, TableRules
 from pipejax.checker.table import CellReader
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.schedules.table.table_files import from_json
@@ -203,7 +203,7 @@ def _ops(d, kinds):
         splits, recomputes, offloads = map(d.often, shares)
         phases = ["F", *["O", "L"] * offloads, *["R"] * recomputes]
         phases += (["I", "W"] if splits else ["B"]) * (d.mode == "usual")
-        result += [Op(phase, s, m) for phase in phases]
+        result += [TableOp(phase, s, m) for phase in phases]
     for number, (letters, kind) in enumerate(kinds.items()):
         places = everywhere
         if kind["of"] == "worker":
@@ -214,7 +214,7 @@ def _ops(d, kinds):
             share, only_last = 1.0, False
         there = [(p, m) for p, m in places if not only_last or p == places[-1][0]]
         if kind["of"] != "stage":
-            result += [Op(letters, place, m) for place, m in there if d.often(share)]
+            result += [TableOp(letters, place, m) for place, m in there if d.often(share)]
     return result
 
 

@@ -253,11 +253,9 @@ def _has_wide_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
 def _waves(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds
 ) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
-    """Yield nodes in waves: in each, all nodes whose predecessors were in earlier waves.
-
-    The waves in sequence are the topological order. Each comes with its successors (wave,
-    max_successors), padded with `num_nodes`.
-    """
+    """Yield nodes in waves: in each, all nodes whose predecessors were in earlier waves."""
+    # The waves in sequence are the topological order. Each comes with its successors (wave,
+    # max_successors), padded with `num_nodes`.
     edge_order, column, shape = lay_out_edges(num_nodes, tail)
     successors = np.full(shape, num_nodes)
     successors[tail[edge_order], column] = head[edge_order]

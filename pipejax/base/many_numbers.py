@@ -211,10 +211,8 @@ def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
 def _binary(
     function: Function, first: Any, second: Any, slope_rule: Any, min_ndim: int = 0
 ) -> Many:
-    """Apply a function to two arrays that broadcast; sum the slopes by the chain rule.
-
-    `slope_rule` maps both values and the result, a, b and c, to the derivatives by a and by b.
-    """
+    """Apply a function to two arrays that broadcast; sum the slopes by the chain rule."""
+    # `slope_rule` maps both values and the result, a, b and c, to the derivatives by a and by b.
     operands = _to_many(first), _to_many(second)
     ndim = max(min_ndim, *(operand.ndim for operand in operands))
     values = [_pad_axes(operand.value, 1, ndim) for operand in operands]

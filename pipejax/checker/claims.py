@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipejax.checker.prices import AT_WORK, SIZES, Prices
-from pipejax.checker.rules import Op, TableRules
+from pipejax.checker.rules import TableOp, TableRules
 from pipejax.checker.run import Run, by_worker
 from pipejax.checker.values import at_microbatch, is_real
 
@@ -69,10 +69,10 @@ def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
     return {"value": value, "starts": starts, "checksum": checksum}
 
 
-def peak_in_flight(row: list[list[Op]], rules: TableRules) -> float:
+def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
     """Return the largest number of activations that a worker holds, in the order of its row."""
 
-    def change(cell: list[Op], moment: str) -> float:
+    def change(cell: list[TableOp], moment: str) -> float:
         """Return the change by ops of added kinds at "at_start" or "at_end" of a cell."""
         kinds = (rules.kinds[op.letters] for op in cell if op.letters in rules.kinds)
         return sum(
@@ -109,7 +109,7 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
     return curve
 
 
-def _changes(op: Op, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
+def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
     """Return changes of memory at starts and ends, by letters of ops at the place of `op`."""
     letters, rules = op.letters, run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first

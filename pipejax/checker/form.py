@@ -105,10 +105,8 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 
 def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
-    """Return the rows of the domain: parameters are at least 0, and within their bounds.
-
-    A point x of the domain has row . x >= 0 for every row.
-    """
+    """Return the rows of the domain: parameters are at least 0, and within their bounds."""
+    # A point x of the domain has row . x >= 0 for every row.
     is_valid = isinstance(box, dict) and set(box) <= set(names)
     require(is_valid, where, f"an object with bounds of {', '.join(names)}", box)
     for name, bounds in box.items():
@@ -204,10 +202,8 @@ class CountedRuns:
     """Runs of a table in whole numbers, which count the parameters on a longest path."""
 
     def __init__(self, form: Form) -> None:
-        """Run the table with the sum of all weights, which orders events, and with each of them.
-
-        `durations` and the lags in `waits` have a count for each parameter.
-        """
+        """Run the table with the sum of all weights, which orders events, and with each of them."""
+        # `durations` and the lags in `waits` have a count for each parameter.
         total = {key: _sum([w[key] for w in form.weights]) for key in form.weights[0]}
         run = Run(form.table, form.links, total)
         single_runs = [Run(form.table, form.links, weights) for weights in form.weights]
@@ -259,11 +255,9 @@ def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
 
 
 def _check_cover(form: Form) -> Iterator[Discrepancy]:
-    """Check that the cells cover the domain: each wall is shared by two of them or on its border.
-
-    A straight line from inside a cell to any point of the domain then never leaves the cells. A
-    cell is (facet, ray, ray, ..); a wall of it lacks one of the rays.
-    """
+    """Check that the cells cover the domain: two share each wall, or the border holds it."""
+    # A straight line from inside a cell to any point of the domain then never leaves the cells. A
+    # cell is (facet, ray, ray, ..); a wall of it lacks one of the rays.
     rays, cells = form.rays, form.cells
     products = [[_dot(row, ray) for row in form.domain] for ray in rays]
     for k, values in enumerate(products):

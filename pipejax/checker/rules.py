@@ -1,7 +1,7 @@
 """Kinds and rules: the usual ones of every table, and those that a table adds."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.checker.values import (
@@ -42,7 +42,7 @@ _RULE = re.compile(
 )
 
 
-class Op(NamedTuple):
+class TableOp(NamedTuple):
     """One op of a table."""
 
     letters: str
@@ -241,7 +241,7 @@ class TableRules:
             ((int(a != source), k) for k, (a, b) in edges if {a, b} == {source, target}), None
         )
 
-    def usual_inputs(self, op: Op) -> Iterator[Op]:
+    def usual_inputs(self, op: TableOp) -> Iterator[TableOp]:
         """List the ops that an op waits for by the usual rules, in the table or not."""
         letters, stage, microbatch = op
         for input_letters in INPUTS.get(letters, ""):
@@ -252,11 +252,11 @@ class TableRules:
                 yield op._replace(microbatch=microbatch - 1)
         if letters in ("B", "I"):
             for target in self.targets(stage):
-                yield from (Op(gradient, target, microbatch) for gradient in "IB")
+                yield from (TableOp(gradient, target, microbatch) for gradient in "IB")
             if (microbatch + 1) % self.slices:
-                yield from (Op(gradient, stage, microbatch + 1) for gradient in "IB")
+                yield from (TableOp(gradient, stage, microbatch + 1) for gradient in "IB")
 
-    def is_consumer(self, rule: TableRule, op: Op, num_stages: int) -> bool:
+    def is_consumer(self, rule: TableRule, op: TableOp, num_stages: int) -> bool:
         """Return whether an op waits by a rule."""
         end = rule.consumer
         stage = num_stages - 1 if end.stage == "last" else end.stage
@@ -264,8 +264,8 @@ class TableRules:
         return end.letters == op.letters and is_place
 
     def added_inputs(
-        self, op: Op, worker: int, num_stages: int, num_microbatches: int
-    ) -> Iterator[tuple[Op, bool, int]]:
+        self, op: TableOp, worker: int, num_stages: int, num_microbatches: int
+    ) -> Iterator[tuple[TableOp, bool, int]]:
         """List (producer, whether by message, rule) for each input of an op by added rules."""
         _, stage, microbatch = op
         for number, rule in enumerate(self.rules):
@@ -290,9 +290,12 @@ class TableRules:
                 is_same = other // self.slices == microbatch // self.slices  # microbatch
                 numbers = range(other, other + 1) if is_same else range(0)
             for source in sources:
-                yield from ((Op(end.letters, source, m), rule.has_message, number) for m in numbers)
+                for m in numbers:
+                    yield TableOp(end.letters, source, m), rule.has_message, number
 
-    def check_rule(self, rule: TableRule, ops: Mapping[Op, Any], stages: int, count: int) -> None:
+    def check_rule(
+        self, rule: TableRule, ops: Collection[TableOp], stages: int, count: int
+    ) -> None:
         """Check that a rule names stages and microbatches of the table, and that an op waits."""
         text = f"rule {rule.text}"
         for end in (rule.consumer, rule.producer):
@@ -303,7 +306,7 @@ class TableRules:
         has_consumer = any(self.is_consumer(rule, op, stages) for op in ops)
         require_legal(has_consumer, f"{text}: the table holds no op that waits by it")
 
-    def op_text(self, op: Op) -> str:
+    def op_text(self, op: TableOp) -> str:
         """Return the text of an op; slice k of microbatch m is m.k."""
         stage = "" if isinstance(op.stage, str) else op.stage
         text = "" if op.microbatch < 0 else str(op.microbatch)

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pipejax.checker.prices import NO_LINKS, Prices
-from pipejax.checker.rules import COMMUNICATION, SHARDING, TIMED, WAIT_SEND, Op
+from pipejax.checker.rules import COMMUNICATION, SHARDING, TIMED, WAIT_SEND, TableOp
 from pipejax.checker.table import Cell, Table, awaited_op, message_cells
 from pipejax.checker.values import at_microbatch, depth
 
@@ -80,7 +80,7 @@ class Run:
             self._unit = Run(self.table, links, seconds, is_unit=True)
         return self._unit.end[cell]
 
-    def duration(self, cell: list[Op]) -> float:
+    def duration(self, cell: list[TableOp]) -> float:
         """Return the duration of a cell [s]: one op, or a fused pair."""
         seconds, (_, stage, microbatch) = self.seconds, cell[0]
         if len(cell) == 2 and "pair" in seconds:
@@ -113,7 +113,7 @@ class Run:
             if "compute" in self.lane_cell:
                 self.last[worker] = self.lane_cell["compute"]
 
-    def _add_cell(self, event: Cell, cell: list[Op]) -> None:
+    def _add_cell(self, event: Cell, cell: list[TableOp]) -> None:
         """Add an executed cell after those before it in its row, and make it the last of these."""
         worker, (letters, stage, _) = event.worker, cell[0]
         lane, previous = self.rules.lane(letters), self.previous[event]
@@ -199,7 +199,9 @@ class Run:
     def _add_inputs(self) -> None:
         """Let ops wait for their inputs, by messages if these are on other workers."""
         cells = self.table.cell
-        sent: dict[Any, list[tuple[int, int, Op]]] = defaultdict(list)  # one message serves a cell
+        sent: dict[Any, list[tuple[int, int, TableOp]]] = defaultdict(
+            list
+        )  # one message serves a cell
         for op, cell in cells.items():
             for producer, has_message, rule in self.table.inputs(op):
                 if self.is_unit or not has_message or cells[producer].worker == cell.worker:
@@ -214,7 +216,7 @@ class Run:
             if message is not None and message.model == "rendezvous":
                 self._wait(cell, awaited_op(op))
 
-    def _add_message(self, producer: Op, op: Op, rule: int) -> None:
+    def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
         """Add the message from a producer to an op, with the resources that its model blocks."""
         source, target = self.table.cell[producer], self.table.cell[op]
         (sender, slot), receiver = source, target.worker
@@ -267,7 +269,7 @@ class Run:
         is_small = model == "rendezvous" and transmit < self.links["eager_below"]
         return "queued" if is_small else model
 
-    def _turn(self, producer: Op, rank: Event) -> Event:
+    def _turn(self, producer: TableOp, rank: Event) -> Event:
         """Return the rank of a message in a queue of a table without cells for it."""
         cell = self.table.cell[producer]
         return self.unit_end(cell), cell.worker, producer.stage, producer.microbatch, *rank

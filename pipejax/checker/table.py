@@ -12,7 +12,7 @@ from pipejax.checker.rules import (
     LETTERS,
     USUAL_RULE,
     WAIT_SEND,
-    Op,
+    TableOp,
     TableRules,
 )
 from pipejax.checker.values import (
@@ -52,7 +52,7 @@ class CellReader:
         self.rules = rules
         self.form = re.compile(rf"([0-9]{{0,9}})({'|'.join(letters)}){number}(?:@(\w+))?")
 
-    def read_cell(self, text: str, worker: int) -> list[Op]:
+    def read_cell(self, text: str, worker: int) -> list[TableOp]:
         """Return the ops of a cell: none, one, or the two of a fused pair."""
         text = text.strip()
         pair = PAIR.fullmatch(text)
@@ -63,7 +63,7 @@ class CellReader:
         require_legal(is_pair, f"{text!r} is not a pair of an F and a B or I")
         return cell
 
-    def _read_op(self, text: str, worker: int) -> Op:
+    def _read_op(self, text: str, worker: int) -> TableOp:
         """Return an op like "0F3", "1UNSHARD@net" or "0F3.1", slice 1 of microbatch 3."""
         match = self.form.fullmatch(text.strip())
         if not match:
@@ -77,7 +77,7 @@ class CellReader:
         slices, slice_index = self.rules.slices, int(slice_text or 0)
         require_legal(slice_index < slices, f"{text!r} is no slice: there are {slices}")
         number = int(microbatch) * slices + slice_index if microbatch else -1
-        return Op(letters, int(stage) if stage else f"worker {worker}", number)
+        return TableOp(letters, int(stage) if stage else f"worker {worker}", number)
 
 
 class Table:
@@ -98,7 +98,7 @@ class Table:
         microbatches = (op.microbatch for op in ops if op.letters in compute)
         self.num_microbatches = 1 + max(microbatches, default=-1)
         self._check_microbatches()
-        self.cell: dict[Op, Cell] = {}
+        self.cell: dict[TableOp, Cell] = {}
         for worker, row in enumerate(self.rows):
             require_legal(any(row), f"worker {worker} has no op")
             for slot, cell in enumerate(row):
@@ -177,7 +177,7 @@ class Table:
             is_same = self.pipes[number] == self.pipes[number - number % slices]
             require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
 
-    def _place(self, op: Op, cell: Cell) -> None:
+    def _place(self, op: TableOp, cell: Cell) -> None:
         """Record the cell of an op; check its numbers, its worker, and that it stands once."""
         _, stage, microbatch = op
         text = f"op {self.rules.op_text(op)} on worker {cell.worker}"
@@ -194,7 +194,7 @@ class Table:
         require_legal(op not in self.cell, f"{text} stands twice")
         self.cell[op] = cell
 
-    def inputs(self, op: Op) -> Iterator[tuple[Op, bool, int]]:
+    def inputs(self, op: TableOp) -> Iterator[tuple[TableOp, bool, int]]:
         """List (producer, whether a message may lead from it, rule) for each input of an op."""
         for producer in self.rules.usual_inputs(op):
             if producer in self.cell:
@@ -205,7 +205,7 @@ class Table:
                 self._miss(producer, f"{self.rules.op_text(op)} waits for it")
             yield producer, has_message, rule
 
-    def _miss(self, op: Op, why: str) -> None:
+    def _miss(self, op: TableOp, why: str) -> None:
         require_legal(False, f"missing op {self.rules.op_text(op)}: {why}")
 
     def _check_complete(self) -> None:
@@ -223,7 +223,7 @@ class Table:
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
         """Check that a microbatch has its passes through a stage."""
-        ops = {letters: Op(letters, stage, microbatch) for letters in "FBIWOLU"}
+        ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:
             self._miss(ops["F"], "there is no forward")
@@ -262,7 +262,7 @@ class Table:
             text = f"{rules.op_text(op)} waits for {rules.op_text(producer)}"
             require_legal(has_way, f"{text}: no message leads there")
 
-    def crossing(self) -> Iterator[tuple[Op, Op]]:
+    def crossing(self) -> Iterator[tuple[TableOp, TableOp]]:
         """List (producer, consumer) of all messages, which are on different workers."""
         for op, (worker, _) in self.cell.items():
             for producer, has_message, _ in self.inputs(op):
@@ -290,7 +290,7 @@ class Table:
     def _check_updates(self) -> None:
         """Follow the updates of each row; without any, check that weights have no rule."""
         self.has_updates = any(op.letters == "U" for op in self.cell)
-        self.applied: dict[Op, Op] = {}
+        self.applied: dict[TableOp, TableOp] = {}
         if self.has_updates:
             for row in self.rows:
                 self._follow_updates([op for cell in row for op in cell])
@@ -298,10 +298,10 @@ class Table:
             is_plain = self.weight_lag is None and self.runs == self.local_steps == 1
             require_legal(is_plain, "weights have a rule, and no U cell updates them")
 
-    def _follow_updates(self, row: list[Op]) -> None:
+    def _follow_updates(self, row: list[TableOp]) -> None:
         """Check that each gradient is applied, and that no forward reads later weights."""
         # by stage and run of LocalSGD:
-        gradients: dict[Any, list[Op]] = defaultdict(list)  # which no update applied yet
+        gradients: dict[Any, list[TableOp]] = defaultdict(list)  # which no update applied yet
         num_updates: dict[Any, int] = defaultdict(int)  # so far
         version = {}  # by stage and microbatch: number of updates that its forward read
         round_size = self.runs * self.local_steps  # microbatches between two averages
@@ -328,7 +328,7 @@ class Table:
             texts = ", ".join(map(self.rules.op_text, ops))
             require_legal(not ops, f"the gradient of {texts} is never applied")
 
-    def _check_gathered(self, worker: int, row: list[Op]) -> None:
+    def _check_gathered(self, worker: int, row: list[TableOp]) -> None:
         """Check that a row gathers and drops weights in turn, and has them when ops need them."""
         changes = ("UNSHARD", "RESHARD")
         has_weights = {op.stage: False for op in row if op.letters in changes}
@@ -343,13 +343,13 @@ class Table:
                 require_legal(has_weights.get(stage, True), f"{text} needs weights before UNSHARD")
 
 
-def message_cells(producer: Op, consumer: Op) -> tuple[Op, Op]:
+def message_cells(producer: TableOp, consumer: TableOp) -> tuple[TableOp, TableOp]:
     """Return the SEND and the RECV of a message."""
     letter = "F" if producer.stage < consumer.stage else "B"
     send, receive = f"SEND_{letter}", f"RECV_{letter}"
     return producer._replace(letters=send), consumer._replace(letters=receive)
 
 
-def awaited_op(wait: Op) -> Op:
+def awaited_op(wait: TableOp) -> TableOp:
     """Return the op that a cell such as WAIT_O waits for."""
     return wait._replace(letters=wait.letters.removeprefix("WAIT_"))

@@ -167,11 +167,9 @@ def worker_end(stages: list[PipeStage], is_span: bool) -> float:
 
 
 def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
-    """Return the length of the longest path through one stage.
-
-    Each F follows the last one, each input gradient the last one and its own F. If the limit has
-    no room for an activation, its F waits for gradients.
-    """
+    """Return the length of the longest path through one stage."""
+    # Each F follows the last one, each input gradient the last one and its own F. If the limit has
+    # no room for an activation, its F waits for gradients.
     forward, ends = 0.0 if is_span else s.head, [0.0]  # end of the last F, and of input gradients
     weight_gradient = s.gradient - s.input_gradient
     for k in range(s.microbatches):
@@ -234,10 +232,8 @@ def _usable(stages: list[PipeStage], limit: float) -> float:
 def link_time(
     stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
 ) -> float:
-    """Return the seconds of the host link that a worker needs for a run that ends at `end`.
-
-    Activations need memory times time, an area; offloads must make up for the area that lacks.
-    """
+    """Return the seconds of the host link that a worker needs for a run that ends at `end`."""
+    # Activations need memory times time, an area; offloads must make up for the area that lacks.
     length = end - min(_head(s, is_span) for s in stages)
     length -= min(_tail(s, is_span) for s in stages)
     room = _usable(stages, limit)
@@ -264,11 +260,9 @@ def link_time(
 
 
 def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
-    """Return the memory times time that no activation can use.
-
-    At the start, one F after the other takes memory, and at the end, one input gradient after the
-    other frees it. While an activation's share for W is kept, fewer others may fit.
-    """
+    """Return the memory times time that no activation can use."""
+    # At the start, one F after the other takes memory, and at the end, one input gradient after the
+    # other frees it. While an activation's share for W is kept, fewer others may fit.
     largest, total = max(s.size for s in stages), sum(s.microbatches * s.size for s in stages)
     max_held = int(room / largest + ROUNDING)
     # while the k-th forward or the k-th last input gradient runs, at most k activations are held

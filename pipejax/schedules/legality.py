@@ -377,10 +377,8 @@ def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"
 
 
 def check_communication(content: Content) -> None:
-    """Check that each message between workers has a SEND after its producer, a RECV before its use.
-
-    Tables without any SEND and RECV cells are legal.
-    """
+    """Check that each message has a SEND after its producer, and a RECV before its use."""
+    # Messages lead to other workers. Tables without any SEND and RECV cells are legal.
     is_message = np.isin(content.ops.phase, MESSAGES)
     if not is_message.any():
         return
@@ -401,10 +399,8 @@ def check_communication(content: Content) -> None:
 
 
 def _message_cell(content: Content, op: Op, partner: int, *, is_send: bool) -> int:
-    """Return the cell of a SEND or RECV op, checked against the cell of its producer or consumer.
-
-    A SEND must stand after its producer `partner`, a RECV before its consumer `partner`.
-    """
+    """Return the cell of a SEND or RECV op, if its place suits its producer or consumer."""
+    # A SEND must stand after its producer `partner`, a RECV before its consumer `partner`.
     cell = int(content.where[op.phase][op.stage, op.microbatch])
     is_before = cell % content.num_slots < partner % content.num_slots
     if cell != NOWHERE and is_before != is_send:

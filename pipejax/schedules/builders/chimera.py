@@ -103,10 +103,8 @@ def _bidirectional(
     in_flight: int | None,
     pipes: int = 2,
 ) -> ScheduleTable:
-    """Build Chimera with some shares of the layers by stage, and a limit in flight for each pipe.
-
-    The limit `in_flight` is the number of workers if None.
-    """
+    """Build Chimera with shares of the layers by stage, and a limit in flight for each pipe."""
+    # The limit `in_flight` is the number of workers if None.
     check_even(name, workers, "workers", "the two pipes meet in the middle")
     check_even(name, microbatches, "microbatches", "half go down, half go up")
     if pipes % 2 or workers % pipes or microbatches % pipes:

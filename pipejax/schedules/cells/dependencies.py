@@ -287,11 +287,9 @@ def find_versions(content: Content) -> Versions:
 
 @cached_method
 def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
-    """Return the most weight versions that each copy of a stage holds at once: (workers, stages).
-
-    A version is held from the update that makes it until a newer one exists and its last backward
-    has run; an update writes in place if no later backward reads the old version.
-    """
+    """Return the most weight versions that copies of stages hold at once: (workers, stages)."""
+    # A version is held from the update that makes it until a newer one exists and its last backward
+    # has run; an update writes in place if no later backward reads the old version.
     (copy_and_run, events), versions = _events(content), find_versions(content)
     slot = events.cell % content.num_slots
     is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)

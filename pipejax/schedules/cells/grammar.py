@@ -326,10 +326,8 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Return (consumers, producer): ops wait for the last sharding op of their stage.
-
-        There are such rules only for UNSHARD and REDUCE_GRAD on lanes.
-        """
+        """Return (consumers, producer): ops wait for the last sharding op of their stage."""
+        # There are such rules only for UNSHARD and REDUCE_GRAD on lanes.
         rules = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),

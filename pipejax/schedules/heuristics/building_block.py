@@ -108,10 +108,8 @@ def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase
 def _first_gap(
     busy_times: Sequence[tuple[float, float]], earliest: float, duration: float, period: float
 ) -> float:
-    """Return the first start without overlap with ops (start, duration) that repeat every period.
-
-    Returns `earliest` if there is no gap.
-    """
+    """Return the first start without overlap with ops that repeat every period."""
+    # `busy_times` are starts and durations of these ops. Returns `earliest` if there is no gap.
     start, tolerance = earliest, ROUNDING * period
     for _ in range(2 * len(busy_times) + 2):  # each op can push the start twice at most
         if start >= earliest + period:

@@ -41,10 +41,8 @@ class LimitedPipe(NamedTuple):
         weight_share: float = WEIGHT_SHARE,
         **numbers: Numbers,
     ) -> "LimitedPipe":
-        """Make a pipe from checked fields; a single number stands for every stage or boundary.
-
-        By default messages take no time, or as long back as there, and activations have size 1.
-        """
+        """Make a pipe from checked fields; a single number stands for every stage or boundary."""
+        # By default messages take no time, or as long back as there, and activations have size 1.
         stages, there = whole_number(num_stages, "num_workers"), numbers.get("there", 0.0)
         numbers = {"there": there, "back": there, "sizes": 1.0, **numbers}
         counts = dict.fromkeys(numbers, stages) | {"there": stages - 1, "back": stages - 1}

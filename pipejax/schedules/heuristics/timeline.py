@@ -282,10 +282,8 @@ def _with_waits(
     weight_sizes: Float[NumpyArray, " stages"],
     limit: float,
 ) -> list[Cell]:
-    """Return the cells of a row, with a WAIT_O before each forward that needs an offload's memory.
-
-    `row` are the ops of one worker in order, `limit` is its memory limit.
-    """
+    """Return the cells of a row, with a WAIT_O before forwards that need an offload's memory."""
+    # `row` are the ops of one worker in order, `limit` is its memory limit.
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)

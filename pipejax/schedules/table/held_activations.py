@@ -232,10 +232,7 @@ def in_flight(
 
 
 def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
-    """Return the largest number of activations that each worker holds at once.
-
-    Returns (workers) activations.
-    """
+    """Return the largest number of activations that each worker holds at once: (workers)."""
     return in_flight(table).max(axis=1, initial=0)  # nothing before the first op
 
 

@@ -230,10 +230,8 @@ class Links:
         return grammar.executed + WAIT_SEND if self.is_rendezvous else grammar.executed
 
     def check_known(self, names: Collection[str], who: str) -> None:
-        """Refuse values other than defaults in fields that a function `who` does not support.
-
-        `names` are the fields that it supports.
-        """
+        """Refuse values other than defaults in fields that a function `who` does not support."""
+        # `names` are the fields that it supports.
         formats: dict[str, Any] = {"pair_links": format_pair_links, "shared_links": format_pairs}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -61,10 +61,8 @@ def check_host_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return the edges to offloads and loads: from the op that issues each, and on its host link.
-
-    Returns (edges) cells from and to, worker * slots + slot.
-    """
+    """Return the edges to offloads and loads, from their rows and on host links: (edges) cells."""
+    # In its row an op waits for the one that issues it, on its host link for the op before it.
     link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
     cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
@@ -164,8 +162,7 @@ def slot_times(
     """Run a table without messages, each op as early as possible.
 
     Of the links only host links matter. With `shares`, ops take the share of their stage.
-    Returns (workers, slots) start and finish of each cell
-    [slots]; 0 for idle cells.
+    Returns (workers, slots) start and finish of each cell [slots]; 0 for idle cells.
     """
     links = Links.resolve(link)
     check_host_links(table, links)

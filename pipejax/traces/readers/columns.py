@@ -147,10 +147,8 @@ def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
 def _batches(
     path: Path, request: Request, left_out: list[LeftOut], unstated: set[str]
 ) -> Iterator[Columns]:
-    """Yield the rows of a file in batches: floats, NaN for an invalid cell, times in seconds.
-
-    Times of `unstated` roles, which this function adds, are in the unknown unit of the file.
-    """
+    """Yield the rows of a file in batches: floats, NaN for an invalid cell, times in seconds."""
+    # Times of `unstated` roles, which this function adds, are in the unknown unit of the file.
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv

@@ -24,10 +24,8 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide windows of time into the parts of a `StepBudget`.
-
-    `syncs` are starts and ends of host calls that wait for the device.
-    """
+    """Divide windows of time into the parts of a `StepBudget`."""
+    # `syncs` are starts and ends of host calls that wait for the device.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
     issue, exchanges = launch + _LAUNCH_LATENCY, is_exchange > 0
     points = np.unique(np.concatenate([start, stop, issue[np.isfinite(issue)], *syncs, begin, end]))
@@ -62,11 +60,9 @@ class ClockMatch(NamedTuple):
 def match_clocks(
     files: Sequence[Sequence[NumpyArray]], keys: Sequence[Key]
 ) -> list[ClockMatch | None]:
-    """Return the lead of the clock of each file over that of the first; None without a match.
-
-    A file has the work of one or several ranks. All ranks of a collective end it together.
-    Collectives without a communicator count if all ranks ran them equally often.
-    """
+    """Return the lead of the clock of each file over that of the first; None without a match."""
+    # A file has the work of one or several ranks. All ranks of a collective end it together.
+    # Collectives without a communicator count if all ranks ran them equally often.
     ends: list[dict[int, NumpyArray]] = []
     rank_counts = np.zeros(len(keys), np.int64)
     for ranks in files:

@@ -214,11 +214,9 @@ def deal_ranks(
     replicas: int,
     build: Callable[[Places, int], Trace],
 ) -> Trace:
-    """Make the trace of the only deal of ranks in which ops follow their inputs.
-
-    `parts` are the ops of each rank; `build` makes a trace from the places of the ranks and the
-    number of workers. `replicas` is the stated number, or 0.
-    """
+    """Make the trace of the only deal of ranks in which ops follow their inputs."""
+    # `parts` are the ops of each rank; `build` makes a trace from the places of the ranks and the
+    # number of workers. `replicas` is the stated number, or 0.
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts

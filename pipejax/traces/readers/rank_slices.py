@@ -195,10 +195,8 @@ def join_ranks(
     keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
-    """Make a trace of the slices of all ranks; times count from the first slice.
-
-    `cells` are the ops of every label, by its number; `keys` are those of collectives.
-    """
+    """Make a trace of the slices of all ranks; times count from the first slice."""
+    # `cells` are the ops of every label, by its number; `keys` are those of collectives.
     ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:
         return empty_trace(left_out)

@@ -113,10 +113,8 @@ class Request(NamedTuple):
 
 
 def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> str:
-    """Return the only unit in which ops take plausible times; if one is expected, check it.
-
-    `seconds` are times of ops and `start` their starts, both in this unit.
-    """
+    """Return the only unit in which ops take plausible times; if one is expected, check it."""
+    # `seconds` are times of ops and `start` their starts, both in this unit.
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
     shortest, longest = _OP_SECONDS
     units = [
