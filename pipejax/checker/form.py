@@ -117,7 +117,7 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
     # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the last coordinate. If the box fixes a
     # parameter, say B = 4, then h = B / 4 and needs no coordinate.
     fixed = [names.index(name) for name, (low, high) in box.items() if low == high and low]
-    dims = len(names) + bool(box and not fixed)
+    dims = len(names) + 1 if box and not fixed else len(names)
     scale_axis, scale = dims - 1, Fraction(1)
     if fixed:
         scale_axis = min(fixed)

@@ -148,8 +148,9 @@ class TableRules:
         is_legal = "stage" not in scopes and not consumer.offset
         for end, scope in zip(ends, scopes, strict=True):
             is_legal &= scope != "worker" or (end.stage is None and not end.offset)
-        # an op of a worker has no stage, from which the producer's could follow
-        is_legal &= scopes[0] != "worker" or scopes[1] == "worker" or producer.stage is not None
+        # an op of a worker has no stage, from which that of the producer could follow
+        if scopes[0] == "worker" and scopes[1] != "worker":
+            is_legal &= producer.stage is not None
         is_legal &= not rule.has_message or "worker" not in scopes
         is_legal &= producer.microbatch is None or not (is_all or offset)
         is_legal &= not self.graph or abs(producer.offset) < 2

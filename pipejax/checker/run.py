@@ -98,9 +98,10 @@ class Run:
         """Add the executed cells, each after the last one of its lane in its row."""
         skipped = COMMUNICATION if self.links["has_rendezvous"] else COMMUNICATION + WAIT_SEND
         self.previous: dict[Cell, Event | None] = {}  # last cell on compute before each cell
-        self.next_op: dict[Event, Event] = {}
-        self.last: dict[Any, Event] = {}  # by worker
-        self.last_op: dict[int, Event] = {}
+        self.next_op: dict[Event, Event] = {}  # op after each op of a row
+        self.last: dict[Any, Event] = {}  # last cell on compute, by worker
+        self.last_op: dict[int, Event] = {}  # last op that counts in its row, by worker
+        # REDUCE_GRAD cells on a lane, by stage and worker
         self.reduced: dict[tuple[int, int], list[Cell]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
             self.lane_cell: dict[str, Event] = {}  # last cell of the row on each lane so far
@@ -199,16 +200,16 @@ class Run:
     def _add_inputs(self) -> None:
         """Let ops wait for their inputs, by messages if these are on other workers."""
         cells = self.table.cell
-        sent: dict[Any, list[tuple[int, int, TableOp]]] = defaultdict(
-            list
-        )  # one message serves a cell
+        # by producer, cell and stage of the consumer, since one message serves a cell
+        consumers_by_message: dict[Any, list[tuple[int, int, TableOp]]] = defaultdict(list)
         for op, cell in cells.items():
             for producer, has_message, rule in self.table.inputs(op):
                 if self.is_unit or not has_message or cells[producer].worker == cell.worker:
                     self._wait(cell, cells[producer])
                 else:
-                    sent[producer, cell, op.stage].append((rule, op.microbatch, op))
-        for (producer, *_), consumers in sent.items():
+                    key = producer, cell, op.stage
+                    consumers_by_message[key].append((rule, op.microbatch, op))
+        for (producer, *_), consumers in consumers_by_message.items():
             rule, _, op = min(consumers)
             self._add_message(producer, op, rule)
         for op, cell in cells.items():

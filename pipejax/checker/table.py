@@ -129,7 +129,7 @@ class Table:
             fault = "missing" if key in KEYS else "unknown"
             raise MalformedError(f"{fault} key {key!r} in the table")
         form = data["format"], data["version"]
-        is_valid = repr(form) == "('pipejax-table', 1)"
+        is_valid = repr(form) == "('pipejax-table', 1)"  # true is no 1
         require(is_valid, "format and version of the table", "'pipejax-table' and 1", form)
         is_valid = isinstance(data["name"], str) and len(data["name"]) <= LONGEST_NAME
         require(is_valid, "name", f"a text of at most {LONGEST_NAME} characters", data["name"])

@@ -49,7 +49,8 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
     rows = _rows_without_idle(table, ignored)
     rows_hash = hash(rows)
-    for name in sorted(REGISTRY, key=lambda name: name != table.name):  # most names are true
+    # try the table's own name first: most are true
+    for name in sorted(REGISTRY, key=lambda name: name != table.name):
         builder = REGISTRY[name]
         options = {key: value for key, value in values.items() if key in builder.options}
         if builder.planned or (not options and builder.stages_per_worker != per_worker):

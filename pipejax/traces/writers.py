@@ -123,8 +123,9 @@ def costs_text(replayed: Replay) -> str:
     check_types(replayed=(replayed, Replay))
     costs, recorded = measured_costs(replayed), _recorded_phases(replayed)
     content: dict[str, Any] = {"unit": "seconds", "recorded": True}
-    for letter in (letter for letter in OPS if letter in recorded):
-        content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
+    for letter in OPS:
+        if letter in recorded:
+            content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
     if costs.pair is not None:
         content["pair"] = np.asarray(costs.pair).tolist()
     if replayed.pipelines.table.num_stages > 1:

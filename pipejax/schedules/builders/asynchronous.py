@@ -147,19 +147,19 @@ def _table_with_updates(
     """Build a table from starts of F and B in equal slots, with a U after some backwards."""
     # `has_update` marks the microbatches whose backwards are followed by a U on every stage.
     stage, microbatch = np.indices((len(forward), len(has_update)))
-    exists = np.ones_like(stage, bool)
+    all_ops, is_updated = np.ones_like(stage, bool), np.broadcast_to(has_update, stage.shape)
     ops = [
-        (Phase.F, forward, exists),
-        (Phase.B, backward, exists),
-        (Phase.U, backward + 1, exists & has_update),
+        (Phase.F, forward, all_ops),
+        (Phase.B, backward, all_ops),
+        (Phase.U, backward + 1, is_updated),
     ]
     columns = [
         (stage[mask], start[mask], np.full(mask.sum(), phase), microbatch[mask])
         for phase, start, mask in ops
     ]
     table = draw(name, slots, weights, *map(np.concatenate, zip(*columns, strict=True)))
-    is_equal = table.slots["F"] == table.slots["B"] == 1
-    return table if is_equal else spread(table)
+    has_equal_slots = table.slots["F"] == table.slots["B"] == 1
+    return table if has_equal_slots else spread(table)
 
 
 @published("local-sgd", "Ilin and Richtarik (arXiv:2606.03498)")

@@ -41,7 +41,7 @@ class BuildingBlock(NamedTuple):
 
 def number_legs(row: Sequence[int]) -> list[int]:
     """Return the index of the leg of each stage, given the workers of the stages: (stages)."""
-    legs, leg = list[int](), 0
+    leg, legs = 0, []
     leg_workers: set[int] = set()
     for worker in row:
         if worker in leg_workers:  # a new leg begins

@@ -188,7 +188,7 @@ class _ListScheduler:
         if forward is not None and self.has_room(forward, worker):
             return forward
         if weight is None or forward is not None or not self.rules.patience:
-            return weight
+            return weight  # at once if there is one: it may make room for a forward
         arrivals = self.patient_arrivals[worker]
         while arrivals and arrivals[0] <= now + self.tolerance:
             heapq.heappop(arrivals)

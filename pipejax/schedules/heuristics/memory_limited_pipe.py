@@ -193,11 +193,8 @@ class _Rounds:
         self.timeline = Timeline(work)
         self.clock, self.held, self.limit = self.timeline.clock, self.timeline.held, work.limits
         self.done = {phase: rows[0] for phase, rows in self.timeline.done.items()}
-        self.durations, self.sizes, self.weight_sizes = (
-            work.durations,
-            work.sizes,
-            work.weight_sizes,
-        )
+        self.durations = work.durations
+        self.sizes, self.weight_sizes = work.sizes, work.weight_sizes
         self.back = work.lag[1][0]
         self.idle: list[Time] = [0 for _ in self.stages]  # idle time since the first op
         self.tolerance = ROUNDING * float(

@@ -123,13 +123,13 @@ def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
     ops: dict[str, set[str]] = {letter: set() for letter in ("I", *_TODAY)}
     for stage, letter, microbatch in _BACKWARD.findall("\n".join(map(",".join, rows))):
         ops[letter].add(f"{stage} {microbatch}")
-    if not ops["BW"] and (ops["I"] or not ops["B"] & ops["W"]):
+    if not ops["BW"] and (ops["I"] or ops["B"].isdisjoint(ops["W"])):
         return rows, ""
     letters = "2024: B is I, BW is B; today: I input gradient, W weight gradient, B both"
     if ops["I"]:
         raise ScheduleError(f"BW and I do not go together ({letters}): write I, W and B")
-    if whole := sorted(ops["B"] - ops["W"]):
-        op = whole[0].replace(" ", "B")
+    if without_w := sorted(ops["B"] - ops["W"]):
+        op = without_w[0].replace(" ", "B")
         raise ScheduleError(f"{op} has no W, other B have ({letters}): write {op} as BW, or B as I")
     rows = [[_BACKWARD.sub(lambda op: op[1] + _TODAY[op[2]], cell) for cell in row] for row in rows]
     return rows, "its letters are PyTorch's of 2024: B is read as I, BW as B"

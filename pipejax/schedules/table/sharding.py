@@ -206,10 +206,10 @@ def with_reductions(
         cells.append(cell)
         for op in cell:
             if (k, op) in last:
-                wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
                 cells += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
-                pending = [wait] if deferred else []
-                cells += [] if deferred else [wait]
+                pending = [(Op(Phase.WAIT_REDUCE_GRAD, op.stage),)]
+                if not deferred:
+                    cells.append(pending.pop())
     return cells + pending
 
 

@@ -281,8 +281,9 @@ class ScheduleTable(Content, Drawn):
                 if self.where[Phase.R][op.stage, op.microbatch] == NOWHERE
             ]
 
-        rows = ([(*recomputations(cell), cell) for cell in row] for row in self.rows())
-        return self.with_rows([[cell for cells in row for cell in cells] for row in rows])
+        return self.with_rows(
+            [[new for cell in row for new in (*recomputations(cell), cell)] for row in self.rows()]
+        )
 
     def __repr__(self) -> str:
         return (

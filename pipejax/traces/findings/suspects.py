@@ -249,19 +249,20 @@ class _MicrobatchTimes(NamedTuple):
         microbatches = _places("microbatch", range(count))
         common = np.broadcast_to(self.common[:, None], self.logs.shape)
         # where every worker has one stage, different machines hold it in other replicas
-        is_stage = stages == len(workers) and len(replicas) > 1
-        slow_workers = [] if is_stage else self._slow("worker", self.stage_logs, workers)
+        has_machines = stages == len(workers) and len(replicas) > 1
+        slow_workers = [] if has_machines else self._slow("worker", self.stage_logs, workers)
         yield slow_workers
         slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
         if stages > len(workers):  # a slow worker explains its stages
-            slow = {suspect.place["worker"] for suspect in slow_workers}
+            explained_workers = {suspect.place["worker"] for suspect in slow_workers}
             slow_stages = [
                 row
                 for row in slow_stages
-                if not slow >= {*self.worker[row.place["stage"]].tolist()}
+                if not explained_workers >= {*self.worker[row.place["stage"]].tolist()}
             ]
         yield slow_stages
         yield self._slow("microbatch", common, microbatches)
+        # usual excess of a microbatch over all runs, then over those of its replica
         usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape).copy()
         if len(replicas) > 1:  # compare with the same stages of other replicas
             by_replica = _places("replica", replicas)
@@ -403,9 +404,8 @@ def _slow_links(
         replicas = {run.replica: k for k, run in enumerate(pipelines.pipelines)}
         by_place: dict[tuple[int, ...], float] = {}
         for replica, k in replicas.items():
-            for workers, ratio in zip(
-                ends, np.asarray(pipelines.link_scales)[k].tolist(), strict=True
-            ):
+            scales = np.asarray(pipelines.link_scales)[k].tolist()
+            for workers, ratio in zip(ends, scales, strict=True):
                 key = (*workers, replica)
                 by_place[key] = max(by_place.get(key, 0.0), ratio)
         for (source, target, replica), ratio in by_place.items():
@@ -551,7 +551,9 @@ def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]
     """Return factors on message times that make a slow link, or its replica, as fast as others."""
     ends, times = link_workers(replayed.pipelines.table), replayed.link_times
     source, target = place["source"], place["target"]
-    directions = [(source, target), (target, source)][: place.get("ways", 1)]
+    directions = [(source, target)]
+    if place.get("ways") == 2:
+        directions.append((target, source))
     is_slow = np.array([workers in directions for workers in ends]) & (times > 0)
     if "replica" in place:
         runs = [run.replica for run in replayed.pipelines.pipelines]

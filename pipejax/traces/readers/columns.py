@@ -247,7 +247,7 @@ def _read_csv(
             invalid.append(reader.line_num + 1)  # the header comes before
             continue
         if rows and (row is None or len(rows) == _BATCH_ROWS):
-            cells = {n: np.array([row[k] for row in rows], object) for n, k in position.items()}
+            cells = {n: np.array([line[k] for line in rows], object) for n, k in position.items()}
             yield roles, cells, np.array(lines)
             rows, lines = [], []
         if row is None:

@@ -258,7 +258,7 @@ def _list_deals(
     by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
     by_blocks = [divmod(rank, world // replicas) for rank in ranks]
     deals: list[Places] = []
-    for places in [by_turns, by_blocks] if by_turns != by_blocks else [by_turns]:
+    for places in [by_turns] if by_turns == by_blocks else [by_turns, by_blocks]:
         runs = Counter[object]()
         for (replica, _), rank_ops in zip(places, ops, strict=True):
             runs.update((replica, op) for op in rank_ops if op[-1] >= 0)  # with a microbatch

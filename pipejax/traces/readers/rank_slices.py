@@ -212,13 +212,13 @@ def join_ranks(
         notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
     by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
     is_ours = any(rows.is_ours for rows in by_rank)
-    world_size = max(rows.world for rows in by_rank)
-    accepted = sizes.world // stride
+    file_world = max(rows.world for rows in by_rank)
+    user_world = sizes.world // stride
     numbers = [rows.rank for rows in by_rank]
     has_replicas = _have_replicas(by_rank, cells)
-    accepted_world = 0 if is_ours else accepted
-    notes += check_ranks(numbers, world_size, accepted_world, left_out, has_replicas=has_replicas)
-    world = accepted or max(world_size, 1 + numbers[-1])
+    accepted = 0 if is_ours else user_world
+    notes += check_ranks(numbers, file_world, accepted, left_out, has_replicas=has_replicas)
+    world = user_world or max(file_world, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
         steps, why_outside = number_steps(by_rank, cells)
@@ -245,11 +245,13 @@ def join_ranks(
         budgets = _budget_steps(trace, merged, places, origin)
         return dataclasses.replace(trace, budgets=(*budgets,))
 
-    stated = [rows.place for rows in merged if rows.place]
-    if is_ours or len(stated) == len(merged):
-        positions = sorted({position for position, _, _ in stated})
-        places = [(positions.index(position), worker) for position, worker, _ in stated]
-        return build(places or [(0, rank) for rank in numbers], stated[0][2] if stated else world)
+    if is_ours:
+        return build([(0, rank) for rank in numbers], world)
+    stated_places = [rows.place for rows in merged if rows.place]
+    if len(stated_places) == len(merged):
+        positions = sorted({position for position, _, _ in stated_places})
+        places = [(positions.index(position), worker) for position, worker, _ in stated_places]
+        return build(places, stated_places[0][2])
     return deal_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
 
 
@@ -554,6 +556,7 @@ def _subtract_waits(
     np.maximum.at(last_arrival, group, end[receives])
     for label in receive_labels[rows.label].T:
         position = np.searchsorted(keys, step_key + label)
+        # past the end there is no key to compare with
         has_receive = (label != NONE) & (position < len(keys))
         has_receive[has_receive] = keys[position[has_receive]] == (step_key + label)[has_receive]
         arrivals = last_arrival[position[has_receive]]

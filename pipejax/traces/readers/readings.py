@@ -74,7 +74,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
     distinct: dict[bytes, _Reading] = {}
     for reading in _list_readings(ops, missing, sizes):
         key = np.stack([reading.columns[name] for name in _INFERABLE]).tobytes()
-        distinct[key] = distinct.pop(key, reading)  # of equal readings the first
+        distinct[key] = distinct.pop(key, reading)  # of equal readings the first, at the end
     possible = candidates = [*distinct.values()]
     if len(candidates) > 1:
         possible = _consistent_readings(candidates, by_step=by_step)
