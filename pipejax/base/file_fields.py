@@ -220,13 +220,11 @@ def read_cells(
         try:
             if len(row) != len(header):
                 raise ValueError(f"it has {len(row)} cells, the header {len(header)}")
-            cells = {
-                name: to_si(read_cell(fields[name].kind, text, key), factor)
-                if fields[name].dimension
-                else read_cell(fields[name].kind, text, key)
-                for (key, (name, factor)), text in zip(columns.items(), row, strict=True)
-                if text
-            }
+            cells: dict[str, Any] = {}
+            for (key, (name, factor)), text in zip(columns.items(), row, strict=True):
+                if text:
+                    value = read_cell(fields[name].kind, text, key)
+                    cells[name] = to_si(value, factor) if fields[name].dimension else value
             records.append(read(row_number, cells))
         except ValueError as error:
             reason = getattr(error, "reason", error)  # a ScheduleError appends its table

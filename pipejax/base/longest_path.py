@@ -30,10 +30,7 @@ EdgeEnds = Int[NumpyArray, " edges"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Assign each edge a cell (head, column) in a table of predecessors.
-
-    Returns the edges sorted by head (edges), their columns (edges), and the table's shape.
-    """
+    """Return edges sorted by head, and their columns in a table of predecessors, and its shape."""
     edge_order = np.argsort(head, kind="stable")
     counts = np.bincount(head, minlength=num_nodes)
     offsets = np.cumsum(counts) - counts  # number of edges into all heads before
@@ -171,10 +168,7 @@ def _longest_paths_one_by_one(
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:
-    """Walk back to the source from the node that ends last, the first sink at a tie.
-
-    Returns (nodes) and (nodes, max_preds) whether a node or an edge is on the path.
-    """
+    """Return whether nodes and edges are on the longest path; at a tie, to the first sink."""
     on_path, edge_on_path = np.zeros(len(finish), bool), np.zeros(preds.shape, bool)
     has_successor = np.zeros(len(finish), bool)
     has_successor[preds] = True

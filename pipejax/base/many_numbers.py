@@ -226,14 +226,9 @@ def _binary(
         for name, slope in operand.slopes.items():
             term = factor * _pad_axes(slope, 2, ndim)
             slopes[name] = slopes[name] + term if name in slopes else term
-    return Many(result, _broadcast_slopes(slopes, result.shape[1:]))
-
-
-def _broadcast_slopes(slopes: dict[str, NumpyArray], shape: tuple[int, ...]) -> Slopes:
-    """Broadcast slopes to the shape of one configuration's result."""
-    return {
-        name: np.broadcast_to(slope, (*slope.shape[:2], *shape)) for name, slope in slopes.items()
-    }
+    for name, slope in slopes.items():
+        slopes[name] = np.broadcast_to(slope, (*slope.shape[:2], *result.shape[1:]))
+    return Many(result, slopes)
 
 
 def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Any:

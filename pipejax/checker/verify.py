@@ -402,7 +402,7 @@ def split_report(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[st
 def read_envelope(data: Mapping[str, Any], name: str) -> None:
     """Check kind, version and keys of a certificate."""
     kind, version = data.get("kind"), data.get("version")
-    if not (isinstance(kind, str) and kind in KINDS) or repr(version) != repr(VERSION):
+    if not (isinstance(kind, str) and kind in KINDS) or (type(version), version) != (int, VERSION):
         kinds = ", ".join(f'"{kind}"' for kind in KINDS)
         raise MalformedError(
             f'{name} is not a certificate: expected "kind" {kinds} and "version" {VERSION}, '

@@ -1,7 +1,7 @@
 """Traces of evaluated runs, and exports of traces: xarray dataset, costs file, Perfetto file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,17 +182,11 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
         begin = trace.start[pipeline.slices].min()
         slices = np.flatnonzero((trace.step == step) & (trace.replica == pipeline.replica))
         is_op = np.isin(slices, pipeline.slices)
+        place = {"pid": pipeline.replica}
         for worker in range(trace.workers):
             for tid, title in ((2 * worker, "as it ran"), (2 * worker + 1, "replayed")):
-                events.append(_track(pipeline.replica, tid, f"worker {worker} {title}"))
-        events.append(
-            {
-                "ph": "M",
-                "name": "process_name",
-                "pid": pipeline.replica,
-                "args": {"name": f"replica {pipeline.replica}, step {step}"},
-            }
-        )
+                events.append(_name("thread", f"worker {worker} {title}", place | {"tid": tid}))
+        events.append(_name("process", f"replica {pipeline.replica}, step {step}", place))
         for row, has_replay in zip(slices.tolist(), is_op.tolist(), strict=True):
             tid = 2 * int(trace.worker[row])
             start = trace.start[row] - begin
@@ -203,8 +197,9 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _track(pid: int, tid: int, title: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
+def _name(what: str, name: str, place: Mapping[str, int]) -> dict[str, Any]:
+    """Return the event that names a thread or a process."""
+    return {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
 
 
 def _slice(replayed: Replay, row: int, pid: int, tid: int, start: float) -> dict[str, Any]:

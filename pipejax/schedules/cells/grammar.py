@@ -191,9 +191,11 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
     """Return the text of a rule; the inverse of `parse_rule`."""
 
     def format_end(phase: Phase, stage: int | None, microbatch: int | None, offset: int) -> str:
-        stage_text = "" if stage in (None, LAST) else stage
+        place = f"@{offset:+d}" if offset else ""
+        if stage == LAST:
+            stage, place = None, "@last"
+        stage_text = "" if stage is None else stage
         microbatch_text = "" if microbatch is None else format_number(microbatch, slices)
-        place = "@last" if stage == LAST else f"@{offset:+d}" if offset else ""
         return f"{stage_text}{phase.name}{microbatch_text}{place}"
 
     suffix = " (all)" if rule.waits_for_all else ""

@@ -273,9 +273,9 @@ class RowOrder:
         """Return the first ready op of the order that fits a wait and leaves room; else None."""
         candidates: dict[tuple[Phase, int], Op] = {}  # earliest microbatch by phase and stage
         for op in ready:
-            candidate = candidates.setdefault(op[:2], op)
-            if op.microbatch < candidate.microbatch:
-                candidates[op[:2]] = op
+            key = op.phase, op.stage
+            if op.microbatch < candidates.setdefault(key, op).microbatch:
+                candidates[key] = op
         for op in sorted(candidates.values(), key=self.position.__getitem__):
             if self._fits_wait(op, wait, late) and self._leaves_room(op, worker):
                 return op

@@ -46,7 +46,8 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     lines = _list_lines(text) if "[" in text else text.split("\n")
     lines = [re.sub(r"^\s*\|", "", line) for line in lines if not _RULE.fullmatch(line)]
     first = next((index for index, line in enumerate(lines) if _OP.search(line)), 0)
-    head, lines = "".join(lines[:first][-1:]), lines[first:]  # a caption may stand above the head
+    head = lines[first - 1] if first else ""  # a caption may stand above it
+    lines = lines[first:]
     labels = [_LABEL.match(line) for line in lines]
     for line, label in zip(lines, labels, strict=True):
         if not (label or _OP.search(line)):

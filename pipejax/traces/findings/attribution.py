@@ -117,7 +117,9 @@ def attribute(
     if against is None:
         ideal = _Ideal.mean_times(jobs)
     else:
-        _check_same_stages(replayed, against)
+        stages, other_stages = (run.pipelines.table.num_stages for run in (replayed, against))
+        if stages != other_stages:
+            raise MismatchError(f"the other run has {other_stages} stages, this one {stages}")
         ideal = _Ideal.ratios(job_steps(against), jobs)
     with telling("attribute", on_progress) as report:
         masks = [job.masks() for job in jobs]
@@ -150,12 +152,6 @@ def attribute(
         shares=sorted(shares, key=lambda share: -share.saves),
         other=ideal.step,
     )
-
-
-def _check_same_stages(replayed: Replay, other: Replay) -> None:
-    stages = [run.pipelines.table.num_stages for run in (replayed, other)]
-    if stages[0] != stages[1]:
-        raise MismatchError(f"the other run has {stages[1]} stages, this one {stages[0]}")
 
 
 def _complete_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:

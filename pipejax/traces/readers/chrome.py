@@ -336,14 +336,15 @@ def _rank_rows(
     """Return the slices of each process that labels ops; NONE for an unknown rank."""
     rank, world = info.get("rank"), info.get("world_size")
     rank = rank if type(rank) is int and rank >= 0 else name_rank
-    waits = [wait[:2] for wait in events.waits if wait[2] in events.threads]
+    waits = [(start, end) for start, end, thread in events.waits if thread in events.threads]
     waits += events.receives
     is_one = len(events.slices) == 1
     results = []
     for process, slices in events.slices.items():
-        # duplicates would begin a step
         number = events.process_ranks.get(process, NONE)
-        rows = Rows.from_slices(rank if is_one and rank is not None else number, {*slices})
+        if is_one and rank is not None:
+            number = rank
+        rows = Rows.from_slices(number, {*slices})  # a set: duplicates would begin a step
         rows = rows._replace(marks=number_marks(events.marks), is_cut=is_cut)
         rows = rows._replace(world=world if type(world) is int and 0 < world < MAX_COUNT else 0)
         if is_one:  # work of a device names no process

@@ -223,8 +223,8 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
                     name = trace.phases[trace.phase[k]]
                     key = _Key(replica, worker, name, counts[name])
                     counts[name] += 1
-                    slices_by_key.setdefault(key, {})[number] = int(k)
-                    cells_before, is_beside = _find_place(trace, row, int(k))
+                    slices_by_key.setdefault(key, {})[number] = k
+                    cells_before, is_beside = _find_place(trace, row, k)
                     place = cells_before, is_beside, trace.start[k] - begin
                     places_by_key.setdefault(key, []).append(place)
     non_ops = sorted(_usual_places(places_by_key), key=lambda pair: pair[1])
@@ -240,14 +240,14 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
     return NonOps(places, slices, _non_op_seconds(trace, places, slices))
 
 
-def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Int[NumpyArray, " non_ops"]]:
+def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
     """Return slices that are no ops and no messages by (step, replica, worker), in start order."""
     other = np.flatnonzero(~trace.has_phase((*OPS, *MESSAGES)) & (trace.worker >= 0))
     by_key: dict[tuple[int, int, int], list[int]] = {}
     for k in other[np.argsort(trace.start[other], kind="stable")].tolist():
         key = int(trace.step[k]), int(trace.replica[k]), int(trace.worker[k])
         by_key.setdefault(key, []).append(k)
-    return {key: np.array(slices) for key, slices in by_key.items()}
+    return by_key
 
 
 def _find_place(trace: Trace, cells: CellSlices, k: int) -> tuple[CellCount, bool]:
