@@ -123,9 +123,9 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
             reason = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"
             raise ValueError(f"{where} {text!r}: {reason}")
         raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
+    is_plain = value.isascii() and "_" not in value  # float reads 1_000 and digits of all scripts
     try:
-        plain = value.isascii() and "_" not in value
-        return to_si(number(float(value) if plain else None, where), units[unit])
+        return to_si(number(float(value) if is_plain else None, where), units[unit])
     except ValueError:
         raise ValueError(
             f"{where} must be a number of at least 0 before {unit}, got {text!r}"

@@ -325,6 +325,5 @@ def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
             derived = float(1 - Fraction(value, length))
             yield Discrepancy("gap", float(gap), derived, f"at {point}")
     for facet in sorted({*range(len(form.facets))} - {cell[0] for cell in form.cells}):
-        yield Discrepancy(
-            f"facet {facet}", form.facets[facet], None, "which is nowhere the largest"
-        )
+        note = "which is nowhere the largest"
+        yield Discrepancy(f"facet {facet}", form.facets[facet], None, note)

@@ -459,11 +459,11 @@ def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
 def _read_question(claims: Prices, table: Table, name: str) -> Question:
     """Return the objective, memory limits and offloads that a claim is about."""
     check_word(claims["objective"], ("makespan", "span"), f"{name}: objective")
-    is_valid = isinstance(claims["offload"], bool)
-    require(is_valid, f"{name}: offload", "true or false", claims["offload"])
+    offload = claims["offload"]
+    require(isinstance(offload, bool), f"{name}: offload", "true or false", offload)
     if claims["limits"] is not None:
         check_numbers(claims["limits"], (len(table.rows),), f"{name}: limits")
-    return Question(claims["objective"] == "span", claims["limits"], claims["offload"])
+    return Question(claims["objective"] == "span", claims["limits"], offload)
 
 
 def _check_bounds_form(bounds: Any, name: str) -> None:
@@ -471,9 +471,9 @@ def _check_bounds_form(bounds: Any, name: str) -> None:
     require(isinstance(bounds, list), f"{name}: lower_bounds", "a list", bounds)
     for bound in bounds:
         check_keys(bound, ("by", "value"), f"{name}: a lower bound")
-        require(isinstance(bound["by"], str), f"{name}: by of a lower bound", "a text", bound["by"])
-        is_valid = is_time(bound["value"])
-        require(is_valid, f"{name}: a lower bound", "a number of at least 0", bound["value"])
+        by, value = bound["by"], bound["value"]
+        require(isinstance(by, str), f"{name}: by of a lower bound", "a text", by)
+        require(is_time(value), f"{name}: a lower bound", "a number of at least 0", value)
 
 
 def _check_bounds(

@@ -185,9 +185,8 @@ def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]
         producers = np.flatnonzero(trace.has_phase(producer_phases) & has_place)
         consumers = np.flatnonzero(trace.has_phase(consumer_phases) & has_place)
         consumer_numbers = op_number[producers] + stage_step * microbatches
-        _, rows, columns = np.intersect1d(
-            consumer_numbers, op_number[consumers], return_indices=True
-        )
+        numbers = op_number[consumers]
+        _, rows, columns = np.intersect1d(consumer_numbers, numbers, return_indices=True)
         pairs.append((producers[rows], consumers[columns]))
     producers, consumers = map(np.concatenate, zip(*pairs, strict=True))
     return producers, consumers

@@ -251,9 +251,8 @@ def record_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
         raise ValueError(f"runs must be a multiple of {replicas} replicas, got {len(runs)}")
     parts = [_run_ops(run, *divmod(number, replicas)) for number, run in enumerate(runs)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Trace.from_columns(
-        columns, OPS, source=", ".join(dict.fromkeys(run.table.name for run in runs))
-    )
+    source = ", ".join(dict.fromkeys(run.table.name for run in runs))
+    return Trace.from_columns(columns, OPS, source=source)
 
 
 def _run_ops(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:

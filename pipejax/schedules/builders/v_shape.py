@@ -105,9 +105,8 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
 def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
     """Yield runs of an order, and their longest spans, as long as spans get shorter."""
     block, shortest = order.block, FOREVER
-    order = order._replace(
-        block=block._replace(offsets=block.offsets[: len(work.microbatch_pipes)])
-    )
+    offsets = block.offsets[: len(work.microbatch_pipes)]
+    order = order._replace(block=block._replace(offsets=offsets))
     for _ in range(MAX_RUNS):
         run = list_schedule(work, Rules(order=order))
         if run is None:

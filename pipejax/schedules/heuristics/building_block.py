@@ -146,9 +146,8 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
     stage_times = np.sum(
         [work.durations[phase] for phase in COMPUTE if phase in work.durations], axis=0
     )
-    shares = np.bincount(work.microbatch_pipes, minlength=len(work.placement)) / len(
-        work.microbatch_pipes
-    )
+    pipe_sizes = np.bincount(work.microbatch_pipes, minlength=len(work.placement))
+    shares = pipe_sizes / len(work.microbatch_pipes)
     for pipe, row in enumerate(work.placement):
         np.add.at(busy, row, shares[pipe] * stage_times)
         if block is not None:

@@ -259,9 +259,8 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     # position among the executed ops: 1, 2, 3, ..; a transfer has that of the op before it
     position = np.empty(len(ops.phase), np.int64)
     position[executed] = np.arange(1, len(executed) + 1)
-    position[is_on_link] = np.searchsorted(
-        ops.end[executed], ops.start[is_on_link] + ops.tolerance, side="right"
-    )
+    latest_end = ops.start[is_on_link] + ops.tolerance
+    position[is_on_link] = np.searchsorted(ops.end[executed], latest_end, side="right")
     # of two transfers without duration at one time, the offload makes room for the load
     return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, is_on_link, position))
 

@@ -290,9 +290,8 @@ def gathered_peak(
             f"sizes must have one entry for each of {table.num_stages} stages, got {sizes!r}",
             "sizes",
         )
-    return HeldParts.from_gathers(HeldOps.gathers_from_content(table)).peaks(
-        size[None], table.num_workers
-    )
+    gathers = HeldOps.gathers_from_content(table)
+    return HeldParts.from_gathers(gathers).peaks(size[None], table.num_workers)
 
 
 def static_bytes(

@@ -301,7 +301,8 @@ def _first_finding(
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
     """Return the machine that costs most and a bottleneck, though no outliers, by cost."""
     places = []
-    for share in [*shares.by_name("place").values()][:1]:
+    share = next(iter(shares.by_name("place").values()), None)
+    if share is not None:
         why = f"{share.name} is over the mean"
         name = share.name.removeprefix("worker ")
         places.append(Suspect("worker", name, share.saves, None, 0.0, why, {}))

@@ -290,9 +290,10 @@ class JobSteps:
             on_replica = (graph.replica == position) & is_slice
             if has_replicas:
                 by_name["replica", str(replica)] = on_replica
-            for worker in np.unique(node_worker[on_replica]).tolist() if has_places else ():
-                name = f"worker {worker} of replica {replica}"
-                by_name["place", name] = on_replica & (node_worker == worker)
+            if has_places:
+                for worker in np.unique(node_worker[on_replica]).tolist():
+                    name = f"worker {worker} of replica {replica}"
+                    by_name["place", name] = on_replica & (node_worker == worker)
         for code in np.unique(self.kind[is_slice]).tolist():
             by_name["phase", trace.phases[code]] = self.kind == code
         boundaries = self.replayed.pipelines.table.num_stages - 1

@@ -116,9 +116,8 @@ def _messages(pipelines: Pipelines, evidence: Sequence[MessageEvidence]) -> Iter
         seconds = best_evidence(*link_evidence)
         if len(seconds):
             _, target = link_ends(link, boundaries)
-            yield _row(
-                "message", link_name(link, boundaries), target, int(placement[target]), seconds
-            )
+            name = link_name(link, boundaries)
+            yield _row("message", name, target, int(placement[target]), seconds)
 
 
 def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:

@@ -422,9 +422,8 @@ def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:
         other = merged.get(key := (low, high, row.place.get("replica", NONE)))
         if other is not None and other.place != row.place:
             place = {**other.place, "source": low, "target": high, "ways": 2}
-            row = _suspect(
-                "link", place, max(row.ratio or 0, other.ratio or 0), min(row.z, other.z)
-            )
+            ratio = max(row.ratio or 0, other.ratio or 0)
+            row = _suspect("link", place, ratio, min(row.z, other.z))
         merged[key] = row
     yield from merged.values()
 

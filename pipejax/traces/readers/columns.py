@@ -386,12 +386,14 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     gap[1:][(worker[1:] != worker[:-1]) | (pipeline[1:] != pipeline[:-1])] = 0.0
     is_backward = np.isin(kind, (KINDS["B"], KINDS["I"]))
     backwards = np.flatnonzero(is_backward & (stage == stage.max(initial=0)))
-    # of each pipeline
-    first_backwards = backwards[np.unique(pipeline[backwards], return_index=True)[1]]
-    if len(first_backwards) and np.median(gap[first_backwards]) > max(
-        _WAIT_BACKWARDS * float(np.median((end - start)[first_backwards])),
-        _WAIT_GAPS * float(np.median(gap[np.isin(worker, worker[first_backwards])])),
-    ):
+    if not len(backwards):
+        return
+    _, first = np.unique(pipeline[backwards], return_index=True)
+    first_backwards = backwards[first]  # of each pipeline
+    usual_time = np.median((end - start)[first_backwards])
+    usual_gap = np.median(gap[np.isin(worker, worker[first_backwards])])
+    usual_wait = max(_WAIT_BACKWARDS * usual_time, _WAIT_GAPS * usual_gap)
+    if np.median(gap[first_backwards]) > usual_wait:
         why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
         ranks = (int(columns["worker"].max()) + 1) * (int(columns["replica"].max()) + 1)
         raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts them so")

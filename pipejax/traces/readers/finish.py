@@ -95,9 +95,8 @@ def match_messages(
     for name in _STAGE_STEP:
         if name not in phases:
             continue
-        unmatched = np.flatnonzero(
-            (columns["phase"] == phases.index(name)) & (columns["microbatch"] == NONE)
-        )
+        is_message = columns["phase"] == phases.index(name)
+        unmatched = np.flatnonzero(is_message & (columns["microbatch"] == NONE))
         ops, is_needed = _message_ops(name, columns, phases)
         message_op = _match_ops(name, columns, group, unmatched, ops, is_needed)
         for key in ("stage", "microbatch"):

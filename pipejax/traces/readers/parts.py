@@ -124,9 +124,8 @@ def phase_name(name: str) -> str:
       >>> phase_name("forward-compute"), phase_name("recv_backward"), phase_name("optimizer")
       ('F', 'RECV_B', 'optimizer')
     """
-    return _NAME_PHASES.get(
-        "-".join(name.strip().casefold().replace("_", " ").split()), name.strip()
-    )
+    words = name.casefold().replace("_", " ").split()
+    return _NAME_PHASES.get("-".join(words), name.strip())
 
 
 def phase_positions(

@@ -281,9 +281,8 @@ def _place_columns(
         rank_columns.append(columns)
     columns = {key: np.concatenate([part[key] for part in rank_columns]) for key in columns}
     is_op = np.isin(columns["phase"], [k for k, name in enumerate(phases) if name in OPS])
-    columns["stage"] = np.where(
-        is_op & (columns["stage"] == ONLY_STAGE), columns["worker"], columns["stage"]
-    )
+    is_on_only_stage = is_op & (columns["stage"] == ONLY_STAGE)
+    columns["stage"] = np.where(is_on_only_stage, columns["worker"], columns["stage"])
     if "step" in columns:
         is_inside = columns["step"] != OUTSIDE
         columns = {key: values[is_inside] for key, values in columns.items()}
@@ -377,8 +376,10 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
     table = REGISTRY["dualpipe-v"].function(num_workers=workers, num_microbatches=size)
     cells = itertools.chain.from_iterable([*table.rows()][worker])
     ops = [(op.phase.name, op.microbatch, op.stage // workers) for op in cells]
+    # labels say B for I, and W without numbers
     expected = [
-        (name.replace("I", "B"), *((NONE,) * 2 if name == "W" else op)) for name, *op in ops
+        ("W", NONE, NONE) if name == "W" else (name.replace("I", "B"), microbatch, chunk)
+        for name, microbatch, chunk in ops
     ]
     for step in np.unique(columns["step"][is_weight]):
         rows = np.flatnonzero(columns["step"] == step)
@@ -402,12 +403,13 @@ def _budget_steps(
         return begin / _MICROSECOND + origin, end / _MICROSECOND + origin
 
     for rows, (replica, worker) in zip(ranks, places, strict=True):
-        windows = {number: tuple(times) for number, *times in rows.marks}
-        on_replica = is_op & (trace.replica == replica)
-        for step in () if windows else np.unique(trace.step[on_replica]).tolist():
-            windows[step] = span(on_replica & (trace.step == step))
         if not rows.has_all_work:
             continue
+        windows = {number: tuple(times) for number, *times in rows.marks}
+        on_replica = is_op & (trace.replica == replica)
+        if not windows:
+            for step in np.unique(trace.step[on_replica]).tolist():
+                windows[step] = span(on_replica & (trace.step == step))
         on_worker = on_replica & (trace.worker == worker)
         op_windows = [span(on_worker & (trace.step == step)) for step in windows]
         times = np.array([*windows.values(), *op_windows]).reshape(-1, 2).T
@@ -439,25 +441,17 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
     # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
     # first stage, these ops take no time. `cells` are the ops of every label.
     has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
-    is_receive = np.array([bool(c) and c[0].phase.startswith("RECV_") for c in cells], bool)
-    launch, start, end, stream, is_exchange, _ = rows.work
     ops = np.flatnonzero(has_op[rows.label])
-    launcher, is_launched = _find_launchers(rows, ops, launch)
-    is_launched &= is_exchange == 0
-    if not is_launched.any():
-        return None
-    streams, code = np.unique(stream[is_launched], return_inverse=True)
-    busiest = streams[np.bincount(code, (end - start)[is_launched]).argmax()]
-    is_launched &= stream == busiest
-    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
-    np.minimum.at(begin, launcher[is_launched], start[is_launched])
-    np.maximum.at(finish, launcher[is_launched], end[is_launched])
-    kinds = [cells[label][0][:2] if cells[label] else () for label in rows.label[ops].tolist()]
+    begin, finish, last_launch = _op_kernels(rows, ops)
     lacks_kernel = np.isinf(begin[ops])
+    if lacks_kernel.all():
+        return None
+    first_ops = [cells[label][0] for label in rows.label[ops].tolist()]
+    kinds = [(op.phase, op.stage) for op in first_ops]
     if {*itertools.compress(kinds, lacks_kernel)} & {*itertools.compress(kinds, ~lacks_kernel)}:
         # kernels end before ranges where a capture ends: the ops after the last launch are cut off
         begins = rows.start[ops[lacks_kernel]]
-        late = begins[begins > launch[is_launched].max()]
+        late = begins[begins > last_launch]
         if not len(late):
             return None
         stays = rows.start < late.min()
@@ -470,7 +464,9 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
     new_start, new_end = rows.start.copy(), rows.end.copy()
     new_start[ops], new_end[ops] = begin[ops], finish[ops]
     # other slices last until the end of their work; all but receives begin with it
+    is_receive = np.array([bool(c) and c[0].phase.startswith("RECV_") for c in cells], bool)
     other_slices = np.flatnonzero(~has_op[rows.label])
+    launch, start, end, *_ = rows.work
     launcher, is_launched = _find_launchers(rows, other_slices, launch)
     np.maximum.at(new_end, launcher[is_launched], end[is_launched])
     np.minimum.at(begin, launcher[is_launched], start[is_launched])
@@ -478,6 +474,23 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
     new_start[begins] = begin[begins]
     timed = rows._replace(start=new_start, end=new_end)
     return timed.take(np.argsort(new_start, kind="stable"))
+
+
+def _op_kernels(
+    rows: Rows, ops: Int[NumpyArray, " ops"]
+) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"], float]:
+    """Return begin and end of each op's kernels on the busiest stream, and their last launch."""
+    launch, start, end, stream, is_exchange, _ = rows.work
+    begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
+    launcher, is_launched = _find_launchers(rows, ops, launch)
+    is_launched &= is_exchange == 0
+    if is_launched.any():
+        streams, code = np.unique(stream[is_launched], return_inverse=True)
+        busiest = streams[np.bincount(code, (end - start)[is_launched]).argmax()]
+        is_launched &= stream == busiest
+    np.minimum.at(begin, launcher[is_launched], start[is_launched])
+    np.maximum.at(finish, launcher[is_launched], end[is_launched])
+    return begin, finish, float(launch[is_launched].max(initial=-np.inf))
 
 
 def _find_launchers(

@@ -116,12 +116,12 @@ class Pipelines:
             usual = float(np.minimum(delay[is_launch], longest).mean())
             if usual > MIN_GAP * float(np.median(trace.end[slices] - trace.start[slices])):
                 gaps[ops] = np.minimum(delay, np.where(is_launch, longest, usual))
+        num_steps = len({pipeline.step for pipeline in self.pipelines})
         for (replica, worker), starved in self.starved_hosts.items():
             on_rank = (trace.replica[ops] == replica) & (trace.worker[ops] == worker)
-            count = max(np.sum(on_rank), 1) / max(len({p.step for p in self.pipelines}), 1)
-            gaps[ops[on_rank]] = np.maximum(
-                gaps[ops[on_rank]], np.minimum(delay[on_rank], starved / count)
-            )
+            longest = starved / (max(on_rank.sum(), 1) / num_steps)  # per op
+            rank_ops = ops[on_rank]
+            gaps[rank_ops] = np.maximum(gaps[rank_ops], np.minimum(delay[on_rank], longest))
         return gaps
 
     @functools.cached_property

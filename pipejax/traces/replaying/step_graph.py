@@ -161,9 +161,8 @@ def _add_non_ops(
 ) -> None:
     """Add slices that are no ops to the rows of their workers, in order of time."""
     # Members of a collective wait for a gate node, which waits for the predecessors of all members.
-    gates = {
-        group: int(builder.add_nodes(1)[0]) for group in sorted({r.group for r in non_ops} - {NONE})
-    }
+    groups = sorted({non_op.group for non_op in non_ops} - {NONE})
+    gates = {group: int(builder.add_nodes(1)[0]) for group in groups}
     # last slice by replica, worker and is_beside: number of cells before it, and its node
     last: dict[tuple[int, int, bool], tuple[CellCount, int]] = {}
     for position, non_op in enumerate(non_ops):
