@@ -287,4 +287,5 @@ def _find_cycle(
     while node not in positions:
         positions[node] = len(positions)
         node = blocked_pred[node]
+    # the walk from the first visit of this node on, in the direction of the edges
     return list(positions)[positions[node] :][::-1]

@@ -121,9 +121,8 @@ class Many:
 
         def transpose(array: NumpyArray, batch_axes: BatchAxes) -> NumpyArray:
             num_batch_axes = len(batch_axes)
-            return array.transpose(
-                *range(num_batch_axes), *reversed(range(num_batch_axes, array.ndim))
-            )
+            axes = range(num_batch_axes, array.ndim)
+            return array.transpose(*range(num_batch_axes), *reversed(axes))
 
         return _map_linear(self, transpose)
 

@@ -41,10 +41,8 @@ def trace_scenario(replayed: Replay) -> Scenario:
     if match is None:
         return Scenario(table, costs=costs, link=replayed.links)
     name, options = match
-    microbatches = table.num_microbatches // table.grammar.slices
-    return Scenario(
-        name, table.num_workers, microbatches, options, costs=costs, link=replayed.links
-    )
+    sizes = table.num_workers, table.num_microbatches // table.grammar.slices
+    return Scenario(name, *sizes, options, costs=costs, link=replayed.links)
 
 
 MIN_STEPS = 4  # of a forecast

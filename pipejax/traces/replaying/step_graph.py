@@ -146,11 +146,13 @@ def _add_pipeline(
 def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
     """Return the link whose transmit time stands at each position of the cost vector, or -1."""
     # Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
-    # count the whole time of a message as transmit time, so latencies are skipped.
+    # count the whole time of a message as transmit time, so latencies are skipped. Without
+    # boundaries the array is empty: divisors are 1.
     layout = program.layout
     _, pipes, boundaries, columns = layout.link_shape
-    kind, remainder = np.divmod(position - layout.first_link, 2 * pipes * boundaries * columns or 1)
-    direction, remainder = np.divmod(remainder, pipes * boundaries * columns or 1)
+    size = pipes * boundaries * columns  # of one direction
+    kind, remainder = np.divmod(position - layout.first_link, 2 * size or 1)
+    direction, remainder = np.divmod(remainder, size or 1)
     boundary = remainder // columns % (boundaries or 1)
     is_transmit = (position >= layout.first_link) & (kind != LINK_COSTS.index("latency"))
     return np.where(is_transmit, direction * boundaries + boundary, NONE)
@@ -297,5 +299,5 @@ def _non_op_seconds(
     for number in np.unique(group[group != NONE]):
         is_member = group == number
         start[:, is_member] = start[:, is_member].max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # -inf less -inf, in a step without it
         return np.where(slices == NONE, 0.0, np.maximum(end - start, 0.0))
