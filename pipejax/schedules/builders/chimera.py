@@ -115,9 +115,8 @@ def _bidirectional(
         )
     max_in_flight = workers if in_flight is None else whole_number(in_flight, "in_flight")
     microbatch_pipes = [m % pipes for m in range(microbatches)]
-    return _schedule(
-        name, bidirectional(workers, pipes), microbatch_pipes, max_in_flight, shares, slots
-    )
+    placement = bidirectional(workers, pipes)
+    return _schedule(name, placement, microbatch_pipes, max_in_flight, shares, slots)
 
 
 @published("hanayo", "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED)

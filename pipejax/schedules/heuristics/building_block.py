@@ -143,9 +143,8 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
     """Return a lower bound on the interval of microbatches: the busiest worker's work of one."""
     # With a block, the bound also respects its memory: activation size times lifetime over limit.
     busy, held = (np.zeros(len(work.limits)) for _ in range(2))
-    stage_times = np.sum(
-        [work.durations[phase] for phase in COMPUTE if phase in work.durations], axis=0
-    )
+    times = [work.durations[phase] for phase in COMPUTE if phase in work.durations]
+    stage_times = np.sum(times, axis=0)
     pipe_sizes = np.bincount(work.microbatch_pipes, minlength=len(work.placement))
     shares = pipe_sizes / len(work.microbatch_pipes)
     for pipe, row in enumerate(work.placement):

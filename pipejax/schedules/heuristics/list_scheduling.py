@@ -92,9 +92,8 @@ class _ListScheduler:
         self.remaining: list[Time] = [0 for _ in workers]  # time of ops that have not started
         for pipe in work.microbatch_pipes:
             for stage, worker in enumerate(work.placement[pipe]):
-                self.remaining[worker] += sum(
-                    work.durations[p][stage] for p in KIND if p in work.durations
-                )
+                times = (work.durations[p][stage] for p in KIND if p in work.durations)
+                self.remaining[worker] += sum(times)
         self.exceeds_goal = False
         self.deadlines = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
 

@@ -197,9 +197,8 @@ class _Rounds:
         self.sizes, self.weight_sizes = work.sizes, work.weight_sizes
         self.back = work.lag[1][0]
         self.idle: list[Time] = [0 for _ in self.stages]  # idle time since the first op
-        self.tolerance = ROUNDING * float(
-            pipe.num_microbatches * sum(map(np.sum, (pipe.forward, pipe.input_grad, pipe.there)))
-        )
+        microbatch_time = sum(map(np.sum, (pipe.forward, pipe.input_grad, pipe.there)))
+        self.tolerance = ROUNDING * float(pipe.num_microbatches * microbatch_time)
 
     def put(self, phase: Phase, stage: int) -> None:
         """Run the next op of a phase on a stage, when its input and the stage are ready."""

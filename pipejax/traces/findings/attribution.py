@@ -204,9 +204,8 @@ class JobSteps:
         self.duration[:, non_op_nodes] = self.non_ops.seconds[:, graph.non_op[non_op_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
         # factors on message times (steps, replicas, links)
-        scales = np.broadcast_to(
-            pipelines.link_scales, (len(pipelines.pipelines), len(replayed.link_times))
-        )
+        shape = len(pipelines.pipelines), len(replayed.link_times)
+        scales = np.broadcast_to(pipelines.link_scales, shape)
         self.link_scales = scales[np.array([*positions.values()])]
         scale = self.link_scales[:, graph.replica[messages], graph.link[messages]]
         self.duration[:, messages] = replayed.link_times[graph.link[messages]] * scale

@@ -59,9 +59,8 @@ def finish_trace(
         damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
         raise ArgumentError(error.argument, None, "; ".join([str(error), *damage])) from None
     columns.pop("chunk", None)
-    is_numbered, surplus = passing_rows(
-        [((kind >= 0) & (columns["microbatch"] < 0), "it is one op too many")], "ops"
-    )
+    is_surplus = (kind >= 0) & (columns["microbatch"] < 0)
+    is_numbered, surplus = passing_rows([(is_surplus, "it is one op too many")], "ops")
     columns = {name: values[is_numbered] for name, values in columns.items()}
     # the public jobs number their garbage collections
     columns["microbatch"][(kind[is_numbered] < 0) & (columns["stage"] == NONE)] = NONE
