@@ -27,6 +27,7 @@ from pipejax.sweep.plan import programs
 from pipejax.sweep.plan.layouts import (
     Layouts,
     PlanRequest,
+    _lacks,
     enumerate_layouts,
     layout_workload,
     program_shape,
@@ -40,6 +41,7 @@ from pipejax.sweep.plan.programs import (
     lower_bounds,
 )
 from pipejax.sweep.plan.result import break_even_factors, layout_resource_shares
+from pipejax.sweep.plan.search import price, row_groups
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 H100_NUMBERS = {name: float(system_number(H100, name)) for name in RESOURCES}
@@ -93,6 +95,61 @@ def test_the_best_is_that_of_brute_force(small):
     for k in np.flatnonzero(fits):  # every layout is reached by a point of the front
         reached = (memory[small.front] <= memory[k]) & (times[small.front] <= times[k] * (1 + 1e-9))
         assert reached.any()
+
+
+TIED = dataclasses.replace(GPT, layers=12, tied_embeddings=True)
+WIDE = {"precision": "fp8", "wide_first": 1, "wide_last": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "schedules", "shared"),
+    [
+        (TIED, ("1f1b", "chimera", "interleaved-1f1b"), {}),
+        (pj.load_model("deepseek-v3-mtp"), ("1f1b", "dualpipe-v"), {}),
+        (pj.load_model("deepseek-v3"), ("1f1b", "interleaved-1f1b"), WIDE),
+        (pj.load_model("llama3-8b"), ("interleaved-1f1b", "zb-h1"), WIDE),
+        (pj.load_model("mixtral-8x7b"), ("1f1b", "dualpipe"), {}),
+    ],
+)
+def test_stages_of_one_class_have_the_costs_of_each_of_them(model, schedules, shared):
+    """Layouts are priced by classes of stages; `stage_costs` prices every stage of one layout."""
+    choices = {"tensor": (1, 8), "pipeline": (2, 4, 8), "stages_per_worker": (1, 2, 3)}
+    request = PlanRequest(model, H100, 64, 64, schedules, choices, shared=shared)
+    layouts = enumerate_layouts(request)
+    rng = np.random.default_rng(0)
+    for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
+        few = layouts.take(rng.choice(rows, min(6, len(rows)), replace=False))
+        shape = program_shape(request, few, 0)
+        priced = price(request, shape, few)
+        for k, microbatches in enumerate(few.microbatches.tolist()):
+            table, workload = build_table(shape, microbatches), layout_workload(request, few, k)
+            expected = vars(pj.stage_costs(workload, H100, table))
+            for name, leaf in vars(priced.costs).items():
+                if expected[name] is not None and leaf is not None and np.ndim(leaf):
+                    np.testing.assert_allclose(
+                        np.broadcast_to(leaf[k], np.shape(expected[name])),
+                        expected[name],
+                        rtol=1e-12,
+                        err_msg=name,
+                    )
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+def test_a_launcher_refuses_the_layouts_that_it_refuses_one_by_one(model, launcher):
+    """All layouts that a launcher would refuse by itself are left out, and no others."""
+    choices = {"tensor": (1, 2, 4), "pipeline": (1, 2, 4), "microbatch_size": (1, 4)}
+    schedules = ("gpipe", "1f1b", "interleaved-1f1b", "circular")
+    free = PlanRequest(pj.load_model(model), H100, 32, 64, schedules, choices)
+    layouts, rng = enumerate_layouts(free), np.random.default_rng(1)
+    few = layouts.take(rng.choice(len(layouts), 400, replace=False))
+    lacks = _lacks(dataclasses.replace(free, launcher=launcher), few)
+    for k in range(len(few)):
+        table = build_table(program_shape(free, few, k), int(few.microbatches[k]))
+        workload = layout_workload(free, few, k)
+        expected = pj.costing.launches(workload, table, launcher)[0].lacks
+        assert bool(lacks[k]) == bool(expected), few.described(free, k)
+    assert (lacks == "").any() or launcher == "MaxText"
 
 
 def test_shares_of_the_step_are_of_one_whole(small):
