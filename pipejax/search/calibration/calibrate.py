@@ -200,9 +200,9 @@ def calibrate(
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names to fit; "all" stands for those with a prior and no better source."""
     requested = (ALL,) if fit is None else tuple(fit)
-    # a name given twice stays a mistake
-    rest = tuple(name for name in FITTED if name not in requested)
-    expanded = (rest if name == ALL else (name,) for name in requested)
+    # a name listed twice stays twice, which is an error later
+    unlisted_names = tuple(name for name in FITTED if name not in requested)
+    expanded = (unlisted_names if name == ALL else (name,) for name in requested)
     return tuple(itertools.chain.from_iterable(expanded))
 
 
@@ -230,20 +230,24 @@ class _Fitting(NamedTuple):
 
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
-        configuration = fold_by_columns(self.rows, RUN).left_out
-        repetitions = configuration.sum(axis=1)[configuration.argmax(axis=0)]
+        """Return the weight of each row; repeated runs of a configuration share one weight."""
+        is_member = fold_by_columns(self.rows, RUN).left_out  # (configurations, rows)
+        repetitions = is_member.sum(axis=1)[is_member.argmax(axis=0)]
         return self.independent_share * row_weights(self.rows.variance, NOISE) / repetitions
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
-        """Step times by the system's own numbers, priced as all fits are [s]."""
-        unchanged = np.ones((1, len(self.parameters.names)))
-        unchanged[:, : self.num_numbers] = np.nan
+        """Return the step times by the unchanged system, priced as in all fits [s]."""
+        # NaN stands for the number of the system, 1 for a layer factor without effect
+        values = np.ones((1, len(self.parameters.names)))
+        values[:, : self.num_numbers] = np.nan
         names = self.parameters.names[: self.num_numbers]
-        return self.step_times.predict_and_grad(self.system, names, unchanged)[0][0]
+        seconds, _ = self.step_times.predict_and_grad(self.system, names, values)
+        return seconds[0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
-        """Log of predicted over measured, and its derivatives by whitened parameters."""
+        """Return log(predicted / measured), and its derivatives by whitened parameters."""
         names = self.parameters.names[: self.num_numbers]
+        # NaN stands for the number of the system
         values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
         self.after_step()
@@ -262,17 +266,16 @@ def _set_up_fit(
     check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
-    numbers = parameters_with_priors(system, names, general=general)
-    if layer_times is None:
-        is_free = np.ones(len(names), bool)
-        return _Fitting(rows, system, numbers, len(names), StepTimes(rows, system=system), is_free)
-    shapes = fold_by_columns(rows, layer_times)
-    group = shapes.left_out.argmax(axis=0)  # (rows) the layer time that scales each row
-    free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
-    all_parameters = joined(numbers, free)
-    is_free = np.ones(len(all_parameters.names), bool)
-    times = StepTimes(rows, layer_group=group, system=system)
-    return _Fitting(rows, system, all_parameters, len(names), times, is_free)
+    parameters = parameters_with_priors(system, names, general=general)
+    layer_group = None
+    if layer_times is not None:
+        shapes = fold_by_columns(rows, layer_times)
+        layer_group = shapes.left_out.argmax(axis=0)  # (rows) the layer factor of each row
+        layer_names = [f"layer {name}" for name in shapes.names]
+        parameters = joined(parameters, factors(layer_names, LAYER_SPREAD))
+    step_times = StepTimes(rows, layer_group=layer_group, system=system)
+    is_free = np.ones(len(parameters.names), bool)
+    return _Fitting(rows, system, parameters, len(names), step_times, is_free)
 
 
 def _on_stack(rows: MeasuredRows, system: System) -> System:
@@ -297,12 +300,13 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
     """Refuse rows whose times are off by one factor, as in a wrong unit."""
     # a unit such as tokens per second is recognized by its factor
     factor = float(np.median(rows.seconds / as_is))
-    distance = {name: abs(math.log(factor / size)) for name, size in UNITS.items()}
-    name = min(distance, key=lambda unit: distance[unit])
-    is_unit = distance[name] < math.log(UNIT_FACTOR)
+    # distance of the factor from that of each unit, on a logarithmic scale
+    distances = {unit: abs(math.log(factor / size)) for unit, size in UNITS.items()}
+    nearest_unit = min(distances, key=lambda unit: distances[unit])
+    is_unit = distances[nearest_unit] < math.log(UNIT_FACTOR)
     if not is_unit and 1 / MAX_FACTOR < factor < MAX_FACTOR:
         return
-    guess = f", as if they were {name}" if is_unit else ""
+    guess = f", as if they were {nearest_unit}" if is_unit else ""
     raise wrong(
         "seconds",
         f"of all rows must be of this machine: half of them are more than {factor:.3g} times what "
@@ -313,9 +317,9 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
 class _FitChoice(NamedTuple):
     """Errors of rows predicted by fits without them, or by the unchanged machine."""
 
-    rows: Int[NumpyArray, " some"]  # which, at most `MAX_ROWS`
-    residual: Float[NumpyArray, " some"]  # log of predicted over measured
-    parts: int  # of the rows, each of which a fit left out
+    rows: Int[NumpyArray, " sample"]  # their numbers, at most `MAX_ROWS`
+    residual: Float[NumpyArray, " sample"]  # log of predicted over measured
+    num_folds: int
 
 
 def _choose_numbers(
@@ -323,39 +327,41 @@ def _choose_numbers(
 ) -> tuple[_Fitting, _FitChoice]:
     """Choose the numbers to fit by cross-validation over the sets of `LADDER`."""
     # Rows of a configuration are left out together, because one predicts the other.
-    count = len(problem.rows)
-    chosen_rows = np.arange(count)
-    if count > MAX_ROWS:
-        chosen_rows = np.sort(np.random.default_rng(seed).permutation(count)[:MAX_ROWS])
-        rows = problem.rows.take(chosen_rows)
+    num_rows = len(problem.rows)
+    sample_rows = np.arange(num_rows)
+    sample = problem
+    if num_rows > MAX_ROWS:
+        sample_rows = np.sort(np.random.default_rng(seed).permutation(num_rows)[:MAX_ROWS])
+        rows = problem.rows.take(sample_rows)
         sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
-    else:
-        sample = problem
     folds = _random_folds(sample.rows, seed)
-    errors = np.log(as_is / problem.rows.seconds)[chosen_rows]
-    free = np.zeros(len(problem.free), bool)
+    # start from the unchanged system: no number is free
+    best_residual = np.log(as_is / problem.rows.seconds)[sample_rows]
+    best_free = np.zeros(len(problem.free), bool)
     if len(folds.names) > 1:
         for names in LADDER:
             candidate = sample._replace(free=np.isin(problem.parameters.names, names))
-            residual = _left_out(candidate, folds, np.zeros(len(candidate.free)))
-            unseen_errors = residual[folds.left_out.argmax(axis=0), np.arange(len(chosen_rows))]
-            if np.abs(np.expm1(unseen_errors)).mean() < np.abs(np.expm1(errors)).mean():
-                free, errors = candidate.free, unseen_errors
-    return problem._replace(free=free), _FitChoice(chosen_rows, errors, len(folds.names))
+            fold_residual = _left_out(candidate, folds, np.zeros(len(candidate.free)))
+            # of each row, the residual of the fit without it
+            residual = fold_residual[folds.left_out.argmax(axis=0), np.arange(len(sample_rows))]
+            if np.abs(np.expm1(residual)).mean() < np.abs(np.expm1(best_residual)).mean():
+                best_free, best_residual = candidate.free, residual
+    choice = _FitChoice(sample_rows, best_residual, len(folds.names))
+    return problem._replace(free=best_free), choice
 
 
 def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
     """Divide the rows into at most `MAX_FOLDS` random folds of complete configurations."""
-    configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
-    count = configuration.max() + 1
-    parts = min(count, MAX_FOLDS)
-    part = np.random.default_rng(seed).permutation(count) % parts
-    names = tuple(f"part {k + 1} of {parts}" for k in range(parts))
-    return Folds(names, part[configuration] == np.arange(parts)[:, None])
+    row_configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
+    num_configurations = row_configuration.max() + 1
+    num_folds = min(num_configurations, MAX_FOLDS)
+    configuration_fold = np.random.default_rng(seed).permutation(num_configurations) % num_folds
+    names = tuple(f"part {k + 1} of {num_folds}" for k in range(num_folds))
+    return Folds(names, configuration_fold[row_configuration] == np.arange(num_folds)[:, None])
 
 
 def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
-    """Fit without each fold's rows; (folds, rows) log of predicted over measured."""
+    """Fit once without the rows of each fold; return log(predicted / measured) of all rows."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))
@@ -378,23 +384,26 @@ def _result(
     values = problem.parameters.values(minimum.point)
     fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_numbers)
     numbers = tuple(itertools.compress(fitted[: problem.num_numbers], problem.free))
-    factors_ = fitted[problem.num_numbers :]
+    layer_factors = fitted[problem.num_numbers :]
+    # of each fold, the residuals of the rows that it leaves out
     by_fold = [row[is_out] for row, is_out in zip(left_out, folds.left_out, strict=True)]
     as_is, chosen = comparison
     is_far = np.abs(residual) > OUTLIER * noise
+    # error bands come from rows outside a fit where there are such rows
     if by_fold:
-        judged, groups = np.concatenate(by_fold), len(by_fold)
+        band_residual, groups = np.concatenate(by_fold), len(by_fold)
     elif chosen is not None:
-        judged = chosen.residual[~is_far[chosen.rows]]
-        groups = min(chosen.parts, len(judged))
+        band_residual = chosen.residual[~is_far[chosen.rows]]
+        groups = min(chosen.num_folds, len(band_residual))
     else:
-        judged = residual[~is_far]
-        groups = len(judged)
-    bands = error_bands(judged, groups if groups > 1 else len(judged))
-    unseen = residual.copy()
+        band_residual = residual[~is_far]
+        groups = len(band_residual)
+    bands = error_bands(band_residual, groups if groups > 1 else len(band_residual))
+    evidence_residual = residual.copy()
     if chosen is not None:
-        unseen[chosen.rows] = chosen.residual
-    evidence = group_errors(rows, np.expm1(unseen), float(problem.system.gpus_per_node))
+        evidence_residual[chosen.rows] = chosen.residual
+    errors = np.expm1(evidence_residual)
+    evidence = group_errors(rows, errors, float(problem.system.gpus_per_node))
     overlaps = np.unique(rows.overlap[rows.data > 1])  # of runs with several replicas
     sources = np.where(rows.source == "", rows.file, rows.source)
     record = CalibrationRecord(
@@ -410,7 +419,7 @@ def _result(
     return Calibration(
         system=calibrated_system(problem.system, record),
         parameters={number.name: number for number in numbers},
-        layer_factors={factor.name: factor.value for factor in factors_},
+        layer_factors={factor.name: factor.value for factor in layer_factors},
         fit=prediction_errors(predicted, rows.seconds),
         held_out=_errors(np.concatenate(by_fold), np.concatenate(times)) if by_fold else None,
         folds={
@@ -434,9 +443,9 @@ def _mean_left_out(
     left_out: Float[NumpyArray, "folds rows"], folds: Folds
 ) -> Float[NumpyArray, " rows"]:
     """Return the mean residual of each row over the folds without it; NaN if there is none."""
-    times = folds.left_out.sum(axis=0)
+    num_folds = folds.left_out.sum(axis=0)
     total = (left_out * folds.left_out).sum(axis=0)
-    return np.where(times > 0, total / np.maximum(times, 1), np.nan)
+    return np.where(num_folds > 0, total / np.maximum(num_folds, 1), np.nan)
 
 
 def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
@@ -494,7 +503,7 @@ def calibrated_file(
     overlaps = [record.overlap for record in records if record.overlap is not None]
     evidence = [list(row) for record in records for row in record.evidence]
     parameters = {fit.name: fit for record in records for fit in record.parameters}
-    bands = [band for record in records if record.bands for band in record.bands]
+    bands = [band for record in records for band in record.bands]
     content = written_with(
         {**(PRICED if bands else {}), **base},
         {**stack_numbers, **{name: parameter.value for name, parameter in parameters.items()}},

@@ -40,8 +40,8 @@ class LinkCalibration(NamedTuple):
     """A system whose links and collectives are fitted to measurements.
 
     Attributes:
-      system: with the fitted numbers, and the record of its calibration.
-      parameters: what was fitted.
+      system: the system with the fitted numbers, and the record of its calibration.
+      parameters: the fitted numbers.
       fit: errors of all rows.
     """
 
@@ -90,31 +90,28 @@ def calibrate_links(
 
 def _default_numbers(rows: CollectiveRows) -> list[str]:
     """List the numbers of the machine that these rows can determine."""
-    is_far, are_messages = rows.ranks > rows.inside, np.array(rows.kind) == MESSAGE
-    links = [("node", (rows.inside > 1).any()), ("network", is_far.any())]
-    link_numbers = [
-        f"{link}.{number}"
-        for link, is_used in links
-        if is_used
-        for number in ("efficiency", "latency")
-    ]
-    return [*(LIBRARY if not are_messages.all() else ()), *link_numbers]
+    names = [] if all(kind == MESSAGE for kind in rows.kind) else [*LIBRARY]
+    if (rows.inside > 1).any():
+        names += ["node.efficiency", "node.latency"]
+    if (rows.ranks > rows.inside).any():
+        names += ["network.efficiency", "network.latency"]
+    return names
 
 
 def _residuals(
     rows: CollectiveRows, system: System, parameters: Parameters, points: Points
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Log of predicted over measured, and its derivatives by whitened parameters."""
+    """Return log(predicted / measured), and its derivatives by whitened parameters."""
     seconds = np.empty((len(points), len(rows.seconds)))
     slopes = np.empty((*seconds.shape, points.shape[1]))
     values, kinds = parameters.values(points), np.array(rows.kind)
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     with jax.enable_x64(True):
         for kind in dict.fromkeys(rows.kind):
-            at = np.flatnonzero(kinds == kind)
-            sizes = (rows.ranks[at], rows.inside[at], rows.volume[at])
+            selected = np.flatnonzero(kinds == kind)
+            sizes = (rows.ranks[selected], rows.inside[selected], rows.volume[selected])
             times_and_slopes = _times(unnamed, values, sizes, names=parameters.names, kind=kind)
-            seconds[:, at], slopes[:, at] = map(np.asarray, times_and_slopes)
+            seconds[:, selected], slopes[:, selected] = map(np.asarray, times_and_slopes)
     jacobian = slopes * parameters.slopes(points)[:, None] / seconds[..., None]
     return np.log(seconds / rows.seconds), jacobian
 
@@ -137,9 +134,9 @@ def _times(
         for k, name in enumerate(names):
             machine = machine.with_number(name, values[k])
         if kind == MESSAGE:
-            near, far = machine.peer_link, machine.network
-            latency = jnp.where(inside > 1, near.latency, far.latency)
-            seconds = latency + volume / jnp.where(inside > 1, near.rate, far.rate)
+            is_near, near, far = inside > 1, machine.peer_link, machine.network
+            latency = jnp.where(is_near, near.latency, far.latency)
+            seconds = latency + volume / jnp.where(is_near, near.rate, far.rate)
         else:
             group = Group(ranks, inside)
             seconds = jnp.asarray(collective_time(machine, kind, volume, group))

@@ -31,8 +31,8 @@ EXAMPLES = "t=8, group:h,t,b, k-fold:5, few:8 or model"
 class Folds(NamedTuple):
     """Several ways to leave rows out."""
 
-    names: tuple[str, ...]  # what is left out
-    left_out: Bool[NumpyArray, "folds rows"]  # whether a row is
+    names: tuple[str, ...]  # description of the rows that each fold leaves out
+    left_out: Bool[NumpyArray, "folds rows"]  # whether the fold leaves the row out
 
 
 def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
@@ -40,9 +40,9 @@ def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
     # `column=value` leaves these rows out, once; `group:columns` each combination of values in
     # turn; `model` each model in turn; `k-fold:K` each of K random parts in turn; `few:N` all but N
     # random rows, `DRAWS` times. Columns have full names or letters.
-    kind, _, what = hold_out.partition(":")
+    kind, _, argument = hold_out.partition(":")
     if kind in _KINDS:
-        folds = _KINDS[kind](rows, what, np.random.default_rng(seed))
+        folds = _KINDS[kind](rows, argument, np.random.default_rng(seed))
     elif "=" in hold_out:
         folds = _value(rows, hold_out)
     else:
@@ -70,49 +70,52 @@ def _value(rows: MeasuredRows, hold_out: str) -> Folds:
 
 
 def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Return the fold of each row: rows with equal values in these columns share one."""
+    """Return one fold for each combination of values; it leaves out the rows with these values."""
     texts = [column.astype(str) for column in columns.values()]  # entries may be None
     codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
-    _, first, group = np.unique(
+    _, first_rows, row_fold = np.unique(
         np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True
     )
-    names = (", ".join(f"{name}={column[k]}" for name, column in columns.items()) for k in first)
-    return Folds(tuple(names), group.ravel() == np.arange(len(first))[:, None])
+    names = tuple(
+        ", ".join(f"{name}={column[row]}" for name, column in columns.items()) for row in first_rows
+    )
+    return Folds(names, row_fold.ravel() == np.arange(len(names))[:, None])
 
 
-def fold_by_columns(rows: MeasuredRows, what: str) -> Folds:
-    """Leave out each combination of the values of some columns, as "h,t,b"."""
-    return _folds_by_values({name.strip(): _column(rows, name) for name in what.split(",")})
+def fold_by_columns(rows: MeasuredRows, columns: str) -> Folds:
+    """Return one fold for each combination of the values of these columns, such as "h,t,b"."""
+    return _folds_by_values({name.strip(): _column(rows, name) for name in columns.split(",")})
 
 
-def _model(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
-    if what:
-        raise wrong("hold_out", f"model takes nothing besides, got {what!r}")
+def _model(rows: MeasuredRows, argument: str, _: np.random.Generator) -> Folds:
+    if argument:
+        raise wrong("hold_out", f"model takes nothing besides, got {argument!r}")
     sizes = ("model", "layers", "hidden")
     return _folds_by_values({name: rows.column(name) for name in sizes})
 
 
-def _k_fold(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
-    folds = _count(what, "k-fold", 2, len(rows))
-    part = random.permutation(np.arange(len(rows)) % folds)
-    names = tuple(f"part {k + 1} of {folds}" for k in range(folds))
-    return Folds(names, part == np.arange(folds)[:, None])
+def _k_fold(rows: MeasuredRows, count: str, random: np.random.Generator) -> Folds:
+    num_folds = _count(count, "k-fold", 2, len(rows))
+    row_fold = random.permutation(np.arange(len(rows)) % num_folds)
+    names = tuple(f"part {k + 1} of {num_folds}" for k in range(num_folds))
+    return Folds(names, row_fold == np.arange(num_folds)[:, None])
 
 
-def _few(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
-    num_fitted = _count(what, "few", 1, len(rows) - 1)
-    order = random.permuted(np.tile(np.arange(len(rows)), (DRAWS, 1)), axis=1)
+def _few(rows: MeasuredRows, count: str, random: np.random.Generator) -> Folds:
+    num_fitted = _count(count, "few", 1, len(rows) - 1)
+    ranks = random.permuted(np.tile(np.arange(len(rows)), (DRAWS, 1)), axis=1)
     names = tuple(f"all but {num_fitted}, draw {k + 1}" for k in range(DRAWS))
-    return Folds(names, order >= num_fitted)
+    return Folds(names, ranks >= num_fitted)
 
 
-def _count(text: str, name: str, least: int, largest: int) -> int:
+def _count(text: str, name: str, minimum: int, maximum: int) -> int:
     value = int(text) if text.isascii() and text.isdigit() else text
-    return whole_number(value, f"hold_out {name}", minimum=least, maximum=min(largest, MAX_COUNT))
+    maximum = min(maximum, MAX_COUNT)
+    return whole_number(value, f"hold_out {name}", minimum=minimum, maximum=maximum)
 
 
 _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] = {
-    "group": lambda rows, what, _: fold_by_columns(rows, what),
+    "group": lambda rows, columns, _: fold_by_columns(rows, columns),
     "model": _model,
     "k-fold": _k_fold,
     "few": _few,
@@ -123,7 +126,7 @@ PERCENTS = (80, 90)
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
-    """Find factors on the predicted time that enclose this percentage of further rows."""
+    """Return the range of measured over predicted time that holds a percentage of new rows."""
     # `residual` is log(predicted / measured) of left-out rows. Errors in one of K groups are
     # correlated, so the band is an order statistic of groups. A new group is the farthest of K + 1
     # with probability 1 / (K + 1), so the band must hold a share (K + 1) / K times larger.
@@ -146,17 +149,18 @@ def band_coverage(
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
     """Return the share of left-out rows within their bands [%], by nominal percent."""
-    # The band of a fold comes from the left-out rows of all other folds. With one fold alone it
-    # comes from the fitted rows: never from the rows that it judges.
+    # `by_fold` has the residuals of the rows that each fold leaves out, `residual` those of all
+    # rows. The band of a fold comes from the left-out rows of all other folds, or from the fitted
+    # rows if there is only one fold, never from the rows that it is compared with.
     if not by_fold:
         return {}
-    inside: dict[int, int] = dict.fromkeys(PERCENTS, 0)
-    for k, judged in enumerate(by_fold):
-        others = [fold_residual for j, fold_residual in enumerate(by_fold) if j != k]
-        reference = np.concatenate(others) if others else residual[k][~left_out[k]]
+    num_inside: dict[int, int] = dict.fromkeys(PERCENTS, 0)
+    for fold, fold_residual in enumerate(by_fold):
+        groups = [*by_fold[:fold], *by_fold[fold + 1 :]]
+        reference = np.concatenate(groups) if groups else residual[fold][~left_out[fold]]
+        ratio = np.exp(-fold_residual)  # measured over predicted
         for percent in PERCENTS:
-            _, low, high = band(reference, percent, len(others) or len(reference))
-            ratio = np.exp(-judged)
-            inside[percent] += int(np.sum((low <= ratio) & (ratio <= high)))
+            _, low, high = band(reference, percent, len(groups) or len(reference))
+            num_inside[percent] += int(np.sum((low <= ratio) & (ratio <= high)))
     total = sum(map(len, by_fold))
-    return {percent: 100 * count / total for percent, count in inside.items()}
+    return {percent: 100 * count / total for percent, count in num_inside.items()}

@@ -92,26 +92,32 @@ class Parameters(NamedTuple):
 
     def values(self, points: Points) -> Points:
         """Turn whitened points into numbers, in SI units."""
-        moved = self._odds * np.exp(self.spread * points)
-        return np.where(self._bounded, self._finite * moved / (1 + moved), self.centre * moved)
+        # the logarithm of an unbounded number is normal, and the logit of a bounded number's share
+        # of its limit: share / (1 - share) = odds of the median * exp(spread * point)
+        factor = np.exp(self.spread * points)
+        odds = self._median_odds * factor
+        bounded = self._finite_limit * odds / (1 + odds)
+        return np.where(self._is_bounded, bounded, self.centre * factor)
 
     def slopes(self, points: Points) -> Points:
         """Return the derivative of each number by its whitened parameter."""
         values = self.values(points)
-        return self.spread * values * np.where(self._bounded, 1 - values / self._finite, 1.0)
+        remaining_share = np.where(self._is_bounded, 1 - values / self._finite_limit, 1.0)
+        return self.spread * values * remaining_share
 
     @property
-    def _bounded(self) -> NumpyArray:
+    def _is_bounded(self) -> NumpyArray:
         return np.isfinite(self.limit)
 
     @property
-    def _finite(self) -> PerParameter:
-        return np.where(self._bounded, self.limit, 1.0)
+    def _finite_limit(self) -> PerParameter:
+        return np.where(self._is_bounded, self.limit, 1.0)
 
     @property
-    def _odds(self) -> PerParameter:
-        share = np.where(self._bounded, self.centre / self._finite, 0.5)
-        return np.where(self._bounded, share / (1 - share), 1.0)
+    def _median_odds(self) -> PerParameter:
+        """Return c / (1 - c), where c is the prior's median over the limit; 1 without a limit."""
+        share = np.where(self._is_bounded, self.centre / self._finite_limit, 0.5)
+        return share / (1 - share)
 
 
 def parameters_with_priors(
@@ -140,8 +146,8 @@ def parameters_with_priors(
 def _centre(system_value: float, prior: Prior, general: bool) -> float:
     """Return the system's value of a number, or the prior's centre if the system has none."""
     # A share of 1 comes from a data sheet, which states no losses, so it counts as missing.
-    is_said = system_value > 0 and system_value < prior.limit
-    if prior.centre is None or (is_said and (prior.is_own or not general)):
+    is_in_file = system_value > 0 and system_value < prior.limit
+    if prior.centre is None or (is_in_file and (prior.is_own or not general)):
         return system_value
     return prior.centre
 

@@ -8,8 +8,8 @@ with a loss rho that is quadratic near 0 and bounds what an outlier pulls. The p
 goes first: it has one minimum, which every start finds. Student's loss goes on from there: its
 pull falls off again, so that rows far on one side do not bend the fit (an MM-estimate, Yohai 1987).
 The noise is estimated along with the parameters. All fits of a batch (folds of a hold-out, starts)
-take their Levenberg-Marquardt steps together, so that one call of the model serves them all: that
-is what SciPy's solvers, which take one fit at a time, do not offer.
+take their Levenberg-Marquardt steps together, so that one call of the model serves them all.
+SciPy's solvers take one fit at a time.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 
-BEND = 1.345  # where the loss turns linear, in noises: 95 % efficient for normal errors (Huber)
+BEND = 1.345  # residual over noise where the loss turns linear: 95 % efficient (Huber)
 FREEDOM = 3.0  # degrees of freedom of Student's loss
-NOISE = 0.05  # of a model of step times, before any row is seen
-NOISE_ROWS = 2.0  # how many rows that guess counts for
-STEP = 1e-4  # a fit has converged once no parameter moves by more, in spreads of its prior
-LONGEST_STEP = 4.0  # of one parameter, in spreads of its prior
-MOST_STEPS = 200
+NOISE = 0.05  # prior guess of the noise of a model of step times
+NOISE_ROWS = 2.0  # weight of this guess, in rows
+STEP = 1e-4  # largest move of a parameter in a converged fit, in spreads of its prior
+MAX_STEP = 4.0  # of one parameter, in spreads of its prior
+MAX_NUM_STEPS = 200
 DAMPING = 1e-3  # at the start
-ROUNDING = 1e-12  # of the objective
-LEAST_NOISE = 1e-9  # below it rows are met exactly, and nothing is left to weigh
+ROUNDING = 1e-12  # relative rounding of the objective
+MIN_NOISE = 1e-9  # keeps the noise above 0 for rows that are fitted exactly
 
 Residuals = Float[NumpyArray, "batch rows"]
 Jacobians = Float[NumpyArray, "batch rows parameters"]
@@ -62,7 +62,7 @@ class _FitState(NamedTuple):
     jacobian: Jacobians
     noise: Float[NumpyArray, " batch"]
     damping: Float[NumpyArray, " batch"]
-    growth: Float[NumpyArray, " batch"]
+    growth: Float[NumpyArray, " batch"]  # factor on the damping after the next rejected step
 
 
 class Loss(NamedTuple):
@@ -71,7 +71,7 @@ class Loss(NamedTuple):
     value: Callable[[NumpyArray], NumpyArray]  # rho
     slope: Callable[[NumpyArray], NumpyArray]  # its derivative
     second: Callable[[NumpyArray], NumpyArray]  # its second derivative
-    # the same for steps, above 0 everywhere: where slopes fall again, the slope over z
+    # curvature for steps, positive everywhere: `second`, or slope / z if `second` can be negative
     bend: Callable[[NumpyArray], NumpyArray]
     mean_square_slope: float  # of normal errors
     # makes the curvature at the minimum the inverse of a robust estimate's variance per row,
@@ -125,19 +125,20 @@ def robust_fit(
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))
-    state = _FitState(point, residual, jacobian, *np.full((3, size), [[NOISE], [DAMPING], [2.0]]))
+    noise, damping, growth = np.full((3, size), [[NOISE], [DAMPING], [2.0]])
+    state = _FitState(point, residual, jacobian, noise, damping, growth)
     steps, converged = np.ones(size, int), np.zeros(size, bool)
     for loss in losses:
         state = state._replace(noise=_noise(state, weights, loss), damping=np.full(size, DAMPING))
         converged = np.zeros(size, bool)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_NUM_STEPS):
             active = np.flatnonzero(~converged)
             if not len(active):
                 break
             active_state = _FitState(*(field[active] for field in state))
-            moved, has_converged = _step(model, active_state, weights[active], loss)
-            for field, active_field in zip(state, moved, strict=True):
-                field[active] = active_field
+            new_state, has_converged = _step(model, active_state, weights[active], loss)
+            for field, new_field in zip(state, new_state, strict=True):
+                field[active] = new_field
             steps[active] += 1
             converged[active] = has_converged
     return RobustFit(
@@ -162,38 +163,38 @@ def _step(
     gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
     gradient = gradient / noise[:, None] + point
     curvature = _information(state, weights, loss, loss.bend) + np.eye(point.shape[1])
-    weight = damping[:, None] * np.einsum("bpp->bp", curvature)
-    damped = curvature + weight[:, None] * np.eye(point.shape[1])
+    added_diagonal = damping[:, None] * np.einsum("bpp->bp", curvature)
+    damped = curvature + added_diagonal[:, None] * np.eye(point.shape[1])
     step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
     # far from the minimum times overflow: limit the length of a step
-    step *= np.minimum(1, LONGEST_STEP / np.maximum(np.abs(step).max(axis=1, initial=0), STEP))[
-        :, None
-    ]
+    largest_move = np.maximum(np.abs(step).max(axis=1, initial=0), STEP)
+    step *= np.minimum(1, MAX_STEP / largest_move)[:, None]
     trial = point + step
     new_residual, new_jacobian = model(trial)
     before = _objective(residual, point, noise, weights, loss)
     after = _objective(new_residual, trial, noise, weights, loss)
     is_better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
-    predicted_gain = (step * (weight * step - gradient)).sum(axis=1) / 2
-    min_gain = ROUNDING * np.abs(before) + np.finfo(float).tiny  # rows met exactly promise nothing
-    gain = np.where(is_better, before - after, 0.0) / np.maximum(predicted_gain, min_gain)
+    predicted_gain = (step * (added_diagonal * step - gradient)).sum(axis=1) / 2
+    # if all rows are fitted exactly, the predicted gain is 0
+    min_gain = ROUNDING * np.abs(before) + np.finfo(float).tiny
+    gain_ratio = np.where(is_better, before - after, 0.0) / np.maximum(predicted_gain, min_gain)
+    shrink = np.maximum(1 / 3, 1 - (2 * np.clip(gain_ratio, 0, 1) - 1) ** 3)
 
     def accept(new: NumpyArray, old: NumpyArray) -> NumpyArray:
         return np.where(is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    moved = _FitState(
+    new_state = _FitState(
         accept(trial, point),
         accept(new_residual, residual),
         accept(new_jacobian, jacobian),
         noise,
-        damping
-        * np.where(is_better, np.maximum(1 / 3, 1 - (2 * np.clip(gain, 0, 1) - 1) ** 3), growth),
+        damping * np.where(is_better, shrink, growth),
         np.where(is_better, 2.0, 2 * growth),
     )
-    noise = np.where(is_better, _noise(moved, weights, loss), noise)
-    noise_converged = np.abs(noise / moved.noise - 1) <= STEP
+    new_noise = np.where(is_better, _noise(new_state, weights, loss), noise)
+    noise_converged = np.abs(new_noise / noise - 1) <= STEP
     converged = (np.abs(step).max(axis=1) <= STEP) & noise_converged
-    return moved._replace(noise=noise), converged
+    return new_state._replace(noise=new_noise), converged
 
 
 def _objective(
@@ -210,8 +211,10 @@ def _information(
 ) -> Float[NumpyArray, "batch params params"]:
     """Return J^T rho'' J / noise^2 of each fit: how much the rows determine the parameters."""
     noise = state.noise[:, None]
-    curved = loss.factor * weights * bend(state.residual / noise) / noise**2
-    return np.einsum("brp,br,brq->bpq", state.jacobian, curved, state.jacobian, optimize=True)
+    row_curvature = loss.factor * weights * bend(state.residual / noise) / noise**2
+    return np.einsum(
+        "brp,br,brq->bpq", state.jacobian, row_curvature, state.jacobian, optimize=True
+    )
 
 
 def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:
@@ -224,7 +227,7 @@ def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArra
     squares = (weights * loss.slope(state.residual / state.noise[:, None]) ** 2).sum(axis=1)
     squares = squares * state.noise**2 / loss.mean_square_slope + NOISE_ROWS * NOISE**2
     free_rows = np.maximum(weights.sum(axis=1) - used_rows, 0) + NOISE_ROWS
-    return np.maximum(np.sqrt(squares / free_rows), LEAST_NOISE)
+    return np.maximum(np.sqrt(squares / free_rows), MIN_NOISE)
 
 
 def uncertainty(fit: RobustFit) -> tuple[Points, NumpyArray]:
