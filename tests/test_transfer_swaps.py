@@ -28,7 +28,7 @@ def begun(table, costs, queues, seed=0):
 
 def through_node(search, node):
     """The longest path through a node, of what a search keeps up to date."""
-    return search._ahead.finish[node] + search._backward.finish[-node] - search._duration[node]
+    return search._forward.finish[node] + search._backward.finish[-node] - search._duration[node]
 
 
 def check_times(graph, search):

@@ -33,12 +33,12 @@ from pipejax.search.orders.permutations import (
     SHAKES,
     LocalSearch,
     Orders,
-    alone,
     batched_makespans,
     neighbours,
     order_bound,
+    orders_of_longest,
     packed_bound,
-    with_least,
+    with_shortest,
 )
 
 Members = Int[NumpyArray, "steps replicas microbatches"]
@@ -59,7 +59,7 @@ class StepCosts(NamedTuple):
     """Costs of many steps; a member is a microbatch, numbered over all steps."""
 
     by_member: dict[str, NumpyArray]  # (members, ...) fields that differ by microbatch
-    by_step: dict[str, NumpyArray]  # (steps, ...) or (1, ...) other fields
+    by_step: dict[str, NumpyArray]  # (steps, ...) other fields; (1, ...) if all steps agree
     step_members: int  # members of a step
 
     @classmethod
@@ -69,17 +69,17 @@ class StepCosts(NamedTuple):
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
-        extended = [vars(with_least(costs)) for costs in step_costs]
+        fields_by_step = [vars(with_shortest(costs)) for costs in step_costs]
         for name in FIELDS:
-            leaves = [leaves[name] for leaves in extended]
-            if leaves[0] is None:
+            times = [fields[name] for fields in fields_by_step]
+            if times[0] is None:
                 continue
-            if not differs_by_microbatch(name, leaves[0]):
-                are_equal = all(np.array_equal(leaf, leaves[0]) for leaf in leaves)
-                by_step[name] = np.stack(leaves[:1] if are_equal else leaves)
+            if not differs_by_microbatch(name, times[0]):
+                are_equal = all(np.array_equal(time, times[0]) for time in times)
+                by_step[name] = np.stack(times[:1] if are_equal else times)
             elif name not in unread:
-                all_steps = np.concatenate(leaves, axis=-1)
-                by_member[name] = np.ascontiguousarray(np.moveaxis(all_steps, -1, 0))
+                all_times = np.concatenate(times, axis=-1)
+                by_member[name] = np.ascontiguousarray(np.moveaxis(all_times, -1, 0))
         return cls(by_member, by_step, step_members)
 
     def step_index(self, orders: Orders) -> Int[NumpyArray, " orders"]:
@@ -89,12 +89,12 @@ class StepCosts(NamedTuple):
     def order_costs(self, orders: Orders) -> Costs:
         """Return a batch of costs for `makespans`, one entry per order (orders, microbatches)."""
         steps = self.step_index(orders)
-        leaves = {
+        fields = {
             name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
         }
         for name, time in self.by_member.items():
-            leaves[name] = np.moveaxis(time[orders], 1, -1)
-        return unchecked_costs(leaves)
+            fields[name] = np.moveaxis(time[orders], 1, -1)
+        return unchecked_costs(fields)
 
 
 @short_repr
@@ -278,26 +278,26 @@ class DealSearch(LocalSearch[list[Deal]]):
         exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
         first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, first_replica, links)
-        # one column more than there are microbatches: `bounds` uses an artificial shortest one
+        # one member more than there are microbatches: the lower bounds use an artificial one
         self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
-        self._first = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
-        largest = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
-        runs = 1 << (len(step_costs) * replicas * NUM_RANDOM).bit_length()
-        self.batch = max(1, min(MAX_RUNS, runs, largest))
+        self._first_member = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
+        max_runs = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
+        runs = 1 << (len(step_costs) * replicas * NUM_RANDOM).bit_length()  # a power of two
+        self.batch = max(1, min(MAX_RUNS, runs, max_runs))
         self._runs, self._idle_rounds = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
-        self._begin(_longest_first(work, self._shape))
+        self._start_from_baselines(_longest_first(work, self._shape))
         # three lower bounds; the first runs the longest microbatch among artificial shortest ones
-        longest_alone = np.stack(
-            [alone(int(n), replicas * size, size) for n in work.argmax(axis=1)]
+        orders = np.stack(
+            [orders_of_longest(int(n), replicas * size, size) for n in work.argmax(axis=1)]
         )
-        bounds = [self.times(self._first + longest_alone).min(axis=1)]
+        bounds = [self.times(self._first_member + orders).min(axis=1)]
         for bound in (order_bound, packed_bound):
             bounds.append(np.array([bound(table, costs, links, replicas) for costs in exact]))
         self.bounds = np.max(bounds, axis=0)
         self._update_best()
 
-    def _begin(self, greedy: Members) -> None:
+    def _start_from_baselines(self, greedy: Members) -> None:
         """Evaluate the baselines, and start from the best baseline of each step."""
         steps, replicas, size = self._shape
         members = np.tile(np.arange(replicas * size), (steps, 1))
@@ -306,9 +306,9 @@ class DealSearch(LocalSearch[list[Deal]]):
         round_robin = members.reshape(steps, size, replicas).swapaxes(1, 2)
         fixed = np.stack([blocks, round_robin, greedy])
         deals = np.concatenate([fixed, random.reshape(NUM_RANDOM, *self._shape)])
-        orders = self._first + deals
+        orders = self._first_member + deals
         times = self.times(orders)
-        # improve the order inside each replica of the greedy deal
+        # improve the order inside each replica of the greedy deal: groups of one replica
         self._order, self._times = orders[2].copy(), times[2].copy()
         all_steps = np.arange(steps)
         single_replicas = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
@@ -332,11 +332,11 @@ class DealSearch(LocalSearch[list[Deal]]):
         """Return the makespan of a replica with each order [s]."""
         # Batches have one size, so the engine compiles once: the last one is padded by repetition.
         size = orders.shape[-1]
-        flat = orders.reshape(-1, size)
-        padded = np.resize(flat, (-(-len(flat) // self.batch) * self.batch, size))
+        rows = orders.reshape(-1, size)
+        padded = np.resize(rows, (math.ceil(len(rows) / self.batch) * self.batch, size))
         makespans = batched_makespans(self.program, self._costs.order_costs, padded, self.batch)
-        self._runs += np.bincount(self._costs.step_index(flat), minlength=len(self._runs))
-        return makespans[: len(flat)].reshape(orders.shape[:-1])
+        self._runs += np.bincount(self._costs.step_index(rows), minlength=len(self._runs))
+        return makespans[: len(rows)].reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
         """Improve all pairs of replicas once; if there are few deals, try all instead."""
@@ -366,33 +366,35 @@ class DealSearch(LocalSearch[list[Deal]]):
 
     def _pairs(self, steps: Steps) -> Replicas:
         """Pair each of the slowest replicas with a random other one."""
-        ranked = np.argsort(-self._times[steps], axis=1, kind="stable")
-        slow = math.ceil(ranked.shape[1] * SLOW_SHARE)
-        others = self.rng.permuted(ranked[:, slow:], axis=1)[:, :slow]
-        return np.stack([ranked[:, :slow], others], axis=2)
+        ranked = np.argsort(-self._times[steps], axis=1, kind="stable")  # the slowest first
+        num_slow = math.ceil(ranked.shape[1] * SLOW_SHARE)
+        partners = self.rng.permuted(ranked[:, num_slow:], axis=1)[:, :num_slow]
+        return np.stack([ranked[:, :num_slow], partners], axis=2)
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
         """Make the best move in each group of replicas; return which steps changed."""
-        # The slowest replica of a group decides, and the others a little.
-        place = steps[:, None, None], groups
-        members = self._order[place]
+        group_index = steps[:, None, None], groups
+        members = self._order[group_index]  # (steps, groups, replicas, microbatches)
+        sequences = members.reshape(*groups.shape[:2], -1)  # the members of a group in one axis
         moves = self._moves(groups.shape)
-        # many moves give a replica the same members in the same order: each row runs once
+        # many moves give a replica the same members in the same order: run each such row once
         size = members.shape[-1]
         rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
-        pool = members.reshape(*groups.shape[:2], -1)
         # (steps, groups, moves, replicas)
-        times = self.times(pool[..., rows])[..., move_rows.reshape(moves.shape[:2])]
+        times = self.times(sequences[..., rows])[..., move_rows.reshape(moves.shape[:2])]
+        # the slowest replica of a group decides; the other times count a little
         rank = times.max(axis=3) + FASTER_WEIGHT * times.sum(axis=3)
         best = rank.argmin(axis=2)  # at a tie the first move, which changes nothing
-        new_order = np.take_along_axis(pool, moves[best].reshape(pool.shape), axis=2)
-        self._order[place] = new_order.reshape(members.shape)
-        self._times[place] = np.take_along_axis(times, best[..., None, None], axis=2)[:, :, 0]
+        new_order = np.take_along_axis(sequences, moves[best].reshape(sequences.shape), axis=2)
+        self._order[group_index] = new_order.reshape(members.shape)
+        best_times = np.take_along_axis(times, best[..., None, None], axis=2)
+        self._times[group_index] = best_times[:, :, 0]
         return (best > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """Return the empty move, then swaps and insertions in a group, up to a number limit."""
-        # `groups` is the shape (steps, groups, replicas). If there are too many, they are random.
+        """Return the empty move, then swaps and insertions in the sequence of a group."""
+        # `groups` is the shape (steps, groups, replicas). A move is the new sequence of positions.
+        # If there are too many moves, some are chosen at random.
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
@@ -424,22 +426,25 @@ class DealSearch(LocalSearch[list[Deal]]):
         """Find the optimal deals of some steps, from the best order of every set of members."""
         _, replicas, size = self._shape
         orders = np.array([*itertools.permutations(range(replicas * size), size)])
-        masks = (1 << orders).sum(axis=1)  # set of members as bits
-        times = self.times(self._first[steps] + orders)
+        masks = (1 << orders).sum(axis=1)  # set of members as bits: {0, 2} is 0b101
+        times = self.times(self._first_member[steps] + orders)
         for step, seconds in zip(steps.tolist(), times, strict=True):
             # sorted by set and time, the first row of each set is its best order
             ranked = np.lexsort((seconds, masks))
             best_rows = ranked[np.unique(masks[ranked], return_index=True)[1]]
             sets = _fastest_sets(masks[best_rows], seconds[best_rows], replicas * size)
-            self._order[step] = self._first[step] + orders[best_rows[sets]]
+            self._order[step] = self._first_member[step] + orders[best_rows[sets]]
             self._times[step] = seconds[best_rows[sets]]
         self.bounds[steps] = self._times[steps].max(axis=1)
 
     def best_so_far(self) -> tuple[list[Deal], float]:
         """Return the best deal of each step so far, and the mean of their values [s]."""
-        orders = self.best - self._first
-        pairs = zip(self._step_costs, orders, strict=True)
-        return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
+        orders = self.best - self._first_member
+        deals = [
+            Deal(order, in_order(costs, order))
+            for costs, order in zip(self._step_costs, orders, strict=True)
+        ]
+        return deals, self.value
 
     def split_by_step(self, total: Found[list[Deal]]) -> list[Found[Deal]]:
         """Split the result of all steps into one per step."""
@@ -474,8 +479,8 @@ def _longest_first(
     all_steps = np.arange(steps)
     order = np.zeros(shape, int)
     load, count = np.zeros((steps, replicas)), np.zeros((steps, replicas), int)
-    for member in np.argsort(-work, axis=1, kind="stable").T:  # one of each step
-        replica = np.where(count < size, load, np.inf).argmin(axis=1)
+    for member in np.argsort(-work, axis=1, kind="stable").T:  # (steps) one member of each step
+        replica = np.where(count < size, load, np.inf).argmin(axis=1)  # (steps)
         order[all_steps, replica, count[all_steps, replica]] = member
         load[all_steps, replica] += work[all_steps, member]
         count[all_steps, replica] += 1
@@ -485,22 +490,27 @@ def _longest_first(
 def _fastest_sets(
     masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
 ) -> list[int]:
-    """Choose disjoint sets of all members with the least maximum of their times; return rows."""
-    # A set is a mask of bits, one per member.
-    by_lowest_bit: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
+    """Partition the members into sets with the least maximum of their times; return the rows."""
+    # A set is a mask of bits, one per member: {0, 2} is 0b101. The set of the lowest remaining
+    # member is chosen first, then the remaining members are partitioned.
+    sets_by_lowest_member: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
     for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
-        by_lowest_bit[(mask & -mask).bit_length() - 1].append((mask, time, row))
+        sets_by_lowest_member[_lowest_member(mask)].append((mask, time, row))
 
     @functools.cache
-    def best(remaining: int) -> tuple[float, tuple[int, ...]]:
-        """Return time and rows of the best partition of the remaining members."""
+    def best_partition(remaining: int) -> tuple[float, tuple[int, ...]]:
+        """Return the largest time and the rows of the best partition of the remaining members."""
         if not remaining:
             return 0.0, ()
-        fastest: tuple[float, tuple[int, ...]] = (math.inf, ())
-        for mask, time, row in by_lowest_bit[(remaining & -remaining).bit_length() - 1]:
+        best: tuple[float, tuple[int, ...]] = (math.inf, ())
+        for mask, time, row in sets_by_lowest_member[_lowest_member(remaining)]:
             if not mask & ~remaining:
-                slowest, others = best(remaining & ~mask)
-                fastest = min(fastest, (max(time, slowest), (row, *others)))
-        return fastest
+                largest_time, rows = best_partition(remaining & ~mask)
+                best = min(best, (max(time, largest_time), (row, *rows)))
+        return best
 
-    return [*best((1 << members) - 1)[1]]
+    return [*best_partition((1 << members) - 1)[1]]
+
+
+def _lowest_member(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1  # 0b110 & -0b110 is 0b010, its lowest bit

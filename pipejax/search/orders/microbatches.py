@@ -25,10 +25,10 @@ from pipejax.search.orders.permutations import (
     Order,
     Orders,
     PermutationSearch,
-    alone,
     batched_makespans,
     order_bound,
-    with_least,
+    orders_of_longest,
+    with_shortest,
 )
 
 MAX_NUMBERS = 1 << 24  # of the costs of a batch
@@ -118,20 +118,21 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
             )
         numbers = sum(np.size(leaf) for leaf in leaves(costs))
         self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
-        self.kind = _kinds(costs, table.num_microbatches)
-        unchanged = np.arange(table.num_microbatches)
-        descending = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
-        named = {"given": unchanged, "ascending": descending[::-1], "descending": descending}
+        count = table.num_microbatches
+        self.kind = _kinds(costs, count)
+        descending = np.argsort(-_work(costs, count), kind="stable")
+        ascending = descending[::-1]
+        named = {"given": np.arange(count), "ascending": ascending, "descending": descending}
         self.start_from(named, *_hills(descending), random="random")
-        # a lower bound: the longest microbatch alone among artificial shortest ones
-        extended, count = with_least(self._costs), len(unchanged)
-        shortest = batched_makespans(
+        # a lower bound: the longest microbatch among artificial shortest ones, number `count`
+        extended_costs = with_shortest(self._costs)
+        makespans = batched_makespans(
             self.program,
-            lambda orders: in_order(extended, orders),
-            alone(int(descending[0]), count, count),
+            lambda orders: in_order(extended_costs, orders),
+            orders_of_longest(int(descending[0]), count, count),
             self.batch,
-        ).min()
-        self.lower_bound = max(order_bound(table, costs, links), float(shortest))
+        )
+        self.lower_bound = max(order_bound(table, costs, links), float(makespans.min()))
 
     def order_costs(self, orders: Orders) -> Costs:
         """Return the costs of a batch of orders."""
@@ -161,7 +162,10 @@ def _hills(descending: Order) -> tuple[Order, Order]:
 
 def _kinds(costs: Costs, count: int) -> Order:
     """Number the kinds of microbatches; microbatches with equal costs are of one kind."""
-    named = vars(costs).items()
-    differing = [np.asarray(time) for name, time in named if differs_by_microbatch(name, time)]
-    columns = np.concatenate([time.reshape(-1, count) for time in differing])
-    return np.unique(columns, axis=1, return_inverse=True)[1].reshape(count)
+    rows = [
+        np.asarray(time).reshape(-1, count)
+        for name, time in vars(costs).items()
+        if differs_by_microbatch(name, time)
+    ]
+    _, kind = np.unique(np.concatenate(rows), axis=1, return_inverse=True)
+    return kind.reshape(count)

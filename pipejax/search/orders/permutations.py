@@ -26,21 +26,20 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Best, Found, gap as gap_of
 
-# Driver of all local searches: deadline, interruption, progress and seed in one loop.
-#
-# A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
-
 
 class LocalSearch(abc.ABC, Generic[Best]):
-    """State of a search; the constructor of a subclass sets the start."""
+    """State of a local search, with its loop: deadline, interruption, progress and seed.
+
+    A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
+    """
 
     value: float  # of the best candidate so far [s]
     lower_bound: float  # on the value of every candidate [s]
     baselines: Mapping[str, float | None]  # values of simple candidates by name [s]
-    precision = 1e-12
+    precision = 1e-12  # relative rounding of values
 
     def __init__(self, seed: int) -> None:
-        self._begun = time.monotonic()
+        self._start_time = time.monotonic()
         self.rng = np.random.default_rng(seed)
         self.evaluated = 0
         self.stale = 0  # steps since the last improvement
@@ -65,7 +64,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         gap: float = 0.0,
     ) -> Found[Best]:
         """Search until one limit is reached: iterations, seconds since the start, or the gap."""
-        deadline = np.inf if time_limit is None else self._begun + time_limit
+        deadline = np.inf if time_limit is None else self._start_time + time_limit
         try:
             for iteration in range(1, iterations + 1):
                 if self._is_optimal() or self._gap <= gap:
@@ -117,18 +116,20 @@ class PermutationSearch(LocalSearch[Best]):
     def order_costs(self, orders: Orders) -> Costs:
         """Return a batch of costs for `makespans`, one entry per order."""
 
-    def start_from(self, named: Mapping[str, Order], *others: Order, random: str) -> None:
-        """Start at the fastest of some orders and random ones; baselines: named, and `random`."""
+    def start_from(self, named: Mapping[str, Order], *unnamed: Order, random: str) -> None:
+        """Start from the fastest of these orders and random ones, and set the baselines."""
+        # Baselines are the named orders, and "best of" and "mean of" `random`.
         members = np.tile(np.arange(len(self.kind)), (NUM_RANDOM, 1))
-        orders = np.stack([*named.values(), *others, *self.rng.permuted(members, axis=1)])
+        orders = np.stack([*named.values(), *unnamed, *self.rng.permuted(members, axis=1)])
         times = self.times(orders)
-        first = int(times.argmin())
-        self.best = self.current = orders[first]
-        self.value = self._current = float(times[first])
-        self._tried = 0  # number of orders so far, if all are tried
+        fastest = int(times.argmin())
+        self.best = self.current = orders[fastest]
+        self.value = self._current_time = float(times[fastest])
+        self._num_tried = 0  # orders so far, if all are tried
+        random_times = times[-NUM_RANDOM:]
         self.baselines = dict(zip(named, times.tolist(), strict=False)) | {
-            f"best of {random}": float(times[-NUM_RANDOM:].min()),
-            f"mean of {random}": float(times[-NUM_RANDOM:].mean()),
+            f"best of {random}": float(random_times.min()),
+            f"mean of {random}": float(random_times.mean()),
         }
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
@@ -143,12 +144,12 @@ class PermutationSearch(LocalSearch[Best]):
         orders = next(self._batches)
         times = self.times(orders)
         row = self.choose(times)
-        self.stale = 0 if times[row] < self._current else self.stale + 1
-        self.current, self._current = orders[row], float(times[row])
-        if self._current < self.value:
-            self.best, self.value = self.current, self._current
-        self._tried += len(orders)
-        if self._is_exhaustive() and self._tried == num_orders(self.kind):
+        self.stale = 0 if times[row] < self._current_time else self.stale + 1
+        self.current, self._current_time = orders[row], float(times[row])
+        if self._current_time < self.value:
+            self.best, self.value = self.current, self._current_time
+        self._num_tried += len(orders)
+        if self._is_exhaustive() and self._num_tried == num_orders(self.kind):
             self.lower_bound = self.value
 
     @functools.cached_property
@@ -161,7 +162,7 @@ class PermutationSearch(LocalSearch[Best]):
         for _ in range(SHAKES):
             pair = self.rng.choice(len(order), 2, replace=False)
             order[pair] = order[pair[::-1]]
-        self.current, self._current, self.stale = order, np.inf, 0
+        self.current, self._current_time, self.stale = order, np.inf, 0
 
     def _neighbours(self) -> Iterator[Orders]:
         """Yield batches of orders one swap or insertion away from the present one, endlessly."""
@@ -204,12 +205,13 @@ def batched_makespans(
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
     """Return an order for each swap of two places, and for each insertion that is no swap."""
-    # `start` and `target` (pairs) are all pairs of places, in both directions.
+    # `start` and `target` hold all pairs of places, in both directions: (0, 1) and (1, 0).
     place, is_swap = np.arange(len(order)), start < target
     low, high = start[is_swap, None], target[is_swap, None]
     swapped = np.where(place == low, high, np.where(place == high, low, place))
-    is_move = abs(start - target) > 1
-    return np.concatenate([order[swapped], insertions(order, start[is_move], target[is_move])])
+    is_insertion = abs(start - target) > 1
+    inserted = insertions(order, start[is_insertion], target[is_insertion])
+    return np.concatenate([order[swapped], inserted])
 
 
 def insertions(order: Order, start: Places, target: Places) -> Orders:
@@ -231,14 +233,16 @@ def num_orders(kind: Order) -> int:
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
     """Yield one order for every different sequence of kinds, in lexicographic order of kinds."""
-    remaining = {k: [m for m, other in enumerate(kind) if other == k] for k in sorted({*kind})}
+    unplaced: dict[int, list[int]] = {k: [] for k in sorted({*kind})}  # members by kind
+    for member, member_kind in enumerate(kind):
+        unplaced[member_kind].append(member)
     order: list[int] = []
 
     def complete() -> Iterator[list[int]]:
         """Yield all completions of the prefix in `order`."""
         if len(order) == len(kind):
             yield [*order]
-        for members in remaining.values():
+        for members in unplaced.values():
             if members:
                 order.append(members.pop(0))
                 yield from complete()
@@ -252,74 +256,74 @@ Workers = Float[NumpyArray, " workers"]
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
     """Bound the makespan in any order, or of the slowest replica in any deal, from below [s]."""
-    # A run with least times has no later starts and no longer paths. Between its first start and
-    # the path after its last op, each worker has at least the work of the shortest microbatches.
-    # For several replicas this bounds the mean over them, because a longest path of mean times is
-    # at most the mean of longest paths.
-    program, bound, around = _least_run(table, costs, links, replicas)
+    # A run with the shortest times has no later starts and no longer paths. Between its first start
+    # and the path after its last op, each worker has at least the work of the shortest
+    # microbatches. For several replicas this bounds the mean over them, because a longest path of
+    # mean times is at most the mean of longest paths.
+    program, shortest_makespan, seconds_around = _shortest_run(table, costs, links, replicas)
     if len(program.fused):  # a pair is of two microbatches
-        return bound
-    busy = np.zeros(table.num_workers)
+        return shortest_makespan
+    work = np.zeros(table.num_workers)
     for worker, count, durations in _worker_ops(table, program, costs, replicas):
-        busy[worker] += np.sort(durations)[: count * replicas].sum() / replicas
-    return max(bound, float((around + busy).max()))
+        work[worker] += np.sort(durations)[: count * replicas].sum() / replicas
+    return max(shortest_makespan, float((seconds_around + work).max()))
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
     """Bound the makespan of the slowest replica in any deal from below, as in bin packing [s]."""
     # Of the k R + 1 longest microbatches on a worker, one of R replicas gets at least k + 1. Its
     # other microbatches are at least as long as the shortest ones.
-    program, bound, around = _least_run(table, costs, links, 1)
+    program, shortest_makespan, seconds_around = _shortest_run(table, costs, links, 1)
     if len(program.fused):
-        return bound
+        return shortest_makespan
     size = table.num_microbatches
     num_members = size * replicas
     work = np.zeros((table.num_workers, num_members))
     for worker, count, durations in _worker_ops(table, program, costs, replicas):
         if count == size:  # each microbatch has such an op here
             work[worker] += durations
-    work = np.sort(work)
-    totals = [
-        work[:, num_members - k * replicas - 1 :][:, : k + 1].sum(axis=1)
-        + work[:, : size - k - 1].sum(axis=1)
-        for k in range(size)
-    ]
-    return float((around + np.max(totals, axis=0)).max())
+    work = np.sort(work)  # the longest microbatch is the last
+    totals = []
+    for k in range(size):
+        longest = work[:, num_members - k * replicas - 1 :]
+        # the k + 1 shortest of the k R + 1 longest, and the shortest ones of all
+        totals.append(longest[:, : k + 1].sum(axis=1) + work[:, : size - k - 1].sum(axis=1))
+    return float((seconds_around + np.max(totals, axis=0)).max())
 
 
-def with_least(costs: Costs) -> Costs:
+def with_shortest(costs: Costs) -> Costs:
     """Append an artificial microbatch with the least of all times."""
 
-    def extended(time: Any) -> Any:
+    def extend(time: Any) -> Any:
         return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
 
-    return map_microbatches(extended, costs)
+    return map_microbatches(extend, costs)
 
 
-def alone(longest: int, least: int, count: int) -> Orders:
-    """Return an order for each place of the longest microbatch, among artificial shortest ones."""
+def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
+    """Return an order for each place of the longest microbatch, with the shortest one elsewhere."""
     # The fastest of them bounds the makespan of any order from below.
-    orders = np.full((count, count), least)
+    orders = np.full((count, count), shortest)
     np.fill_diagonal(orders, longest)
     return orders
 
 
-def _least_run(
+def _shortest_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Workers]:
-    """Run a table in which every op has the mean time of the shortest microbatches, one a replica.
+    """Run a table in which every op takes the mean of its `replicas` shortest times.
 
     Return its program, its makespan, and per worker the time before, between and after its ops [s].
     """
-    least = map_microbatches(
+    shortest_costs = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )
-    program, vector = lower_and_price(table, least, links)
+    program, vector = lower_and_price(table, shortest_costs, links)
     run = run_on_host(program, vector)
     tails = longest_path.tails(run.preds, run.duration, run.lag)
     first_node, last_node = np.asarray(program.first_node), np.asarray(program.last_node)
-    around = run.start[first_node] + _blocked_times(program, run) + tails[last_node]
-    return program, float(run.finish.max()), around
+    seconds_around = run.start[first_node] + _blocked_times(program, run) + tails[last_node]
+    return program, float(run.finish.max()), seconds_around
 
 
 def _blocked_times(program: Program, run: HostRun) -> Workers:
@@ -328,9 +332,10 @@ def _blocked_times(program: Program, run: HostRun) -> Workers:
     producer[program.messages.carrier] = program.messages.producer
     blocked = np.zeros(program.num_workers)
     for worker in range(program.num_workers):
-        row = np.flatnonzero(_on_workers(program) & (program.worker == worker))
-        preds = run.preds[row[1:]]
-        is_message = (preds != SOURCE) & (producer[preds] == row[:-1, None])
+        op_nodes = np.flatnonzero(_on_workers(program) & (program.worker == worker))
+        preds = run.preds[op_nodes[1:]]
+        # whether a predecessor is a message of the previous op of the worker
+        is_message = (preds != SOURCE) & (producer[preds] == op_nodes[:-1, None])
         times = np.where(is_message, run.duration[preds], 0.0)
         blocked[worker] = times.max(axis=1, initial=0.0).sum()
     return blocked

@@ -3,10 +3,10 @@
 Workers in order are best for a plain pipeline, but not for looped stages or bidirectional pipes.
 Costs depend only on which stage boundaries leave a node, so placements that agree in this run once.
 
-The bound: workers that exchange messages are the edges of a graph. A placement on K nodes cuts a
-connected graph into K parts, so it cuts at least K - 1 edges. In a graph without a bridge, such as
-a ring, at least two edges leave each part, so at least K are cut. A run in which only so few of the
-cut edges are far is no slower. The least makespan over all sets of so few edges is the bound.
+The bound: in a graph of the workers, those that exchange messages share an edge. A placement on K
+nodes cuts a connected graph into K parts, so it cuts at least K - 1 edges. In a graph without a
+bridge, such as a ring, at least two edges leave each part, so at least K are cut. A run with only
+that many slow edges is no slower. The bound is the least makespan over all such sets of edges.
 """
 
 import itertools
@@ -144,17 +144,19 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Return the makespans of placements (orders) [s]; equal costs are evaluated once."""
-        rows = self._placed.choices(orders)
-        _, distinct, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        keys = [rows[k].tobytes() for k in distinct.tolist()]
-        new = [k for k, key in enumerate(keys) if key not in self._times_by_key]
-        if new:
+        keys = [row.tobytes() for row in self._placed.choices(orders)]
+        new_orders = {
+            key: order
+            for key, order in zip(keys, orders, strict=True)
+            if key not in self._times_by_key
+        }
+        if new_orders:
             new_times = batched_makespans(
-                self.program, self.order_costs, orders[distinct[new]], self.batch
+                self.program, self.order_costs, np.stack([*new_orders.values()]), self.batch
             )
-            self._times_by_key.update(zip([keys[k] for k in new], new_times.tolist(), strict=True))
-            self.evaluated += len(new)
-        return np.array([self._times_by_key[key] for key in keys])[group.ravel()]
+            self._times_by_key.update(zip(new_orders, new_times.tolist(), strict=True))
+            self.evaluated += len(new_orders)
+        return np.array([self._times_by_key[key] for key in keys])
 
     def best_so_far(self) -> tuple[WorkerPlaces, float]:
         """Return the best placement so far, and its makespan [s]."""
@@ -179,34 +181,34 @@ def _check_eager(placed: PlacedCosts, links: Links) -> None:
 
 def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
     """Return the place of each worker if consecutive workers sit on consecutive nodes."""
-    node_begin = np.searchsorted(node, node)  # places are numbered node by node
-    return np.lexsort((node, np.arange(len(node)) - node_begin))
+    first_place = np.searchsorted(node, node)  # of the node; places are numbered node by node
+    return np.lexsort((node, np.arange(len(node)) - first_place))
 
 
 def _fold(workers: int) -> Order:
     """Return the place of each worker if the first sits beside the last, and so on: 0 2 4 5 3 1."""
-    seats = np.empty(workers, int)
-    seats[: (workers + 1) // 2] = np.arange(0, workers, 2)
-    seats[(workers + 1) // 2 :] = np.arange(1, workers, 2)[::-1]
-    return seats
+    return np.append(np.arange(0, workers, 2), np.arange(1, workers, 2)[::-1])
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:
     """Return a lower bound on the makespans of all placements [s]."""
-    graph = _Graph.from_placed(placed)
-    edges = graph.edges.shape[1]
-    cuts = _least_cuts(graph.edges, placed.table.num_workers, int(placed.nodes.max()) + 1)
-    # Every placement cuts at least so many edges, and a message over a cut edge takes at least its
-    # fastest time between nodes. So the best choice of cut edges bounds all placements.
-    while math.comb(edges, cuts) > EXHAUSTIVE:  # fewer cuts give a lower, valid bound
-        cuts -= 1
-    cut_edges = np.array([*itertools.combinations(range(edges), cuts)], int).reshape(-1, cuts)
-    is_cut = np.zeros((len(cut_edges), edges + 1), np.int32)  # last: inside a worker, never cut
+    graph = _WorkerGraph.from_placed(placed)
+    num_edges = graph.edges.shape[1]
+    num_nodes = int(placed.nodes.max()) + 1
+    num_cuts = _min_num_cuts(graph.edges, placed.table.num_workers, num_nodes)
+    # Every placement cuts at least `num_cuts` edges, and a message over a cut edge takes at least
+    # its fastest time between nodes. So the best choice of cut edges bounds all placements.
+    while math.comb(num_edges, num_cuts) > EXHAUSTIVE:  # fewer cuts give a lower, valid bound
+        num_cuts -= 1
+    combinations = itertools.combinations(range(num_edges), num_cuts)
+    cut_edges = np.array([*combinations], int).reshape(-1, num_cuts)
+    # the last column is for boundaries inside a worker, which are never cut
+    is_cut = np.zeros((len(cut_edges), num_edges + 1), np.int32)
     np.put_along_axis(is_cut, cut_edges, 1, axis=1)
     return float(batched_makespans(program, graph.order_costs, is_cut, BATCH).min())
 
 
-class _Graph(NamedTuple):
+class _WorkerGraph(NamedTuple):
     """Graph of workers, with an edge between two that exchange messages."""
 
     placed: PlacedCosts  # costs by place
@@ -215,7 +217,7 @@ class _Graph(NamedTuple):
     boundary_edge: Int[NumpyArray, "pipes boundaries"]
 
     @classmethod
-    def from_placed(cls, placed: PlacedCosts) -> "_Graph":
+    def from_placed(cls, placed: PlacedCosts) -> "_WorkerGraph":
         """Build the graph of the stage boundaries between different workers."""
         placement = placed.table.placement
         ends = np.sort(np.stack([placement[:, :-1], placement[:, 1:]]), axis=0)
@@ -233,20 +235,22 @@ class _Graph(NamedTuple):
         fastest = vars(self.placed.fastest)
         costs = {name: time[None] if np.ndim(time) else time for name, time in fastest.items()}
         for name, times in self.placed.messages.items():  # by level; level 0 is inside a node
-            near, between = times.min(axis=0), times[1:].min(axis=0, initial=np.inf)
-            far: NumpyArray = np.where(np.isinf(between), near, between)
-            mask = is_far if near.ndim == is_far.ndim - 1 else is_far[..., None]
-            costs[name] = np.where(mask, far, near)
+            fastest_time = times.min(axis=0)
+            far_time = times[1:].min(axis=0) if len(times) > 1 else fastest_time
+            has_microbatches = fastest_time.ndim == is_far.ndim
+            mask = is_far[..., None] if has_microbatches else is_far
+            costs[name] = np.where(mask, far_time, fastest_time)
         return unchecked_costs(costs)
 
 
-def _least_cuts(edges: Edges, workers: int, nodes: int) -> int:
+def _min_num_cuts(edges: Edges, workers: int, nodes: int) -> int:
     """Return the least number of edges that any placement cuts."""
     if nodes == 1 or not _is_connected(edges, workers):
         return 0
-    without_one_edge = (np.delete(edges, k, axis=1) for k in range(edges.shape[1]))
-    has_no_bridge = all(_is_connected(others, workers) for others in without_one_edge)
-    return nodes if has_no_bridge else nodes - 1
+    has_bridge = any(
+        not _is_connected(np.delete(edges, edge, axis=1), workers) for edge in range(edges.shape[1])
+    )
+    return nodes - 1 if has_bridge else nodes
 
 
 def _is_connected(edges: Edges, workers: int) -> bool:

@@ -37,19 +37,25 @@ class TransferGraph:
     duration: Float[NumpyArray, " nodes"]  # [s]
     queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
 
+    @property
+    def num_queues(self) -> int:
+        """Return the number of queues that have transfers."""
+        return int(self.queues.max(initial=-1)) + 1
+
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
     """Lower and price a table under rendezvous, and return its graph before any queue."""
-    bare = without_transfers(table)
-    program, vector = lower_and_price(bare, costs, links)
-    sent = program.messages
+    ops_table = without_transfers(table)
+    program, vector = lower_and_price(ops_table, costs, links)
+    messages = program.messages
+    # at least three columns; a transfer waits for its producer, columns 1 and 2 stay free
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
-    preds[sent.carrier] = SOURCE
-    preds[sent.carrier, 0] = sent.producer
-    backward = (sent.phase == Phase.SEND_B).astype(int)
-    queues = queue_keys(links.queues, sent.sender, sent.receiver, backward)
+    preds[messages.carrier] = SOURCE
+    preds[messages.carrier, 0] = messages.producer
+    is_backward = (messages.phase == Phase.SEND_B).astype(int)
+    queues = queue_keys(links.queues, messages.sender, messages.receiver, is_backward)
     return TransferGraph(
-        table=bare,
+        table=ops_table,
         program=program,
         preds=preds,
         duration=vector[program.duration_index],
@@ -60,20 +66,20 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
     """Return the predecessors of the nodes, with those of the queues in an order."""
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
-    last = [SOURCE] * (1 + int(graph.queues.max(initial=-1)))  # so far, in each queue
+    last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue
     for transfer in order.tolist():
         node = graph.program.messages.carrier[transfer]
-        preds[node, 1:3] = [last[queue] for queue in queues[transfer]]
+        preds[node, 1:3] = [last_node[queue] for queue in queues[transfer]]
         for queue in queues[transfer]:
-            last[queue] = node
+            last_node[queue] = node
     return preds
 
 
 def order_makespan(graph: TransferGraph, order: Order) -> float:
     """Return the makespan under an order [s]."""
     preds = order_preds(graph, order)
-    head, column = np.nonzero(preds)
-    _, finish = run_edges(preds[head, column], head, graph.duration)
+    heads, columns = np.nonzero(preds)  # edges; the source, node 0, is no predecessor to wait for
+    _, finish = run_edges(preds[heads, columns], heads, graph.duration)
     return float(finish.max())
 
 
@@ -100,57 +106,55 @@ def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
     # longest tail first (Carlier: The one-machine sequencing problem, 1982).
     length = graph.duration[graph.program.messages.carrier]
     bound = times.makespan
-    for queue in range(int(graph.queues.max(initial=-1)) + 1):
+    for queue in range(graph.num_queues):
         members = np.flatnonzero((graph.queues == queue).any(axis=0))
         members = members[np.argsort(times.head[members], kind="stable")]
-        arriving = list(
-            zip(*(x[members].tolist() for x in (times.head, times.tail, length)), strict=True)
-        )
-        bound = max(bound, _one_queue(arriving))
+        columns = (time[members].tolist() for time in (times.head, times.tail, length))
+        bound = max(bound, _one_queue_bound([*zip(*columns, strict=True)]))
     return bound
 
 
-def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
-    """Return the bound of one queue by Jackson's rule [s]; (head, tail, length) sorted by head."""
+def _one_queue_bound(jobs: list[tuple[float, float, float]]) -> float:
+    """Bound the makespan by one queue [s]; jobs are (head, tail, length), sorted by head."""
     waiting: list[tuple[float, float]] = []  # minus the tail, and the remaining length
-    now = end = 0.0
-    for k, (head, tail, length) in enumerate(arriving):
+    now = bound = 0.0
+    for k, (head, tail, length) in enumerate(jobs):
         now = max(now, head)
         heapq.heappush(waiting, (-tail, length))
-        until = arriving[k + 1][0] if k + 1 < len(arriving) else np.inf
-        while waiting and now < until:
-            longest, rest = heapq.heappop(waiting)
-            served = min(rest, until - now)
+        next_head = jobs[k + 1][0] if k + 1 < len(jobs) else np.inf
+        while waiting and now < next_head:
+            minus_tail, remaining = heapq.heappop(waiting)
+            served = min(remaining, next_head - now)
             now += served
-            if served < rest:
-                heapq.heappush(waiting, (longest, rest - served))
+            if served < remaining:
+                heapq.heappush(waiting, (minus_tail, remaining - served))
             else:
-                end = max(end, now - longest)
-    return end
+                bound = max(bound, now - minus_tail)
+    return bound
 
 
 class WaitsFor(NamedTuple):
     """Dependencies of ops and transfers before any queue, as lists in both directions."""
 
-    before: list[list[int]]  # predecessors of each node, without the source
-    after: list[list[int]]  # successors of each node
+    preds: list[list[int]]  # predecessors of each node, without the source
+    successors: list[list[int]]  # successors of each node
 
     @classmethod
     def from_preds(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
         """Make the lists from the predecessors of a graph."""
-        before: list[list[int]] = [[] for _ in preds]
-        after: list[list[int]] = [[] for _ in preds]
+        preds_by_node: list[list[int]] = [[] for _ in preds]
+        successors: list[list[int]] = [[] for _ in preds]
         heads, columns = np.nonzero(preds)
-        waited_for = preds[heads, columns]
-        for node, waited in zip(heads.tolist(), waited_for.tolist(), strict=True):
-            before[node].append(waited)
-            after[waited].append(node)
-        return cls(before, after)
+        tails = preds[heads, columns]
+        for node, pred in zip(heads.tolist(), tails.tolist(), strict=True):
+            preds_by_node[node].append(pred)
+            successors[pred].append(node)
+        return cls(preds_by_node, successors)
 
     @property
     def reverse(self) -> "WaitsFor":
         """Return the graph with all edges reversed."""
-        return WaitsFor(self.after, self.before)
+        return WaitsFor(self.successors, self.preds)
 
 
 def priority_order(
@@ -161,12 +165,12 @@ def priority_order(
     # longest tail. On the reverse graph, tails are heads, and the last transfer comes first.
     duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
     transfer_by_node = {node: k for k, node in enumerate(carrier)}
-    missing = [len(before) for before in waits.before]
-    ready = [0.0] * len(missing)  # the last end so far of a node's predecessors
-    free = [0.0] * (int(graph.queues.max(initial=-1)) + 1)
+    num_missing = [len(preds) for preds in waits.preds]  # predecessors that have not ended
+    ready = [0.0] * len(num_missing)  # the last end so far of a node's predecessors [s]
+    free = [0.0] * graph.num_queues  # end of the last transfer so far of each queue [s]
     queues, tails = [*zip(*graph.queues.tolist(), strict=True)], tail.tolist()
-    # candidates: key, minus the tail, transfer; keys only grow as queues fill, so the first with an
-    # up-to-date key is the least
+    # heap of (key, minus the tail, transfer); keys only grow as queues fill, so the first entry
+    # with an up-to-date key is the least
     waiting: list[tuple[float, float, int]] = []
     order, ends = list[int](), [0.0]
 
@@ -189,17 +193,17 @@ def priority_order(
     def finish(node: int, end: float) -> list[int]:
         """End a node; return the nodes that waited for nothing else."""
         ready_nodes = []
-        for successor in waits.after[node]:
+        for successor in waits.successors[node]:
             if end > ready[successor]:
                 ready[successor] = end
-            missing[successor] -= 1
-            if missing[successor] == 0:
+            num_missing[successor] -= 1
+            if num_missing[successor] == 0:
                 ready_nodes.append(successor)
-        if not waits.after[node]:
+        if not waits.successors[node]:
             ends.append(end)
         return ready_nodes
 
-    run([node for node in range(1, len(missing)) if missing[node] == 0])
+    run([node for node in range(1, len(num_missing)) if num_missing[node] == 0])
     while waiting:
         entry = heapq.heappop(waiting)
         transfer = entry[-1]

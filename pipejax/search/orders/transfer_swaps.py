@@ -29,8 +29,8 @@ from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor,
 # whichever search ends first (Pearce and Kelly: A dynamic topological sort algorithm, 2007).
 
 SOURCE = 0
-Waits = tuple[int, ...]  # nodes that a node waits for; the source alone where there is none
-Orders = list[tuple[int, list[int]]]  # of moves in the order: a position, and the nodes from there
+Waits = tuple[int, ...]  # nodes that a node waits for; (SOURCE,) if there are none
+Slices = list[tuple[int, list[int]]]  # parts of an order: the first position, and the nodes there
 
 
 class IncrementalPath:
@@ -44,12 +44,12 @@ class IncrementalPath:
         self.waits = [to_waits(row) for row in preds.tolist()]
         self._successors: list[list[int]] = [[] for _ in self.finish]
         for node, waits in enumerate(self.waits):
-            for before in waits:
-                if before != SOURCE:  # it never changes
-                    self._successors[before].append(node)
-        self._ends = {node for node, after in enumerate(self._successors) if not after}
+            for pred in waits:
+                if pred != SOURCE:  # it never changes
+                    self._successors[pred].append(node)
+        self._ends = {node for node, nodes in enumerate(self._successors) if not nodes}
         self._order = list(range(len(self.finish)))
-        self._positions = list(self._order)
+        self._positions = list(self._order)  # position of each node in the order
 
     @property
     def makespan(self) -> float:
@@ -69,13 +69,13 @@ class IncrementalPath:
     def change(self, waits: Mapping[int, Waits]) -> None:
         """Replace the predecessors of nodes; a CycleError leaves all as it was."""
         old_waits = {node: self.waits[node] for node in waits}
-        old_orders: Orders = []
+        old_slices: Slices = []
         try:
-            self._connect(waits, old_orders)
+            self._connect(waits, old_slices)
         except CycleError:
-            for node, old in reversed(old_waits.items()):
-                self._set_waits(node, old)
-            for start, nodes in reversed(old_orders):
+            for node, nodes in reversed(old_waits.items()):
+                self._set_waits(node, nodes)
+            for start, nodes in reversed(old_slices):
                 self._set_order(start, nodes)
             raise
         self._recompute(waits)
@@ -97,16 +97,16 @@ class IncrementalPath:
                     is_dirty[positions[successor]] = 1
             position = is_dirty.find(1, position + 1)
 
-    def _connect(self, waits: Mapping[int, Waits], old_orders: Orders) -> None:
+    def _connect(self, waits: Mapping[int, Waits], old_slices: Slices) -> None:
         """Replace the predecessors of nodes: remove old edges, then add new ones one by one."""
-        for node, new in waits.items():
-            self._set_waits(node, to_waits(pred for pred in self.waits[node] if pred in new))
-        for node, new in waits.items():
-            for pred in [pred for pred in new if pred not in self.waits[node]]:
-                if self._positions[pred] > self._positions[node]:
-                    self._reorder(pred, node, old_orders)
-                self._set_waits(node, to_waits((*self.waits[node], pred)))
-            self._set_waits(node, new)
+        for node, preds in waits.items():
+            self._set_waits(node, to_waits(pred for pred in self.waits[node] if pred in preds))
+        for node, preds in waits.items():
+            for new_pred in [pred for pred in preds if pred not in self.waits[node]]:
+                if self._positions[new_pred] > self._positions[node]:
+                    self._reorder(new_pred, node, old_slices)
+                self._set_waits(node, to_waits((*self.waits[node], new_pred)))
+            self._set_waits(node, preds)  # the same predecessors, in the order of `waits`
 
     def _set_waits(self, node: int, waits: Waits) -> None:
         if waits == self.waits[node]:
@@ -122,8 +122,8 @@ class IncrementalPath:
                 self._successors[pred].append(node)
                 self._ends.discard(pred)
 
-    def _reorder(self, tail: int, head: int, old_orders: Orders) -> None:
-        """Reorder nodes so that `tail` comes before `head`; now it comes after it."""
+    def _reorder(self, tail: int, head: int, old_slices: Slices) -> None:
+        """Move `tail`, now after `head` in the order, before it, with as few nodes as possible."""
         positions, low, high = self._positions, self._positions[head], self._positions[tail]
         # two searches between both positions: ancestors of the tail, descendants of the head
         ancestors, descendants = {tail}, {head}
@@ -140,10 +140,10 @@ class IncrementalPath:
         if head in ancestors or tail in descendants:
             raise CycleError([tail, head])
         nodes = self._order[low : high + 1]
+        old_slices.append((low, nodes))
         # move the set whose search ended: descendants to the end, or ancestors to the start
-        is_late = descendants.__contains__ if ancestor_stack else lambda node: node not in ancestors
-        old_orders.append((low, nodes))
-        self._set_order(low, sorted(nodes, key=is_late))  # a stable sort: False before True
+        last_nodes = descendants if ancestor_stack else {*nodes} - ancestors
+        self._set_order(low, sorted(nodes, key=last_nodes.__contains__))  # stable, False first
 
     def _set_order(self, start: int, nodes: list[int]) -> None:
         """Write nodes into the order from position `start` on."""
@@ -157,7 +157,7 @@ def to_waits(nodes: Iterable[int]) -> Waits:
     return tuple(node for node in nodes if node != SOURCE) or (SOURCE,)
 
 
-REST = (10, 30)  # range of moves for which two swapped transfers keep their new order
+TABU_MOVES = (10, 30)  # range of moves for which two swapped transfers keep their new order
 
 
 class Swap(NamedTuple):
@@ -172,8 +172,8 @@ class SwapSearch:
     """State of the search: queues of transfers, and incremental runs in both directions.
 
     Nodes are numbered in topological order. In the backward run, node n of N has number N - n. A
-    queue is two maps, `_front` and `_next`, from a transfer to the previous and the next one, or
-    the source at the ends.
+    queue is two maps, `_previous` and `_next`, from a transfer to the previous and the next one,
+    or the source at the ends.
     """
 
     def __init__(self, graph: TransferGraph, order: Order, rng: np.random.Generator) -> None:
@@ -189,52 +189,59 @@ class SwapSearch:
         self._size = len(nodes)
         self._carrier = number[carrier]
         self._transfer = {node: k for k, node in enumerate(self._carrier.tolist())}
+        # the one or two queues of each transfer
         self._node_queues = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
-        self._front: list[dict[int, int]] = [
-            {} for _ in range(int(graph.queues.max(initial=-1)) + 1)
-        ]
-        self._next: list[dict[int, int]] = [{} for _ in self._front]
-        self._line_up(order)
-        self._ahead = IncrementalPath(number[preds[nodes]], graph.duration[nodes])
-        after = [[self._size - n for n in successors] for successors in self._ahead.successors]
-        back = np.zeros((self._size, max(1, *map(len, after))), np.int64)
+        self._previous: list[dict[int, int]] = [{} for _ in range(graph.num_queues)]
+        self._next: list[dict[int, int]] = [{} for _ in range(graph.num_queues)]
+        self._set_queues(order)
+        self._forward = IncrementalPath(number[preds[nodes]], graph.duration[nodes])
+        successors = self._forward.successors
+        backward_preds = np.zeros((self._size, max(1, *map(len, successors))), np.int64)
         for node in range(1, self._size):
-            back[self._size - node, : len(after[node])] = after[node]
-        self._backward = IncrementalPath(back, np.append(0.0, graph.duration[nodes][:0:-1]))
-        self._rests: dict[tuple[int, int], int] = {}
+            row = [self._size - successor for successor in successors[node]]
+            backward_preds[self._size - node, : len(row)] = row
+        # durations of the nodes N - 1 .. 1, behind that of the source
+        backward_duration = np.append(0.0, graph.duration[nodes][:0:-1])
+        self._backward = IncrementalPath(backward_preds, backward_duration)
+        # move after which the swapped nodes (first, second) may be swapped back
+        self._tabu_end: dict[tuple[int, int], int] = {}
 
     @property
     def makespan(self) -> float:
         """Return the end of the last node [s]."""
-        return self._ahead.makespan
+        return self._forward.makespan
 
     @property
     def order(self) -> Order:
         """Return the transfers in an order that gives the present queues."""
-        return np.array([self._transfer[n] for n in self._ahead.order if n in self._transfer], int)
+        nodes = [node for node in self._forward.order if node in self._transfer]
+        return np.array([self._transfer[node] for node in nodes], int)
 
-    def _line_up(self, order: Order) -> None:
+    def _set_queues(self, order: Order) -> None:
         """Set the queues by an order."""
-        last = [SOURCE] * len(self._front)
+        last_node = [SOURCE] * len(self._previous)  # of each queue so far
         for node in self._carrier[order].tolist():
             for queue in self._node_queues[node]:
-                self._front[queue][node], self._next[queue][last[queue]] = last[queue], node
-                last[queue] = node
-        for next_in_queue, node in zip(self._next, last, strict=True):
-            next_in_queue[node] = SOURCE
+                self._previous[queue][node] = last_node[queue]
+                self._next[queue][last_node[queue]] = node
+                last_node[queue] = node
+        for queue, node in enumerate(last_node):
+            self._next[queue][node] = SOURCE
 
     def _run(self, changed: set[int]) -> None:
         """Run both directions again after changes of the predecessors of some nodes."""
-        self._ahead.change({n: self._waits(n) for n in changed})
+        self._forward.change({n: self._waits(n) for n in changed})
         self._backward.change({self._size - n: self._waits_back(n) for n in changed})
 
     def step(self, best: float) -> bool:
-        """Make the best swap that does not rest or beats the best; return whether one exists."""
+        """Make the best swap that makes no cycle; return whether there is one."""
+        # A swap that is tabu comes last, unless it beats the makespan `best`; ties at random.
         candidates: list[tuple[bool, float, float, Swap]] = []
         for swap in self._critical_swaps():
             estimate = self._estimate(swap)
-            rests = self._rests.get((swap.second, swap.first), 0) > self.moves
-            candidates.append((rests and estimate >= best, estimate, self._random.random(), swap))
+            is_tabu = self._tabu_end.get((swap.second, swap.first), 0) > self.moves
+            is_last = is_tabu and estimate >= best
+            candidates.append((is_last, estimate, self._random.random(), swap))
         candidates.sort(key=lambda candidate: candidate[:3])
         return any(self._apply(swap) for *_, swap in candidates)
 
@@ -243,75 +250,76 @@ class SwapSearch:
         transfers = list(self._transfer)
         for _ in range(count if transfers else 0):
             node = self._random.choice(transfers)
-            after = self._next[self._random.choice(self._node_queues[node])][node]
-            if after != SOURCE:
-                self._apply(self._swap(node, after))
+            queue = self._random.choice(self._node_queues[node])
+            next_node = self._next[queue][node]
+            if next_node != SOURCE:
+                self._apply(self._swap(node, next_node))
 
     def _swap(self, first: int, second: int) -> Swap:
-        """Return the swap of two transfers, with the queues in which they are neighbours."""
-        both = self._node_queues[second]
-        queues = (
-            q for q in self._node_queues[first] if q in both and self._next[q][first] == second
-        )
+        """Return the swap of two transfers, with the queues in which the second is the next."""
+        queues = (q for q in self._node_queues[first] if self._next[q][first] == second)
         return Swap(first, second, tuple(queues))
 
     def _critical_swaps(self) -> list[Swap]:
         """List queue neighbours on a critical path, chosen at random at ties."""
-        finish, waits = self._ahead.finish, self._ahead.waits
+        finish, waits = self._forward.finish, self._forward.waits
         node_queues = self._node_queues
         swaps, draw = [], self._random.random
-        node = finish.index(self._ahead.makespan)
+        node = finish.index(self._forward.makespan)
         while node != SOURCE:
             preds = waits[node]
-            before = preds[0]
+            pred = preds[0]
             if len(preds) > 1:
-                last = max(map(finish.__getitem__, preds))
-                waited = [pred for pred in preds if finish[pred] == last]
-                before = waited[int(draw() * len(waited))] if len(waited) > 1 else waited[0]
-            if before in node_queues and node in node_queues:
-                swaps.append(self._swap(before, node))
-            node = before if finish[before] else SOURCE
+                last_end = max(map(finish.__getitem__, preds))
+                last_preds = [pred for pred in preds if finish[pred] == last_end]
+                pred = last_preds[0]
+                if len(last_preds) > 1:
+                    pred = last_preds[int(draw() * len(last_preds))]
+            if pred in node_queues and node in node_queues:
+                swaps.append(self._swap(pred, node))
+            node = pred if finish[pred] else SOURCE
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
         """Return the longest path through a swapped transfer after the swap [s]."""
-        # The path enters the second (`second_head`), then the first (`first_head`), and leaves them
-        # by `second_tail` or `first_tail`. Comparisons in place of max() halve the time.
+        # After the swap, a path enters the second transfer (`second_head`) and leaves it directly
+        # (`second_tail`) or through the first; or it enters the first (`first_head`) and leaves it
+        # (`first_tail`). Comparisons in place of max() halve the time.
         first, second, queues = swap
-        duration, front, next_node = self._duration, self._front, self._next
+        duration, previous, next_node = self._duration, self._previous, self._next
         # tail[-node] is the longest path from the start of a node on, 0 for the source
-        head, tail = self._ahead.finish, self._backward.finish
+        head, tail = self._forward.finish, self._backward.finish
         second_head = first_head = first_tail = second_tail = 0.0
-        for node in self._dependencies.before[second]:
+        for node in self._dependencies.preds[second]:
             if head[node] > second_head:
                 second_head = head[node]
-        for node in self._dependencies.before[first]:
+        for node in self._dependencies.preds[first]:
             if head[node] > first_head:
                 first_head = head[node]
-        for node in self._dependencies.after[first]:
+        for node in self._dependencies.successors[first]:
             if tail[-node] > first_tail:
                 first_tail = tail[-node]
-        for node in self._dependencies.after[second]:
+        for node in self._dependencies.successors[second]:
             if tail[-node] > second_tail:
                 second_tail = tail[-node]
         for queue in self._node_queues[second]:
             next_tail = tail[-next_node[queue][second]]
             if queue in queues:
-                front_head = head[front[queue][first]]
+                previous_head = head[previous[queue][first]]
                 if next_tail > first_tail:
                     first_tail = next_tail
             else:
-                front_head = head[front[queue][second]]
+                previous_head = head[previous[queue][second]]
                 if next_tail > second_tail:
                     second_tail = next_tail
-            if front_head > second_head:
-                second_head = front_head
+            if previous_head > second_head:
+                second_head = previous_head
         for queue in self._node_queues[first]:
             if queue not in queues:
-                front_head = head[front[queue][first]]
+                previous_head = head[previous[queue][first]]
                 next_tail = tail[-next_node[queue][first]]
-                if front_head > first_head:
-                    first_head = front_head
+                if previous_head > first_head:
+                    first_head = previous_head
                 if next_tail > first_tail:
                     first_tail = next_tail
         first_tail += duration[first]
@@ -323,7 +331,7 @@ class SwapSearch:
         first, second, queues = swap
         changed = {first, second}
         for queue in queues:
-            changed |= {self._front[queue][first], self._next[queue][second]} - {SOURCE}
+            changed |= {self._previous[queue][first], self._next[queue][second]} - {SOURCE}
             self._swap_neighbours(first, second, queue)
         try:
             self._run(changed)
@@ -332,32 +340,32 @@ class SwapSearch:
                 self._swap_neighbours(second, first, queue)
             return False
         self.moves += 1
-        self._rests[first, second] = self.moves + self._random.randrange(*REST)
+        self._tabu_end[first, second] = self.moves + self._random.randrange(*TABU_MOVES)
         return True
 
     def _swap_neighbours(self, first: int, second: int, queue: int) -> None:
-        """Swap two neighbours in a queue: the second, behind the first, moves before it."""
-        front, next_node = self._front[queue], self._next[queue]
-        before, after = front[first], next_node[second]
-        next_node[before], next_node[second], next_node[first] = second, first, after
-        front[second], front[first], front[after] = before, second, first
+        """Swap two neighbours in a queue: a, first, second, b becomes a, second, first, b."""
+        previous, next_node = self._previous[queue], self._next[queue]
+        a, b = previous[first], next_node[second]
+        next_node[a], next_node[second], next_node[first] = second, first, b
+        previous[second], previous[first], previous[b] = a, second, first
 
     def _waits(self, node: int) -> Waits:
-        """Return the predecessors of a transfer: its producer and the transfers in front of it."""
-        fronts = (self._front[queue][node] for queue in self._node_queues[node])
-        return to_waits(sorted({*self._dependencies.before[node], *fronts}))
+        """Return the predecessors of a transfer: its producer and the previous transfers."""
+        previous_nodes = (self._previous[queue][node] for queue in self._node_queues[node])
+        return to_waits(sorted({*self._dependencies.preds[node], *previous_nodes}))
 
     def _waits_back(self, node: int) -> Waits:
         """Return the consumer and the next transfers of a transfer, in backward numbers."""
         next_nodes = (self._next[queue][node] for queue in self._node_queues[node])
-        after = {*self._dependencies.after[node], *next_nodes} - {SOURCE}
-        return to_waits(sorted(self._size - successor for successor in after))
+        successors = {*self._dependencies.successors[node], *next_nodes} - {SOURCE}
+        return to_waits(sorted(self._size - successor for successor in successors))
 
 
 def _topological_numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
     """Number nodes in topological order (nodes); the source keeps 0."""
-    head, which = np.nonzero(preds)
-    order = topological_order(len(preds), preds[head, which], head)
+    heads, columns = np.nonzero(preds)
+    order = topological_order(len(preds), preds[heads, columns], heads)
     number = np.empty(len(preds), np.int64)
     number[np.append(SOURCE, order[order != SOURCE])] = np.arange(len(preds))
     return number
