@@ -1,12 +1,12 @@
 """Contents of a stage, their costs in seconds and bytes, and splits of a model into them.
 
-The costs of a stage follow from what it holds itself: layers of each kind, those for further
-tokens, embedding or head. So each possible holding is priced once, on all stages at a time.
+The costs of a stage depend only on its content: layers of each kind, layers for further tokens,
+embedding or head. So each possible holding is priced once, on all stages at a time.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,8 @@ from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.rounding import swaps, whole_with_sum
 
-Chosen = Int[NumpyArray, " stages"]
+Point = Int[NumpyArray, " stages"]  # a split: index of the priced holding of each stage
+Points = Int[NumpyArray, "points stages"]
 Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
 
@@ -39,28 +40,28 @@ class Holding(NamedTuple):
     """Content of one stage, without embedding and head."""
 
     dense: int  # layers of the model's first kind
-    rest: int = 0  # layers of its other kind; 0 in a model that has one
-    mtp: bool = False  # whether the layers for further tokens are there, all of them
+    moe: int = 0  # layers with experts, the second kind; 0 in a model without experts
+    mtp: bool = False  # whether all layers for further tokens are here
 
     @property
     def layers(self) -> int:
         """Number of layers, without the layers for further tokens."""
-        return self.dense + self.rest
+        return self.dense + self.moe
 
 
 class HoldingPrices(NamedTuple):
     """Prices of holdings on every stage."""
 
-    holdings: tuple[Holding, ...]  # what is priced
-    # by field of `Costs`: all that lasts on a stage; (holdings, stages, microbatches) where copies
-    # of a stage differ
+    holdings: tuple[Holding, ...]
+    # times of ops by field of `Costs` [s]; (holdings, stages, microbatches) if copies of a stage
+    # differ
     seconds: Seconds
-    pair_factor: Any  # k of fused pairs; None where they last the sum
-    latency: Float[NumpyArray, "2 pipes boundaries"]  # of messages
-    # of messages before the layers for further tokens
+    pair_factor: Any  # k of fused pairs; None if a pair lasts the sum of both ops
+    latency: Float[NumpyArray, "2 pipes boundaries"]  # of messages [s]
+    # of messages before the layers for further tokens [s]
     transmit: Float[NumpyArray, "2 pipes boundaries"]
-    mtp_layers: int  # how many of these there are: each is one message more behind them
-    static: Float[NumpyArray, "holdings stages"]  # what lasts the whole step [B]
+    mtp_layers: int  # layers for further tokens; each adds one message to those after them
+    static: Float[NumpyArray, "holdings stages"]  # memory of the whole step [B]
     version: Float[NumpyArray, "holdings stages"]  # one more version of the weights [B]
     # of an activation, in the order of the memory ledger [B]
     parts: Float[NumpyArray, "parts holdings stages"]
@@ -71,24 +72,24 @@ class HoldingPrices(NamedTuple):
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
         """Return the costs of a split, given the share of each holding in each stage in [0, 1]."""
-        mixed = {
-            name: np.einsum("hs...,hs->s...", by_stage, shares)
-            for name, by_stage in self.seconds.items()
+        op_seconds = {
+            name: np.einsum("hs...,hs->s...", seconds, shares)
+            for name, seconds in self.seconds.items()
         }
         mtp_before = np.cumsum(self.counts("mtp") @ shares)[:-1]
         transmit = self.transmit * (1 + self.mtp_layers * mtp_before)
         messages = {"latency": self.latency, "transmit": transmit}
-        return Costs(**mixed, **messages, pair_factor=self.pair_factor)
+        return Costs(**op_seconds, **messages, pair_factor=self.pair_factor)
 
-    def layout(self, chosen: Chosen) -> PipelineLayout:
+    def layout(self, point: Point) -> PipelineLayout:
         """Write a split as a layout."""
-        layers, mtp = (self.counts(name)[chosen] for name in ("layers", "mtp"))
+        layers, mtp = (self.counts(name)[point] for name in ("layers", "mtp"))
         return PipelineLayout.with_layers(layers.tolist(), (mtp * self.mtp_layers).tolist())
 
-    def everywhere(self) -> Iterator[Costs]:
+    def uniform_costs(self) -> Iterator[Costs]:
         """Yield the costs of every holding, as if all stages had it."""
-        for place in range(len(self.holdings)):
-            yield Costs(**{name: by_stage[place] for name, by_stage in self.seconds.items()})
+        for k in range(len(self.holdings)):
+            yield Costs(**{name: seconds[k] for name, seconds in self.seconds.items()})
 
 
 def dense_layers(model: Model) -> int:
@@ -102,35 +103,35 @@ def price_holdings(
     """Price every holding that a stage may have, on every stage."""
     # `may_hold` decides by the costs of a table with this holding on every stage. If it refuses a
     # holding, it refuses all with more layers.
-    pricing = _Pricing(workload, system, table)
-    priced = list(pricing.holdings(may_hold))
-    costs, memory = [entry[1] for entry in priced], [entry[2] for entry in priced]
+    stages, pricing = table.num_stages, _Pricing(workload, system, table)
+    holdings, costs, memory = zip(*pricing.holdings(may_hold), strict=True)
     fields = [
         name
         for name, value in vars(costs[0]).items()
         if value is not None and name not in (*MESSAGE_FIELDS, *DIMENSIONLESS)
     ]
-    stages = table.num_stages
 
-    def by_stage(value: Any) -> Float[NumpyArray, "stages *microbatches"]:
-        array = np.asarray(value, float)
-        return array if array.ndim == 2 else np.broadcast_to(array, stages)
+    def stack(values: Iterable[Any]) -> Float[NumpyArray, "holdings stages *microbatches"]:
+        """Stack one value per holding: a number, (stages) or (stages, microbatches)."""
+        return np.stack(
+            [
+                np.asarray(value if np.ndim(value) == 2 else np.broadcast_to(value, stages), float)
+                for value in values
+            ]
+        )
 
-    def stacked(values: Sequence[object]) -> Float[NumpyArray, "holdings stages"]:
-        return np.stack([np.broadcast_to(np.asarray(value, float), stages) for value in values])
-
-    no_layers = Holding(0)  # the messages of a model without layers for further tokens
-    prices = pricing.price(no_layers)[0]
+    # the messages of a model without layers for further tokens
+    message_costs, _ = pricing.price(Holding(0))
     return HoldingPrices(
-        tuple(entry[0] for entry in priced),
-        {name: np.stack([by_stage(getattr(item, name)) for item in costs]) for name in fields},
-        prices.pair_factor,
-        np.asarray(prices.latency, float),
-        np.asarray(prices.transmit, float),
+        holdings,
+        {name: stack(getattr(stage_costs, name) for stage_costs in costs) for name in fields},
+        message_costs.pair_factor,
+        np.asarray(message_costs.latency, float),
+        np.asarray(message_costs.transmit, float),
         int(workload.model.mtp_layers),
-        stacked([sizes.static for sizes in memory]),
-        stacked([sizes.version for sizes in memory]),
-        np.stack([stacked(sizes) for sizes in zip(*(item.parts for item in memory), strict=True)]),
+        stack(sizes.static for sizes in memory),
+        stack(sizes.version for sizes in memory),
+        np.stack([stack(part) for part in zip(*(sizes.parts for sizes in memory), strict=True)]),
     )
 
 
@@ -142,23 +143,23 @@ class _Pricing:
         self.recomputed = 1.0 * recomputed_stages(workload, table)
         self.max_recomputed = workload.recomputation.layers
         self.dense = dense_layers(workload.model)
-        self.rest = int(workload.model.layers) - self.dense
+        self.moe = int(workload.model.layers) - self.dense
 
     def holdings(
         self, may_hold: Callable[[Costs], bool]
     ) -> Iterator[tuple[Holding, Costs, StageBytes]]:
-        """Yield holdings with their prices, of each kind with ever more layers."""
+        """Yield holdings with their prices, in series of ever more layers of one kind."""
         for mtp in (False, True) if self.workload.model.mtp_layers else (False,):
-            first = [Holding(0, 0, mtp)]
-            by_dense = [Holding(dense, 0, mtp) for dense in range(1, self.dense + 1)]
-            kinds = [first, by_dense]
-            for dense in range(self.dense + 1 if self.rest else 0):
-                kinds.append([Holding(dense, rest, mtp) for rest in range(1, self.rest + 1)])
-            for way in kinds:
-                for holding in way:
+            dense_series = [Holding(dense, 0, mtp) for dense in range(1, self.dense + 1)]
+            moe_series = (
+                [Holding(dense, moe, mtp) for moe in range(1, self.moe + 1)]
+                for dense in range(self.dense + 1)
+            )
+            for series in ([Holding(0, 0, mtp)], dense_series, *moe_series):
+                for holding in series:
                     costs, memory = self.price(holding)
                     if holding.layers and not may_hold(costs):
-                        break
+                        break  # more layers are slower
                     yield holding, costs, memory
 
     def price(self, holding: Holding) -> tuple[Costs, StageBytes]:
@@ -174,89 +175,89 @@ class _Pricing:
         assigned = StageLayers(holding.layers * ones, recomputed)
         places = self.workload.worker_places
         stages = build_stages(self.table, assigned, holding.mtp * ones, places)
+        # the number of layers before the stage says how many of its layers are dense
         return stages._replace(before=(self.dense - holding.dense) * ones)
 
 
-Points = Int[NumpyArray, "points stages"]
-Found = Int[NumpyArray, "found stages"]
 Shares = Float[NumpyArray, "holdings stages"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Splits as an index of a priced holding for each stage."""
+    """The splits of a model that are legal, fast enough and fit in memory."""
 
-    prices: HoldingPrices  # of holdings
-    may_hold: Bool[NumpyArray, "holdings stages"]  # which are not known to be too slow
-    model: Model  # what is split
+    prices: HoldingPrices
+    may_hold: Bool[NumpyArray, "holdings stages"]  # False if the stage would be too slow
+    model: Model
     workers: int  # of the table
-    held: HeldCounts | None  # what the workers hold, where memory is limited
-    capacity: float  # what each worker has [B]
+    held: HeldCounts | None  # activations that the workers hold; None without a memory limit
+    capacity: float  # memory of each worker [B]
 
     @property
     def stages(self) -> int:
         """Number of stages."""
         return self.may_hold.shape[1]
 
-    def chosen(self, layout: PipelineLayout) -> Found:
-        """Find a layout among the splits (1 or none, stages)."""
+    def from_layout(self, layout: PipelineLayout) -> Points:
+        """Return the point of a layout; no point if the layout is none of these splits."""
         mtp = layout.count("m")
         if np.count_nonzero(mtp) > 1:
             return np.empty((0, self.stages), int)
         return self._splits_with_layers(layout.count("t")[None], (mtp > 0)[None])
 
-    def shares(self, chosen: Int[NumpyArray, " stages"]) -> Shares:
+    def shares(self, point: Point) -> Shares:
         """Write one split as shares of 0 and 1."""
-        return (chosen == np.arange(len(self.may_hold))[:, None]) * 1.0
+        return (point == np.arange(len(self.may_hold))[:, None]) * 1.0
 
-    def rounded(self, shares: Shares) -> Found:
-        """Round a mixture to a split (1 or none, stages)."""
+    def from_shares(self, shares: Shares) -> Points:
+        """Round a mixture to a point; no point if it is none of these splits."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
         # the layers for further tokens are on one stage, if there are any
         stage = (self.prices.counts("mtp") @ shares).argmax()
         mtp = (np.arange(self.stages) == stage) & (self.model.mtp_layers > 0)
         return self._splits_with_layers(layers, mtp[None])
 
-    def neighbours(self, chosen: Int[NumpyArray, " stages"]) -> Found:
+    def neighbours(self, point: Point) -> Points:
         """List splits with one layer elsewhere, or with the layers for further tokens elsewhere."""
-        layers, mtp = (self.prices.counts(name)[chosen] for name in ("layers", "mtp"))
-        moved = layers + swaps(self.stages)
-        splits = [self._splits_with_layers(moved, np.broadcast_to(mtp > 0, moved.shape))]
+        layers, mtp = (self.prices.counts(name)[point] for name in ("layers", "mtp"))
+        new_layers = layers + swaps(self.stages)
+        same_mtp = np.broadcast_to(mtp > 0, new_layers.shape)
+        points = [self._splits_with_layers(new_layers, same_mtp)]
         if mtp.any():
-            elsewhere = np.eye(self.stages, dtype=bool)
-            same_layers = np.broadcast_to(layers, elsewhere.shape)
-            splits.append(self._splits_with_layers(same_layers, elsewhere))
-        return np.concatenate(splits)
+            new_mtp = np.eye(self.stages, dtype=bool)
+            same_layers = np.broadcast_to(layers, new_mtp.shape)
+            points.append(self._splits_with_layers(same_layers, new_mtp))
+        return np.concatenate(points)
 
-    def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
-        """Return the splits with these layers that are legal, fast enough and fit."""
-        table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
+    def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Points:
+        """Return the points with these layers that are legal, fast enough and fit."""
+        size = 1 + int(self.model.layers)
+        holding_index = np.full((size, size, 2), -1)  # by numbers of layers; -1: not priced
         for k, holding in enumerate(self.prices.holdings):
-            table[holding.dense, holding.rest, int(holding.mtp)] = k
-        before = np.cumsum(layers, axis=1) - layers
-        behind_mtp = (np.cumsum(mtp, axis=1) - mtp > 0) & (layers > 0)
-        legal = (layers >= 0).all(axis=1) & ~behind_mtp.any(axis=1)
-        layers, mtp, before = layers[legal], mtp[legal], before[legal]
-        dense = np.clip(dense_layers(self.model) - before, 0, layers)
-        splits = table[dense, layers - dense, mtp.astype(int)]
-        legal = (splits >= 0).all(axis=1)
-        splits = splits[legal]
-        stages = np.arange(self.stages)
-        splits = splits[self.may_hold[splits, stages].all(axis=1)]
-        return splits[self._fit(splits)]
+            holding_index[holding.dense, holding.moe, int(holding.mtp)] = k
+        # layers may not be negative, nor come after the layers for further tokens
+        has_mtp_before = np.cumsum(mtp, axis=1) - mtp > 0
+        is_legal = (layers >= 0).all(axis=1) & ~(has_mtp_before & (layers > 0)).any(axis=1)
+        layers, mtp = layers[is_legal], mtp[is_legal]
+        layers_before = np.cumsum(layers, axis=1) - layers
+        dense = np.clip(dense_layers(self.model) - layers_before, 0, layers)
+        points = holding_index[dense, layers - dense, mtp.astype(int)]
+        points = points[(points >= 0).all(axis=1)]
+        points = points[self.may_hold[points, np.arange(self.stages)].all(axis=1)]
+        return points[self._fit(points)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
         """Return which splits fit in memory (points)."""
         if self.held is None:
             return np.ones(len(points), bool)
-        chosen = points, np.arange(self.stages)
-        static = self.held.static_bytes(self.prices.static[chosen], self.prices.version[chosen])
-        moving = self.held.activation_bytes(tuple(size[chosen] for size in self.prices.parts))
-        fits: Bool[NumpyArray, " points"] = (static + moving).max(axis=1) <= self.capacity
+        index = points, np.arange(self.stages)
+        static = self.held.static_bytes(self.prices.static[index], self.prices.version[index])
+        activations = self.held.activation_bytes(tuple(size[index] for size in self.prices.parts))
+        fits: Bool[NumpyArray, " points"] = (static + activations).max(axis=1) <= self.capacity
         return fits
 
 
-ENDS = {  # what Megatron counts as a layer: embedding, loss
+ENDS = {  # whether Megatron counts embedding and loss as a layer
     "megatron": (0, 0),
     "megatron, embedding counted": (1, 0),
     "megatron, loss counted": (0, 1),
@@ -286,18 +287,19 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
 
 
 def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
-    per_stage, rest = divmod(layers + sum(ends), stages)
+    """Return equal numbers of layers, embedding and loss counted; None if that is impossible."""
+    per_stage, remainder = divmod(layers + sum(ends), stages)
     split = [per_stage] * stages
     split[0] -= ends[0]
     split[-1] -= ends[1]
-    return None if rest else split
+    return None if remainder else split
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
     """Return the most even split with separate counts on the first and last worker."""
     workers = table.num_workers
-    per_worker, rest = divmod(table.num_stages, workers)
-    if rest or workers < 3 or layers % per_worker:
+    per_worker, remainder = divmod(table.num_stages, workers)
+    if remainder or workers < 3 or layers % per_worker:
         return None
     total = layers // per_worker  # layers of one stage of every worker together
     splits = []
@@ -306,7 +308,9 @@ def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
         splits.append([first, *[middle] * (workers - 2), first + odd_layer])
     if not splits:
         return None
-    return per_worker * min(splits, key=lambda x: (max(x), max(x) - min(x), x[0] + x[-1]))
+    # the smallest largest stage, then the smallest range, then the smallest ends
+    most_even = min(splits, key=lambda x: (max(x), max(x) - min(x), x[0] + x[-1]))
+    return per_worker * most_even  # the list repeated: the same for every stage of a worker
 
 
 def _torchtitan(layers: int, stages: int) -> list[int] | None:

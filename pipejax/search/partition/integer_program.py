@@ -28,14 +28,14 @@ from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.partition.holdings import HoldingPrices, Shares, Splits, dense_layers
 
-Counts = Int[NumpyArray, " costs"]
+Counts = Int[NumpyArray, " costs"]  # number of times that a path takes each cost
 
 
 class Cut(NamedTuple):
-    """Path of a run: a lower bound on the step time of any split."""
+    """Path of a run: its length under a split is a lower bound on the split's step time."""
 
-    seconds: Float[NumpyArray, "holdings stages"]  # seconds of what it counts on each stage
-    fixed: float  # of its messages [s]
+    seconds: Float[NumpyArray, "holdings stages"]  # its ops on a stage, if the stage has a holding
+    fixed: float  # its messages [s]
 
 
 class PathCuts:
@@ -43,12 +43,13 @@ class PathCuts:
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
         self.program, self.prices = program, prices
+        # edges sorted by tail: those that leave node n are first_edge[n] .. first_edge[n + 1] - 1
         preds = np.asarray(program.preds)
         head, column = np.nonzero(preds != SOURCE)
         order = np.argsort(preds[head, column], kind="stable")
         self.head, self.column = head[order], column[order]
         tail = preds[self.head, self.column]
-        self.first = np.searchsorted(tail, np.arange(len(preds) + 1))  # of each node's edges
+        self.first_edge = np.searchsorted(tail, np.arange(len(preds) + 1))
         worker = np.asarray(program.worker)
         self.worker_nodes = [np.flatnonzero(worker == k) for k in range(program.num_workers)]
         self.seen: set[bytes] = set()
@@ -57,7 +58,8 @@ class PathCuts:
     def new_cuts(self, run: HostRun, vector: Float[NumpyArray, " costs"]) -> list[Cut]:
         """Return cuts of the critical path and of the longest path through each worker, if new."""
         new_cuts = []
-        for counts in self._paths(run):
+        for positions in self._paths(run):
+            counts = np.bincount(positions, minlength=self.program.layout.size)
             if (key := counts.tobytes()) not in self.seen:
                 self.seen.add(key)
                 new_cuts.append(self.price_path(counts, vector))
@@ -67,34 +69,29 @@ class PathCuts:
     def lower_bounds(
         self, points: Int[NumpyArray, "points stages"], begin: int = 0
     ) -> Float[NumpyArray, " points"]:
-        """Return the longest known path from number `begin` on under each split (points) [s]."""
+        """Return the longest path among the cuts from `begin` on under each split [s]."""
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
         for cut in self.cuts[begin:]:
             np.maximum(longest, cut.fixed + cut.seconds[points, stages].sum(axis=1), out=longest)
         return longest
 
-    def _paths(self, run: HostRun) -> Iterator[Counts]:
-        """Count (costs) how often the paths have each cost."""
+    def _paths(self, run: HostRun) -> Iterator[list[int]]:
+        """Yield the critical path and those of workers, as positions in the cost vector."""
         tails = longest_path.tails(run.preds, run.duration, run.lag)
-        through = run.finish + tails
-        for nodes in (np.arange(1, len(through)), *self.worker_nodes):
+        path_length = run.finish + tails  # of the longest path through each node
+        for nodes in (np.arange(1, len(tails)), *self.worker_nodes):
             if len(nodes):
-                longest = int(nodes[through[nodes].argmax()])
-                ends = self._before(run, longest), self._costs_after(run, tails, longest)
-                yield self._counted([*ends[0], *ends[1]])
+                node = int(nodes[path_length[nodes].argmax()])
+                yield self._costs_before(run, node) + self._costs_after(run, tails, node)
         index = np.asarray(self.program.duration_index)
-        for nodes in self.worker_nodes:  # a worker's ops run one after the other
+        for nodes in self.worker_nodes:  # all ops of a worker, which run one after the other
             if len(nodes):
-                first, last = int(nodes[0]), int(nodes[-1])
-                ends = self._before(run, first), self._costs_after(run, tails, last)
-                yield self._counted([*ends[0], *index[nodes[1:]].tolist(), *ends[1]])
+                to_first_end = self._costs_before(run, int(nodes[0]))
+                from_last_end = self._costs_after(run, tails, int(nodes[-1]))
+                yield to_first_end + index[nodes[1:]].tolist() + from_last_end
 
-    def _counted(self, spent: list[int]) -> Counts:
-        counts: Counts = np.bincount(spent, minlength=self.program.layout.size)
-        return counts
-
-    def _before(self, run: HostRun, node: int) -> list[int]:
+    def _costs_before(self, run: HostRun, node: int) -> list[int]:
         """List positions in the cost vector along the longest path to the end of a node."""
         program, positions = self.program, []
         while node != SOURCE:
@@ -106,46 +103,44 @@ class PathCuts:
     def _costs_after(
         self, run: HostRun, tails: Float[NumpyArray, " nodes"], node: int
     ) -> list[int]:
-        """List the costs on the longest path from the end of a node."""
-        program, spent = self.program, []
+        """List positions in the cost vector along the longest path from the end of a node."""
+        program, positions = self.program, []
         while tails[node] > 0:
-            edges = slice(self.first[node], self.first[node + 1])
+            edges = slice(self.first_edge[node], self.first_edge[node + 1])
             heads, columns = self.head[edges], self.column[edges]
-            after = run.lag[heads, columns] + run.duration[heads] + tails[heads]
-            best = int(after.argmax())
-            node = int(heads[best])
-            edge = node, columns[best]
-            spent += [int(program.duration_index[node]), int(program.lag_index[edge])]
-        return spent
+            longest = int((run.lag[heads, columns] + run.duration[heads] + tails[heads]).argmax())
+            node, column = int(heads[longest]), int(columns[longest])
+            positions += [int(program.duration_index[node]), int(program.lag_index[node, column])]
+        return positions
 
     def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
         """Return the seconds that each holding adds to a path per stage, and those of messages."""
-        # A path costs the sum of counts times costs. A holding is a content of a stage, as a layer
-        # or the head: its ops on the path count as often as the path passes the stage's ops.
+        # A path costs the sum of counts times costs, whatever holdings the stages have. A fused
+        # pair on the path counts as a share of each of its two ops.
         layout, prices = self.program.layout, self.prices
         weights = counts.astype(float)
-        pairs = weights[layout.first_pair : layout.first_link, None]
-        np.add.at(weights, self.program.pair_index, pairs * self._shares_of_pairs(vector))
+        pair_weights = weights[layout.first_pair : layout.first_link, None]
+        np.add.at(weights, self.program.pair_index, pair_weights * self._pair_shares(vector))
         ops = weights[1 : layout.first_pair].reshape(len(TIMED), *layout.op_shape)
         seconds = np.zeros((len(prices.holdings), layout.num_stages))
-        for phase, times in zip(TIMED, ops, strict=True):
-            if times.any():
-                seconds += in_sum(prices.seconds[PHASE_FIELDS[phase.name]], times)
+        for phase, op_weights in zip(TIMED, ops, strict=True):
+            if op_weights.any():
+                seconds += weighted_sum(prices.seconds[PHASE_FIELDS[phase.name]], op_weights)
         shape = (len(LINK_COSTS), *layout.link_shape)
         # counts of latencies, of transmit times, and of messages, which take both
         latency, transmit, message = weights[layout.first_link :].reshape(shape).sum(axis=-1)
         fixed = float(((latency + message) * prices.latency).sum())
-        sent = ((transmit + message) * prices.transmit).sum(axis=(0, 1))  # (boundaries)
+        sent_seconds = ((transmit + message) * prices.transmit).sum(axis=(0, 1))  # (boundaries)
         # MTP layers on a stage make all messages after it longer: of boundaries that take [1 2 3],
         # they lengthen [6 5 3 0] seconds if they are on stage 0, 1, 2 or 3
-        lengthened = prices.mtp_layers * np.append(np.cumsum(sent[::-1])[::-1], 0.0)
+        lengthened = prices.mtp_layers * np.append(np.cumsum(sent_seconds[::-1])[::-1], 0.0)
         seconds += prices.counts("mtp")[:, None] * lengthened
-        return Cut(seconds, fixed + float(sent.sum()))
+        return Cut(seconds, fixed + float(sent_seconds.sum()))
 
-    def _shares_of_pairs(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
-        """Return for each op of a fused pair its share of the pair's time, as a lower bound."""
+    def _pair_shares(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
+        """Return weights of the two ops of each fused pair; the sum bounds the pair from below."""
         # a pair takes max(F, B) + k min(F, B); with k <= 1 this is max(F + k B, B + k F), so the
-        # one that holds in the run is a lower bound elsewhere; with k > 1 F + B is one
+        # larger of both in the run is a lower bound in every run; with k > 1 F + B is one
         factor = self.prices.pair_factor
         times = vector[self.program.pair_index]
         if factor is None or float(factor) >= 1:
@@ -155,62 +150,58 @@ class PathCuts:
         return np.where(is_longer, 1.0, float(factor))
 
 
-def in_sum(
+def weighted_sum(
     seconds: Float[NumpyArray, "holdings stages *microbatches"],
-    times: Float[NumpyArray, "stages columns"],
+    weights: Float[NumpyArray, "stages columns"],
 ) -> Float[NumpyArray, "holdings stages"]:
-    """Return seconds times how many `times` each stage runs an op, summed over its microbatches."""
-    if seconds.ndim == times.ndim:
-        return seconds * times.sum(axis=-1)
-    total: Float[NumpyArray, "holdings stages"] = (seconds * times).sum(axis=-1)
+    """Sum op times with weights over the microbatches of each stage."""
+    if seconds.ndim == weights.ndim:  # all microbatches take equal times
+        return seconds * weights.sum(axis=-1)
+    total: Float[NumpyArray, "holdings stages"] = (seconds * weights).sum(axis=-1)
     return total
 
 
-def busy_of_stages(
+def stage_work_function(
     program: Program, pair_factor: float
 ) -> Callable[[Costs], Float[NumpyArray, " stages"]]:
-    """Return a function from costs to the work of each stage, which bounds the step time [s].
-
-    A fused pair counts as the part of both its ops that it surely takes.
-    """
+    """Return a function from costs to the work of each stage, which bounds the step time [s]."""
     layout = program.layout
     counts = op_counts(program).astype(float)
-    pairs = counts[:, layout.first_pair : layout.first_link] * (1 + min(pair_factor, 1.0)) / 2
-    # max(F, B) + k min(F, B) is at least (1 + k) / 2 (F + B): half of this weight for each op
-    for pair, times in zip(program.pair_index, pairs.T, strict=True):
+    # a fused pair takes max(F, B) + k min(F, B), which is at least (1 + k) / 2 of both F and B
+    pair_weights = counts[:, layout.first_pair : layout.first_link] * (1 + min(pair_factor, 1)) / 2
+    for pair, weights in zip(program.pair_index, pair_weights.T, strict=True):
         for position in pair.tolist():
-            counts[:, position] += times
-    phase_counts = counts[:, 1 : layout.first_pair].reshape(
-        len(counts), len(TIMED), *layout.op_shape
-    )
+            counts[:, position] += weights
+    op_weights = counts[:, 1 : layout.first_pair].reshape(len(counts), len(TIMED), *layout.op_shape)
 
-    def busy(costs: Costs) -> Float[NumpyArray, " stages"]:
-        """Return the largest work of a pipe's microbatches on each stage [s]."""
+    def stage_work(costs: Costs) -> Float[NumpyArray, " stages"]:
+        """Return the largest work of a worker on each stage [s]."""
         total = np.zeros((len(counts), layout.num_stages))
-        for place, phase in enumerate(TIMED):
+        for k, phase in enumerate(TIMED):
             seconds = getattr(costs, PHASE_FIELDS[phase.name])
             if seconds is not None:
-                per_op = np.broadcast_to(seconds, layout.op_shape[: max(np.ndim(seconds), 1)])
-                times = phase_counts[:, place]
-                total += (times * (per_op if per_op.ndim == 2 else per_op[:, None])).sum(axis=-1)
+                if np.ndim(seconds) < 2:
+                    seconds = np.broadcast_to(seconds, layout.num_stages)[:, None]
+                total += (op_weights[:, k] * seconds).sum(axis=-1)
         return total.max(axis=0)
 
-    return busy
+    return stage_work
 
 
-SLACK = 1e-6  # of a bound: what the solver may be off by its tolerances
-HERE = 1.0  # seconds that a program is solved in this process
-LONGEST = 1e6  # seconds: no limit
-_NOTHING_LEFT, _OUT_OF_TIME = 2, 1  # statuses of SciPy
+SLACK = 1e-6  # relative tolerance of the solver
+IN_PROCESS = 1.0  # time limit of a solution in this process [s]
+NO_LIMIT = 1e6  # [s]
+_TIME_LIMIT, _INFEASIBLE = 1, 2  # statuses of SciPy
 
 Columns = Float[NumpyArray, " columns"]
 Matrix = Float[NumpyArray, "_ _"]
 
 
 class SplitProgram:
-    """Integer program of splits; columns are stages by holdings, then those of `_order`."""
+    """Integer program of splits, or its relaxation, whose solution is a mixture of splits."""
 
-    # Of a relaxation the point is a mixture of splits.
+    # Variables: first, for each allowed pair of holding and stage, whether the stage has the
+    # holding; then, for each stage, whether MoE layers have begun by its end.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
         self.prices, model = splits.prices, splits.model
@@ -220,10 +211,9 @@ class SplitProgram:
         # layers for further tokens lie on the last stage of a worker, as in Megatron
         self.may_hold[self.mtp > 0, : max(stages - splits.workers, 0)] = False
         self.holding, self.stage = np.nonzero(self.may_hold)
-        columns = len(self.holding) + stages  # begun: (stages)
-        self.unit, self.limit = unit, limit
+        self.unit, self.limit = unit, limit  # of the step time [s]
         self.bound, self.gap = 0.0, 0.0
-        self.point: Columns = np.zeros(columns)
+        self.point: Columns = np.zeros(len(self.holding) + stages)
         self.is_open, self.is_whole = True, False
         self._constraints: list[
             tuple[Any, Float[NumpyArray, " rows"], Float[NumpyArray, " rows"]]
@@ -238,21 +228,23 @@ class SplitProgram:
             self._limit_memory(splits.held, splits.capacity)
 
     def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
-        """Put layers of the first kind before the others, and layers for further tokens last."""
+        """Put dense layers before MoE layers, and layers for further tokens last."""
         stages = len(on_stage)
-        dense, rest = (self.prices.counts(name)[self.holding] > 0 for name in ("dense", "rest"))
-        begun = np.eye(stages)  # whether the second kind has begun by the end of a stage
-        before = np.eye(stages, k=-1)
-        self._add(on_stage * rest, -np.inf, 0.0, begun=-begun)
-        self._add(on_stage * dense, -np.inf, 1.0, begun=before)
-        self._add(np.zeros_like(on_stage), -np.inf, 0.0, begun=before - begun)
-        has_mtp = self.mtp[self.holding] > 0
-        earlier = (self.stage < np.arange(stages)[:, None]) & has_mtp
-        self._add(on_stage * (layers[self.holding] > 0) + earlier, -np.inf, 1.0)
+        has_dense, has_moe = (
+            self.prices.counts(name)[self.holding] > 0 for name in ("dense", "moe")
+        )
+        begun, begun_before = np.eye(stages), np.eye(stages, k=-1)  # of the stage, and before it
+        self._add(on_stage * has_moe, -np.inf, 0.0, begun=-begun)  # has_moe <= begun
+        self._add(on_stage * has_dense, -np.inf, 1.0, begun=begun_before)  # not both
+        self._add(np.zeros_like(on_stage), -np.inf, 0.0, begun=begun_before - begun)
+        is_earlier_mtp = (self.stage < np.arange(stages)[:, None]) & (self.mtp[self.holding] > 0)
+        self._add(on_stage * (layers[self.holding] > 0) + is_earlier_mtp, -np.inf, 1.0)
 
     def _add(self, rows: Matrix, low: float, high: float, *, begun: Matrix | None = None) -> None:
-        middle = np.zeros((len(rows), self.may_hold.shape[1])) if begun is None else begun
-        self.restrict(np.hstack([rows, middle]), low, high)
+        """Keep sums of the variables of holdings, and of stages where MoE layers have begun."""
+        if begun is None:
+            begun = np.zeros((len(rows), self.may_hold.shape[1]))
+        self.restrict(np.hstack([rows, begun]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
         """Keep the memory of every worker below the capacity at each possible peak."""
@@ -260,40 +252,41 @@ class SplitProgram:
         for copies, stashed, parts in zip(
             held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True
         ):
-            lasting = (prices.static, copies), (prices.version, stashed)
-            static = sum((size[columns] * counts[self.stage] for size, counts in lasting), 0.0)
-            moments = [
-                counts[self.stage].T * size[columns]
-                for counts, size in zip(parts, prices.parts, strict=True)
-            ]
-            need = static + sum(moments[1:], start=moments[0])  # (moments, columns)
+            need = (  # (moments, columns), where moments are the possible peaks
+                prices.static[columns] * copies[self.stage]
+                + prices.version[columns] * stashed[self.stage]
+                + sum(
+                    counts[self.stage].T * size[columns]
+                    for counts, size in zip(parts, prices.parts, strict=True)
+                )
+            )
             self._add(need[need.any(axis=1)] / capacity, -np.inf, 1.0)
 
     def restrict(self, rows: Matrix, low: float, high: float, *, time: float = 0.0) -> None:
-        """Keep each row's sum of columns, and of the time in units, between two numbers."""
+        """Keep each row's sum of columns, and of `time` times the step time, in a range."""
         from scipy.sparse import csr_array  # at first use: it takes a while
 
         size = len(rows)
-        whole = csr_array(np.hstack([rows, np.full((size, 1), time)]))
-        self._constraints.append((whole, np.full(size, low), np.full(size, high)))
+        matrix = csr_array(np.hstack([rows, np.full((size, 1), time)]))
+        self._constraints.append((matrix, np.full(size, low), np.full(size, high)))
 
     def solve(self, seconds: float = math.inf) -> None:
         """Minimise the time under the cuts within a time limit; the optimum is a lower bound."""
         from scipy.sparse import vstack
 
         rows, low, high = zip(*self._constraints, strict=True)
-        is_time = np.append(np.zeros(len(self.point)), 1.0)
+        size = len(self.point)  # the last variable is the step time in units
         arguments = {
-            "c": is_time,
-            "integrality": (1 - is_time) * self.is_whole,
-            "bounds": (0 * is_time, np.append(np.ones(len(self.point)), self.limit / self.unit)),
+            "c": np.append(np.zeros(size), 1.0),
+            "integrality": np.append(np.full(size, float(self.is_whole)), 0.0),
+            "bounds": (np.zeros(size + 1), np.append(np.ones(size), self.limit / self.unit)),
             "constraints": (vstack(rows), np.concatenate(low), np.concatenate(high)),
         }
         solution = solve_mixed(arguments, self.gap, seconds)
         if solution.x is not None:
             self.point = solution.x[:-1]
         proven = solution.mip_dual_bound if self.is_whole else solution.fun
-        if solution.status == _NOTHING_LEFT:
+        if solution.status == _INFEASIBLE:
             self.bound = self.limit
         elif proven is not None:
             bound = float(proven) * self.unit * (1 - SLACK)
@@ -310,11 +303,11 @@ class SplitProgram:
     def shares(self) -> Shares:
         """Return the share of each holding in each stage; whole numbers if a split is required."""
         values = self.point[: len(self.holding)]
-        solved = np.zeros(self.may_hold.shape)
-        solved[self.holding, self.stage] = (
+        shares = np.zeros(self.may_hold.shape)
+        shares[self.holding, self.stage] = (
             np.round(values) if self.is_whole else np.clip(values, 0.0, 1.0)
         )
-        return solved
+        return shares
 
 
 def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
@@ -323,19 +316,15 @@ def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any
     # tuples.
     from scipy.optimize import milp  # at first use: it takes a while
 
-    arguments = {**arguments, "options": {"mip_rel_gap": gap, "time_limit": _within(seconds, HERE)}}
-    solution = milp(**arguments)
-    if solution.status != _OUT_OF_TIME or seconds <= HERE:
+    options = {"mip_rel_gap": gap, "time_limit": max(min(seconds, IN_PROCESS), 0.01)}
+    solution = milp(**arguments, options=options)
+    if solution.status != _TIME_LIMIT or seconds <= IN_PROCESS:
         return solution
-    arguments["options"]["time_limit"] = _within(seconds, LONGEST)
-    return _solve_in_process(arguments)
+    options["time_limit"] = min(seconds, NO_LIMIT)
+    return _solve_in_process({**arguments, "options": options})
 
 
-def _within(seconds: float, limit: float) -> float:
-    return max(min(seconds, limit), 0.01)
-
-
-# without this package, whose import would take longer than many a program
+# without this package, whose import takes longer than the solution of many programs
 _PROGRAM = (
     "import pickle, sys; from scipy.optimize import milp; "
     "pickle.dump(milp(**pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import evaluate
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import jax
@@ -33,13 +33,24 @@ from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import TIME_LIMIT, Found, gap
-from pipejax.search.partition.holdings import Shares, Splits, default_layouts, price_holdings
-from pipejax.search.partition.integer_program import SLACK, PathCuts, SplitProgram, busy_of_stages
+from pipejax.search.partition.holdings import (
+    Point,
+    Shares,
+    Splits,
+    default_layouts,
+    price_holdings,
+)
+from pipejax.search.partition.integer_program import (
+    SLACK,
+    PathCuts,
+    SplitProgram,
+    stage_work_function,
+)
 
-CLOSE = 1e-3  # of the step time: a relaxation that is known so well is not refined
+RELAXATION_GAP = 1e-3  # at which the relaxation ends, relative to the step time
 CENTRE_WEIGHT = 0.7  # of the old centre in the new centre of relaxed points
-SHARES_OF_TIME = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as shares of the limit
-CLOSE_WHOLE = 0.1  # of the gap: a split that the next paths may rule out is known no better
+END_SHARES = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as shares of the time limit
+SOLVER_GAP_SHARE = 0.1  # relative gap of the solver, as a share of the gap of the search
 
 
 @short_repr
@@ -105,33 +116,33 @@ class SplitSearch:
 
     def search(self, seconds: float) -> str:
         """Search until a split is optimal or time is up; return the reason for the end."""
-        began = time.monotonic()
-        until = {name: began + share * seconds for name, share in SHARES_OF_TIME.items()}
+        start_time = time.monotonic()
+        deadlines = {name: start_time + share * seconds for name, share in END_SHARES.items()}
         for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
-        if not self.splits_run:  # fewer layers than any runtime splits: one each, as far as they go
+        if not self.splits_run:  # too few layers for the runtimes: one for each of the first stages
             layers = np.arange(self.table.num_stages) < int(self.workload.model.layers)
             mtp = int(self.workload.model.mtp_layers) * np.eye(len(layers), dtype=int)[-1]
             self.run(PipelineLayout.with_layers(layers.astype(int).tolist(), mtp.tolist()))
         self._prepare()
-        relaxed = self._relax(until["relaxation"])
-        self._improve(relaxed, until["local search"])
-        self._propose(began + seconds)
+        relaxed_shares = self._relax(deadlines["relaxation"])
+        self._improve(relaxed_shares, deadlines["local search"])
+        self._solve_exactly(start_time + seconds)
         if self.is_optimal:
             return "optimal"
-        return "time" if time.monotonic() - began >= seconds else "tolerance"
+        return "time" if time.monotonic() - start_time >= seconds else "tolerance"
 
     def _prepare(self) -> None:
         """Price the possible holdings, and learn from the splits that were run."""
-        even = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
-        costs = stage_costs(even, self.system, self.table)
+        first = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
+        costs = stage_costs(first, self.system, self.table)
         self.program = lower_and_price(self.table, costs, self.links)[0]
-        busy = busy_of_stages(self.program, self.workload.pair_factor)
+        stage_work = stage_work_function(self.program, self.workload.pair_factor)
         limit = self.limit * (1 + SLACK)
         self.prices = price_holdings(
-            self.workload, self.system, self.table, lambda costs: busy(costs).min() <= limit
+            self.workload, self.system, self.table, lambda costs: stage_work(costs).min() <= limit
         )
-        may_hold = np.stack([busy(costs) <= limit for costs in self.prices.everywhere()])
+        may_hold = np.stack([stage_work(costs) <= limit for costs in self.prices.uniform_costs()])
         self.paths = PathCuts(self.program, self.prices)
         held = held_counts(self.table) if math.isfinite(self.capacity) else None
         self.splits = Splits(
@@ -140,11 +151,14 @@ class SplitSearch:
         unit = min(run.step_time for run in self.splits_run.values())
         self.integer = SplitProgram(self.splits, unit=unit, limit=self.limit)
         for split in self.splits_run.values():
-            for chosen in self.splits.chosen(split.layout):
-                self._learn(self.splits.shares(chosen))
+            for point in self.splits.from_layout(split.layout):
+                self._add_paths(self.splits.shares(point))
 
-    def _learn(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or mixture; cut its longest paths. Return its time [s], and if one is new."""
+    def _add_paths(self, shares: Shares) -> tuple[float, bool]:
+        """Run a split or mixture, and add its new paths as cuts.
+
+        Return its makespan [s], and whether it had a new path.
+        """
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)
@@ -152,80 +166,87 @@ class SplitSearch:
             self.integer.cut_path(cut)
         return float(run.finish.max()), bool(cuts)
 
-    def _raise_bound(self, look: Callable[[], bool], until: float) -> None:
-        """Run the solver's choices as long as they add paths."""
+    def _raise_bound(self, run_solution: Callable[[], bool], deadline: float) -> None:
+        """Solve the program and run its solution, as long as `run_solution` returns True."""
         program, goes_on = self.integer, True
         while goes_on and not self.is_optimal:
-            program.solve(until - time.monotonic() if program.is_whole else math.inf)
+            program.solve(deadline - time.monotonic() if program.is_whole else math.inf)
             self.bound = program.bound
             if not program.is_open:
                 break
-            goes_on = look() and time.monotonic() <= until
+            goes_on = run_solution() and time.monotonic() <= deadline
             program.limit = self.limit
 
-    def _relax(self, until: float) -> Shares | None:
-        """Raise the bound by runs of mixed stages; also run the centre of the mixtures so far."""
+    def _relax(self, deadline: float) -> Shares | None:
+        """Raise the bound by runs of mixed stages; return the last mixture."""
         centre: Shares | None = None
-        best: Shares | None = None
+        shares: Shares | None = None
 
-        def look() -> bool:
-            nonlocal centre, best
-            best = self.integer.shares
-            centre = best if centre is None else CENTRE_WEIGHT * centre + (1 - CENTRE_WEIGHT) * best
-            value, is_new = self._learn(best)
-            is_new |= self._learn(centre)[1]
-            return is_new and value * (1 - CLOSE) > self.integer.bound
+        def run_solution() -> bool:
+            """Run the solution, and the centre of the solutions so far."""
+            nonlocal centre, shares
+            shares = self.integer.shares
+            if centre is None:
+                centre = shares
+            else:
+                centre = CENTRE_WEIGHT * centre + (1 - CENTRE_WEIGHT) * shares
+            makespan, has_new_path = self._add_paths(shares)
+            has_new_path |= self._add_paths(centre)[1]
+            return has_new_path and makespan * (1 - RELAXATION_GAP) > self.integer.bound
 
-        self._raise_bound(look, until)
+        self._raise_bound(run_solution, deadline)
         self.on_split()
-        return best
+        return shares
 
-    def _propose(self, until: float) -> None:
+    def _solve_exactly(self, deadline: float) -> None:
         """Run the splits that the bounds do not rule out."""
         program = self.integer
 
-        def look() -> bool:
-            """Evaluate the solution of the program; return whether to solve again."""
+        def run_solution() -> bool:
+            """Run the solution; return whether to solve again."""
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
-            is_known = layout in self.splits_run
+            is_new = layout not in self.splits_run
             self.run(layout)
-            is_new = self._learn(program.shares)[1] or not is_known
+            is_new |= self._add_paths(program.shares)[1]
             was_exact = program.gap == 0
-            program.gap = CLOSE_WHOLE * gap(self.limit, self.bound) * is_new
+            program.gap = SOLVER_GAP_SHARE * gap(self.limit, self.bound) if is_new else 0.0
             return is_new or not was_exact
 
         program.is_whole, program.limit = True, self.limit
-        program.gap = CLOSE_WHOLE * gap(self.limit, self.bound)
-        if time.monotonic() < until:
-            self._raise_bound(look, until)
+        program.gap = SOLVER_GAP_SHARE * gap(self.limit, self.bound)
+        if time.monotonic() < deadline:
+            self._raise_bound(run_solution, deadline)
 
-    def _improve(self, relaxed: Shares | None, until: float) -> None:
-        """Move layers one at a time, from the best split and the relaxed one rounded."""
-        starts = [] if self.best is None else [self.splits.chosen(self.best.layout)]
-        if relaxed is not None:
-            starts.append(self.splits.rounded(relaxed))
-        for point in (point for points in starts for point in points):
-            now = self.run(self.prices.layout(point)).step_time
-            while (faster := self._better(point, now, until)) is not None:
-                point, now = faster
+    def _improve(self, relaxed_shares: Shares | None, deadline: float) -> None:
+        """Move layers one at a time, from the best split and from the rounded mixture."""
+        starts: list[Point] = []
+        if self.best is not None:
+            starts += [*self.splits.from_layout(self.best.layout)]
+        if relaxed_shares is not None:
+            starts += [*self.splits.from_shares(relaxed_shares)]
+        for point in starts:
+            step_time = self.run(self.prices.layout(point)).step_time
+            while (faster := self._faster_neighbour(point, step_time, deadline)) is not None:
+                point, step_time = faster
 
-    def _better(
-        self, point: Int[NumpyArray, " stages"], now: float, until: float
-    ) -> tuple[Int[NumpyArray, " stages"], float] | None:
-        """Return a neighbour that is faster than a split, running those not ruled out."""
-        around = self.splits.neighbours(point)
-        bounds, seen = np.zeros(len(around)), 0
-        while len(around) and time.monotonic() < until:
-            bounds = np.maximum(bounds, self.paths.lower_bounds(around, seen))
-            seen, place = len(self.paths.cuts), int(bounds.argmin())
-            if bounds[place] >= now * (1 - SLACK):
+    def _faster_neighbour(
+        self, point: Point, step_time: float, deadline: float
+    ) -> tuple[Point, float] | None:
+        """Return a neighbour that is faster than a split, and its step time [s]."""
+        # Neighbours run in the order of their bounds, as long as these are below the step time.
+        neighbours = self.splits.neighbours(point)
+        bounds, num_cuts = np.zeros(len(neighbours)), 0
+        while len(neighbours) and time.monotonic() < deadline:
+            bounds = np.maximum(bounds, self.paths.lower_bounds(neighbours, num_cuts))
+            num_cuts, k = len(self.paths.cuts), int(bounds.argmin())
+            if bounds[k] >= step_time * (1 - SLACK):
                 break
-            step = self.run(self.prices.layout(around[place])).step_time
-            self._learn(self.splits.shares(around[place]))
-            if step < now * (1 - SLACK):
-                return around[place], step
-            bounds[place] = step
+            new_step_time = self.run(self.prices.layout(neighbours[k])).step_time
+            self._add_paths(self.splits.shares(neighbours[k]))
+            if new_step_time < step_time * (1 - SLACK):
+                return neighbours[k], new_step_time
+            bounds[k] = new_step_time
         return None
 
 
