@@ -210,9 +210,7 @@ class Memory:
         return 1.0 if need == begin_need else float(need / begin_need)
 
 
-# Shelves of remedies: launchers run them today, or they need code, or other hardware
-
-SHELVES: Mapping[str, str] = {  # and what a remedy of each needs
+SHELVES: Mapping[str, str] = {  # groups of remedies, with the needs of each
     "launcher": "options of a launcher",
     "code": "a table file or code",
     "hardware": "other hardware or a repair",
@@ -247,17 +245,17 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
 
 
 def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
-    """List the launchers that run a candidate, and whose options make its change."""
+    """List the launchers whose options turn the old run into the new one."""
     if old.layers and not new.layers:
         return ()  # a layer would be divided
-    before = {launch.launcher: launch for launch in run_launches(old.scenario, old.layers)}
+    old_launches = {launch.launcher: launch for launch in run_launches(old.scenario, old.layers)}
     return tuple(
         launch.launcher
         for launch in run_launches(new.scenario, new.layers)
         if not launch.lacks
         and _has_stages(launch, new)
         # equal options start the same run: options have no times, places or order of messages
-        and launch != before[launch.launcher]
+        and launch != old_launches[launch.launcher]
     )
 
 

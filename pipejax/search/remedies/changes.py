@@ -84,26 +84,29 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
     """Return scaling rules that keep embedding and head whole where measured stages are divided."""
     # Four stages of 6 6 6 9 s in two parts each: the evenly divided 3 3 3 3 3 3 4.5 4.5 become
     # 3 3 3 3 3 3 3 6, since the head cannot be divided.
-    count, stages = old.table.num_stages, new.table.num_stages
-    if new.scenario.source.workload is not None or stages == count or stages % count:
+    num_measured, num_stages = old.table.num_stages, new.table.num_stages
+    is_divided = num_stages > num_measured and num_stages % num_measured == 0
+    if new.scenario.source.workload is not None or not is_divided:
         return []
     costs = vars(new.scenario.source.levels(new.table)[0])
-    layers, rules = np.array(old.layers or [1] * count), []
+    layers, rules = np.array(old.layers or [1] * num_measured), []
     for phase in sorted(new.table.used_phases):
         field = PHASE_FIELDS.get(phase.name, "")
-        if field not in GROUPS["compute"] or np.shape(costs[field])[:1] != (stages,):
+        if field not in GROUPS["compute"] or np.shape(costs[field])[:1] != (num_stages,):
             continue
-        evenly = np.asarray(costs[field], float).reshape(stages, -1).mean(axis=1)
-        evenly = evenly.reshape(count, -1)  # (measured stages, parts)
-        measured = evenly.sum(axis=1)
+        even_parts = np.asarray(costs[field], float).reshape(num_stages, -1).mean(axis=1)
+        even_parts = even_parts.reshape(num_measured, -1)  # (measured stages, parts)
+        measured = even_parts.sum(axis=1)
         # of two stages the faster one: half of a head is not in each
-        in_layers = np.quantile(measured / layers, 0.5, method="lower") * layers
-        whole = evenly.copy()
-        for edge in 0, -1:  # of the stages, and of the parts of this stage
-            if measured[edge] - in_layers[edge] > MIN_EDGE * measured[edge]:
-                whole[edge] = in_layers[edge] / evenly.shape[1]
-                whole[edge, edge] += measured[edge] - in_layers[edge]
-        factors = np.divide(whole, evenly, out=np.ones_like(evenly), where=evenly > 0).ravel()
+        layers_only = np.quantile(measured / layers, 0.5, method="lower") * layers
+        new_parts = even_parts.copy()
+        for edge in 0, -1:  # the first stage and its first part, the last stage and its last part
+            edge_seconds = measured[edge] - layers_only[edge]  # of embedding or head
+            if edge_seconds > MIN_EDGE * measured[edge]:
+                new_parts[edge] = layers_only[edge] / even_parts.shape[1]
+                new_parts[edge, edge] += edge_seconds
+        factors = np.ones_like(even_parts)
+        factors = np.divide(new_parts, even_parts, out=factors, where=even_parts > 0).ravel()
         rules += [
             f"{phase.name}@stage{stage}*{factor:.12g}"
             for stage, factor in enumerate(factors.tolist())
@@ -198,18 +201,18 @@ def _move_layers(
     layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
     layers, workers = old_layers.copy(), np.arange(run.table.num_workers)
     # (workers, stages): share of the pipes that hold the stage on the worker
-    held = (run.table.placement == workers[:, None, None]).mean(axis=1)
-    last_spread = np.inf
+    pipe_share = (run.table.placement == workers[:, None, None]).mean(axis=1)
+    last_sum_of_squares = np.inf
     while True:
         seconds = measured + layer_seconds * (layers - old_layers)
-        load = held @ seconds
-        spread = float(load @ load)
-        if spread >= last_spread * (1 - 1e-12):  # two pipes hold a stage on both workers
+        load = pipe_share @ seconds
+        sum_of_squares = float(load @ load)  # smaller if the load is more even
+        if sum_of_squares >= last_sum_of_squares * (1 - 1e-12):  # both workers hold the stage
             return
-        last_spread = spread
+        last_sum_of_squares = sum_of_squares
         busiest, idlest = int(load.argmax()), int(load.argmin())
-        sources = np.flatnonzero((held[busiest] > 0) & (layers > 1))
-        targets = np.flatnonzero(held[idlest])
+        sources = np.flatnonzero((pipe_share[busiest] > 0) & (layers > 1))
+        targets = np.flatnonzero(pipe_share[idlest])
         if load[idlest] + layer_seconds >= load[busiest] or not len(sources):
             return
         layers[sources[seconds[sources].argmax()]] -= 1

@@ -311,34 +311,36 @@ def explain(
 
 def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
     """List the effects of a cause and of its first remedy; none if they are equal."""
-    words = TREATMENTS.get(fault.kind, {})
-    remedy = next((remedy for remedy in remedies if remedy.kind in words), None)
+    treatments = TREATMENTS.get(fault.kind, {})
+    remedy = next((remedy for remedy in remedies if remedy.kind in treatments), None)
     if remedy is None:
         return ()
-    name = PARTS.get(fault.kind, fault.kind)
-    effects = [Effect("part", base.parts[name])]
+    fault_part = PARTS.get(fault.kind, fault.kind)
+    effects = [Effect("part", base.parts[fault_part])]
     if fault.rules:
         without_cause = base.scaled("", [fault.rules], "")  # needs no title and no assumption
-        effects.append(_effect("cause", base, without_cause, name))
-    effects.append(_effect(words[remedy.kind], base, Candidate(remedy.scenario), name))
+        effects.append(_effect("cause", base, without_cause, fault_part))
+    after_remedy = Candidate(remedy.scenario)
+    effects.append(_effect(treatments[remedy.kind], base, after_remedy, fault_part))
     seconds = [effect.seconds for effect in effects]
     is_unequal = max(seconds) - min(seconds) > MIN_DIFFERENCE * max(map(abs, seconds))
     return tuple(effects) if is_unequal else ()
 
 
-def _effect(what: str, base: Candidate, changed: Candidate, name: str) -> Effect:
-    """Compare the parts of two runs: their differences sum to the time saved."""
-    seconds, parts = base.step_time - changed.step_time, changed.parts
-    differences = {part: parts[part] - before for part, before in base.parts.items()}
-    differences[name] = parts[name]  # what stays of it
-    missing = base.parts[name] - seconds
-    if abs(missing) <= MIN_DIFFERENCE * max(abs(seconds), base.parts[name]):
-        return Effect(what, seconds)
+def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> Effect:
+    """Compare the time saved by a change with the part of the fault."""
+    # If they differ, the effect names the other part of the step that accounts for most of it.
+    saved, parts = base.step_time - changed.step_time, changed.parts
+    missing = base.parts[fault_part] - saved
+    if abs(missing) <= MIN_DIFFERENCE * max(abs(saved), base.parts[fault_part]):
+        return Effect(what, saved)
+    growths = {part: parts[part] - seconds for part, seconds in base.parts.items()}
+    growths[fault_part] = parts[fault_part]  # time that stays of the fault
     sign = math.copysign(1.0, missing)
-    part = max(differences, key=lambda part: sign * differences[part])
-    grows = differences[part]
-    can_be_removed = part in WHY and part != name and grows > 0
-    return Effect(what, seconds, part, grows, seconds + parts[part] if can_be_removed else None)
+    part = max(growths, key=lambda part: sign * growths[part])
+    can_be_removed = part in WHY and part != fault_part and growths[part] > 0
+    without = saved + parts[part] if can_be_removed else None
+    return Effect(what, saved, part, growths[part], without)
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
@@ -511,10 +513,11 @@ class _Shelves:
             options = candidates[kind] if best is base else change(best)
             better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
             for candidate in sorted(better, key=_step_time):
-                launchers = {*self.launchers(kind, best, candidate)}
-                both = launchers if names is None else names & launchers
-                if len(candidate.assumes) <= MAX_ASSUMPTIONS and (both or not has_options):
-                    best, names = candidate, both
+                common_names = {*self.launchers(kind, best, candidate)}
+                if names is not None:
+                    common_names &= names
+                if len(candidate.assumes) <= MAX_ASSUMPTIONS and (common_names or not has_options):
+                    best, names = candidate, common_names
                     titles.append(candidate.what)
                     break
         if len(titles) < 2:
@@ -549,10 +552,11 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
     for name, part in stage_parts(workload, system, base.table).items():
         if name not in IN_LAYERS or times[name] < LARGE_EXCHANGE * base.step_time:
             continue
-        rest = mapped(np.subtract, costs, part)
-        gain = base.step_time - evaluate(base.table, rest, link=base.scenario.links).step_time
-        share = 100 * times[name] / base.step_time
-        why = f"{IN_LAYERS[name]} take {share:.3g} % of the step, and no compute hides them"
+        other_costs = mapped(np.subtract, costs, part)
+        run = evaluate(base.table, other_costs, link=base.scenario.links)
+        gain = base.step_time - run.step_time
+        percent = 100 * times[name] / base.step_time
+        why = f"{IN_LAYERS[name]} take {percent:.3g} % of the step, and no compute hides them"
         faults.append(Fault(name, gain, why))
     return faults
 
