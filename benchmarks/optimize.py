@@ -117,7 +117,7 @@ def measure(case, variant, seconds):
     began = time.perf_counter()
     model = ScheduleModel(problem, variant.parts * horizon, variant.redundant, in_order=True)
     if variant.start:
-        model.hint(plan.moved(lambda starts: variant.parts * starts))
+        model.hint(plan.with_starts(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None
     with mock.patch.object(Budget, "new_solver", changed(variant.settings)):
         for step in search(model, Budget.start(seconds=seconds), os.cpu_count() or 1):

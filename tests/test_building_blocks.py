@@ -159,7 +159,7 @@ def test_of_many_microbatches_a_few_are_run_first():
 def test_no_model_is_made_of_a_huge_problem(monkeypatch):
     monkeypatch.setattr(anytime_search, "HUGE", 60)
     monkeypatch.setattr(anytime_search.AnytimeSearch, "_search_for", None)  # what would build it
-    monkeypatch.setattr(anytime_search, "LARGE", 60)
+    monkeypatch.setattr(anytime_search, "MAX_PARTS_OPS", 60)
     table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=6)
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0)
     result = pj.optimize(table, costs, memory_limit=5.0, time_limit=0.5, num_threads=1)

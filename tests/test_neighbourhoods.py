@@ -15,8 +15,8 @@ from pipejax.search.schedule.neighbourhoods import (
     KINDS,
     NeighbourhoodSearch,
     draw,
-    kept_order,
-    order_of_microbatches,
+    fixed_order,
+    microbatch_order,
     search_grids,
     search_neighbourhoods,
 )
@@ -60,13 +60,13 @@ def test_what_is_not_free_keeps_its_order(kind, steps):
     problem = search.problem
     plan, rng = search.plan, np.random.default_rng(1)
     free = draw(kind, problem, plan, 0.4, rng)
-    pairs = list(kept_order(problem, plan, free))
+    pairs = list(fixed_order(problem, plan, free))
     assert not any(free[letter][place] for pair in pairs for letter, place in pair)
     for (letter, place), (other, next_place) in pairs:
         durations = problem.times[pj.Phase[letter]][place[0]]
         assert plan.starts[letter][place] + durations <= plan.starts[other][next_place]
     nothing = {letter: np.zeros_like(free["F"]) for letter in free}
-    chains = list(kept_order(problem, plan, nothing))  # one on each worker and link
+    chains = list(fixed_order(problem, plan, nothing))  # one on each worker and link
     link = [pair for pair in chains if pair[0][0] in "OL"]
     out = (plan.offload != NEVER).sum(axis=1)
     assert len(link) == 2 * out.sum() - (out[:2].any() + out[2:].any())
@@ -113,7 +113,7 @@ def test_gradients_overtake_an_activation_that_is_away():
             plan = base.plan(solver)
     assert plans == [True, False]
     assert keeps_limits(problem, to_plan(problem, to_table(problem, plan, "overtaken")))
-    pairs = list(order_of_microbatches(problem, plan))
+    pairs = list(microbatch_order(problem, plan))
     assert (("I", (0, 1)), ("I", (0, 0))) in pairs
     assert len(pairs) == 3 * 2  # kinds, stages
 

@@ -1,6 +1,7 @@
 """Anytime optimisation: quick schedules first, then better ones, and a lower bound."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -39,24 +40,23 @@ from pipejax.search.schedule.plan import (
 from pipejax.search.schedule.problem import Problem
 from pipejax.search.schedule.store import SolvedProblems
 
-LARGE = 1500  # ops up to which parts of a plan are searched
-HUGE = 20_000  # ops from which a solver only fills memory: its model is not made
-LARGE_PARTS = 3000  # the same with offloads
+MAX_PARTS_OPS = 1500  # ops up to which parts of a plan are searched
+MAX_PARTS_OPS_OFFLOAD = 3000  # the same with offloads
+HUGE = 20_000  # ops from which the solver's model takes too much memory
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
-FINE = 30  # units in the longest forward and backward, at least, on that grid
-# of effort, or of seconds where that has no limit:
-BRIEF_LEAST = 3.0  # for the whole before its parts, at least, where that is no large share
-BETWEEN = 0.5  # seconds between news of the bound alone, at least
-# shares of the effort that is left when each part of the search starts
+FINE = 30  # least number of units in the longest forward and backward on that grid
+MIN_BRIEF = 3.0  # least effort (or seconds, without a limit of effort) of the brief search
+REPORT_INTERVAL = 0.5  # least time between reports of the bound alone [s]
+# share of the remaining effort that each step may take
 _SHARES = {
     "greedy": 0.2,
     "blocks": 0.2,
-    "many blocks": 0.6,  # where the whole is not searched
-    "brief": 0.05,
+    "many blocks": 0.6,  # if the complete problem is not searched
+    "brief": 0.05,  # at least MIN_BRIEF, but not more than
     "most brief": 0.15,
     "first": 0.5,
     "neighbourhoods": 0.8,
-    "few neighbourhoods": 0.4,  # where nothing is offloaded: the whole moves too
+    "few neighbourhoods": 0.4,  # without offloads, where the complete search makes progress too
     "relaxed": 0.2,
 }
 
@@ -77,7 +77,7 @@ class AnytimeSearch:
     ) -> None:
         self.problem, self.start_table, self.costs, self.links = problem, start_table, costs, links
         self.num_threads, self.store, self.on_best = num_threads, store, on_best
-        self.begun = self.last_report = self.saved = time.monotonic()
+        self.start_time = self.last_report = self.last_save = time.monotonic()
         self.budget = budget
         self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
@@ -94,25 +94,24 @@ class AnytimeSearch:
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def run(self) -> Found[Optimum]:
-        """Run all steps until the plan meets the bound, or the budget is over; return the last."""
+        """Run all steps until the plan reaches the bound, or the budget is over."""
         try:
             for step in self._steps():
                 is_over = self.is_closed or self.budget.is_over
                 if not is_over or self.plan is None or step == self._baselines:
                     step()
-            assert self.best is not None  # microbatches one by one fit wherever anything does
-            last = self._solution(self.best.best.table, self.best.value, self.best.best.source)
-            self.on_best(last)
-            return last
-        finally:  # however it ends: what was found is kept
+            assert self.best is not None  # microbatches one by one fit if any plan does
+            result = self._solution(self.best.best.table, self.best.value, self.best.best.source)
+            self.on_best(result)
+            return result
+        finally:  # also after an error or an interrupt
             self._save()
 
     def _steps(self) -> Sequence[Callable[[], None]]:
         """Order the steps; with offloads, a stage alone is too hard to bound by search."""
         starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
-        parts = self._brief_search, self._neighbourhoods
         bound = (self._bound_by_stages,) if self.problem.offload is None else ()
-        return *starts, *bound, *parts, self._search
+        return *starts, *bound, self._brief_search, self._neighbourhoods, self._search
 
     def _use_store(self) -> None:
         """Use the store: solutions of the problem itself, or of similar ones."""
@@ -128,18 +127,20 @@ class AnytimeSearch:
         starts, bound = self.store.nearest(self.problem)
         if bound > self.bound:
             self.bound, self.bound_by = bound, "solver"
-        for other in starts:
-            self._accept_table("neighbour", other.table)
+        for entry in starts:
+            self._accept_table("neighbour", entry.table)
 
     def _save(self) -> None:
+        """Store the best table and the bound, with the seconds since the last save."""
         if self.store is not None and self.best is not None:
-            seconds, best = time.monotonic() - self.saved, self.best.best
+            seconds, best = time.monotonic() - self.last_save, self.best.best
             self.store.put(
                 self.problem, best.table, self.bound, seconds=seconds, source=best.source
             )
-            self.saved += seconds
+            self.last_save += seconds
 
     def _first(self) -> None:
+        """Offer a greedy plan, or microbatches one by one if it exceeds the limits."""
         plan = greedy_plan(self.problem, self.problem.limits)
         if plan is not None:
             self._offer("greedy", plan)
@@ -150,12 +151,13 @@ class AnytimeSearch:
         """Measure and offer the tables of published schedules, whatever effort is left."""
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
-            keeps_limits = table_keeps_limits(self.problem, table)
-            values = [self.baselines.get(name), self._measure(table) if keeps_limits else None]
-            self.baselines[name] = min((v for v in values if v is not None), default=None)
-            # an offered plan is a start of solvers; an accepted table may be the best itself
+            self.baselines.setdefault(name, None)
+            fits = table_keeps_limits(self.problem, table)
+            if fits:
+                value, old_value = self._measure(table), self.baselines[name]
+                self.baselines[name] = value if old_value is None else min(old_value, value)
             self._offer(name, to_plan(self.problem, table))
-            if keeps_limits and not (table.offloads or table.is_fused.any()):
+            if fits and not (table.offloads or table.is_fused.any()):
                 self._accept_table(name, table)  # it may beat its plan, whose times are whole units
             if self.budget.is_late:
                 return
@@ -175,9 +177,8 @@ class AnytimeSearch:
         """Bound by single stages, beginning with the one of the best simple bound."""
         if not is_pipe(self.problem):
             return
-        simple = stage_bounds(self.problem)
         budget = self._share("relaxed")
-        for stage in np.argsort(-simple, kind="stable").tolist():
+        for stage in np.argsort(-stage_bounds(self.problem), kind="stable").tolist():
             if self.is_closed or budget.is_over:
                 return
             arguments = stage, self._horizon, budget, self.num_threads
@@ -196,25 +197,27 @@ class AnytimeSearch:
                     return
 
     def _share(self, name: str) -> Budget:
+        """Return the part of the remaining budget that a step may take."""
         return self.budget.part(self.budget.remaining * _SHARES[name])
 
     @property
     def _has_parts(self) -> bool:
-        """Return whether parts of a plan are worth a search of their own."""
-        largest = LARGE if self.problem.offload is None else LARGE_PARTS
-        return 3 * self.problem.worker.size <= largest
+        """Return whether there are few enough ops to search parts of a plan."""
+        has_offloads = self.problem.offload is not None
+        max_ops = MAX_PARTS_OPS_OFFLOAD if has_offloads else MAX_PARTS_OPS
+        return 3 * self.problem.worker.size <= max_ops
 
     @property
     def _offloads_parts(self) -> bool:
         return self._has_parts and self.problem.offload is not None
 
     def _brief_search(self) -> None:
-        """Search the whole problem first, which solves small problems at once."""
+        """Search the complete problem first, which solves small problems at once."""
         if self._offloads_parts:
             remaining = self.budget.remaining
-            least = min(BRIEF_LEAST, remaining * _SHARES["most brief"])
-            self._search_for(self.budget.part(max(least, remaining * _SHARES["brief"])))
-        elif self._has_parts:  # proofs come sooner, and are lost where a search breaks off
+            min_limit = min(MIN_BRIEF, remaining * _SHARES["most brief"])
+            self._search_for(self.budget.part(max(min_limit, remaining * _SHARES["brief"])))
+        elif self._has_parts:  # a large share: without offloads the solver often ends with a proof
             self._search_for(self._share("first"))
 
     @property
@@ -226,27 +229,28 @@ class AnytimeSearch:
             self._search_for(self.budget)
 
     def _search_for(self, budget: Budget) -> None:
-        """Run the solver on the whole problem within a budget; take its plans and bounds."""
-        parts = self._parts
-        problem = self.problem.finer(parts)
-        model = ScheduleModel(problem, parts * self._horizon)
+        """Run the solver on the complete problem within a budget; take its plans and bounds."""
+        factor = self._grid_factor
+        problem = self.problem.finer(factor)
+        model = ScheduleModel(problem, factor * self._horizon)
         if self.plan is not None:
-            model.hint(self.plan.moved(lambda starts: parts * starts))
+            model.hint(self.plan.with_starts(lambda starts: factor * starts))
         with closing(search(model, budget, self.num_threads)) as states:
             for state in states:
-                self._raise_bound(-(-state.bound // parts))
+                self._raise_bound(math.ceil(state.bound / factor))
+                is_due = time.monotonic() > self.last_report + REPORT_INTERVAL
                 if state.plan is not None:
                     self._offer("search", state.plan, problem)
-                elif time.monotonic() > self.last_report + BETWEEN and self.best is not None:
+                elif is_due and self.best is not None:
                     best = self.best
                     self._report_best(best.best.table, best.value, best.best.source)
 
     @property
-    def _parts(self) -> int:
-        """Return the factor by which the grid of a search is finer."""
-        largest = int((self.problem.forward + self.problem.gradient).max())
-        starts = 3 * self.problem.worker.size * self._horizon
-        return 1 if starts < MANY_STARTS or not largest else -(-FINE // largest)
+    def _grid_factor(self) -> int:
+        """Return the factor by which the grid of the solver is finer than that of the problem."""
+        longest = int((self.problem.forward + self.problem.gradient).max())
+        num_starts = 3 * self.problem.worker.size * self._horizon
+        return 1 if num_starts < MANY_STARTS or not longest else math.ceil(FINE / longest)
 
     @property
     def _horizon(self) -> int:
@@ -257,8 +261,8 @@ class AnytimeSearch:
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
         """Take a plan if it is better; it may come from the problem on another grid."""
         problem = problem or self.problem
-        value = plan_objective(problem, plan) * problem.unit
-        is_longer = self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9)
+        seconds = plan_objective(problem, plan) * problem.unit
+        is_longer = self.plan is not None and seconds >= self.value * self.problem.unit * (1 - 1e-9)
         # in the solver's model, ops without duration hold no memory, so limits are checked again
         if is_longer or not keeps_limits(problem, plan):
             self.evaluated += 1
@@ -266,7 +270,7 @@ class AnytimeSearch:
         self._accept_table(source, to_table(problem, plan, f"optimized {source}"))
 
     def _accept_table(self, source: str, table: ScheduleTable) -> None:
-        """Keep a table within the limits as the plan, and as the answer, where it is better."""
+        """Keep a table within the limits if its plan or its measured objective is better."""
         self.evaluated += 1
         slots, shares = self.start_table.slots, self.start_table.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)
@@ -277,13 +281,14 @@ class AnytimeSearch:
             self._raise_bound(self.bound)  # checks that the bound is not above the new plan
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.value:
-            self.found_after = time.monotonic() - self.begun
+            self.found_after = time.monotonic() - self.start_time
             self._report_best(table, makespan, source)
 
     def _report_best(self, table: ScheduleTable, makespan: float, source: str) -> None:
+        """Report a table as the best so far, and store it."""
         self.best = self._solution(table, makespan, source)
         self.last_report = time.monotonic()
-        self.on_best(self.best)  # first: an interruption may come while it is stored
+        self.on_best(self.best)  # first: an interrupt may come while it is stored
         self._save()
 
     def _raise_bound(self, bound: int) -> None:
@@ -306,7 +311,7 @@ class AnytimeSearch:
             bound_by=self.bound_by,
             rounding=0.0 if self.problem.exact else rounding,
             source=source,
-            seconds=time.monotonic() - self.begun,
+            seconds=time.monotonic() - self.start_time,
             effort=self.budget.spent,
             found_after=self.found_after,
         )
@@ -317,10 +322,11 @@ class AnytimeSearch:
         """Return the largest rounding error of a path in units: one per op and message on it."""
         if self.problem.exact:
             return 1e-9 * makespan
-        per_worker = 3 * max(np.bincount(self.problem.worker.ravel()))
-        return float(per_worker + 4 * self.problem.num_stages) * self.problem.unit
+        max_worker_ops = 3 * max(np.bincount(self.problem.worker.ravel()))
+        return float(max_worker_ops + 4 * self.problem.num_stages) * self.problem.unit
 
     def _measure(self, table: ScheduleTable) -> float:
+        """Return the objective of a table at the exact costs [s]."""
         program, vector = lower_and_price(table, self.costs, self.links)
         run = run_on_host(program, vector)
         if self.problem.objective == "makespan":

@@ -13,7 +13,7 @@ PerPipe = Int[NumpyArray, "pipes stages"]
 
 
 class Paths(NamedTuple):
-    """Least times before, between and after the ops of one microbatch [units]."""
+    """Least times before, between and after F and I of one microbatch on each stage [units]."""
 
     head: PerPipe  # from the start of the run to the start of F
     trip: PerPipe  # from the end of F to the start of I
@@ -21,18 +21,18 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Return the least times before, between and after F and I of each stage, per pipe [units]."""
+    """Return the least times on the path of a microbatch [units]."""
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
     input_grad = np.minimum(problem.input_grad, problem.backward)
     is_split = problem.backward >= problem.input_grad + problem.weight_grad
-    rest = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     head, trip, tail = (np.zeros((pipes, stages), np.int64) for _ in range(3))
-    tail[:] = rest
+    tail[:] = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     for stage in range(1, stages):
         head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + hop[0, :, stage - 1]
-        tail_below = hop[1, :, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
-        tail[:, stage] = np.maximum(tail[:, stage], tail_below)
+        # the path from I goes on to the previous stage, or ends with W of this one
+        to_previous = hop[1, :, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
+        tail[:, stage] = np.maximum(tail[:, stage], to_previous)
     for stage in range(stages - 2, -1, -1):
         there_and_back = hop[0, :, stage] + hop[1, :, stage]
         work = problem.forward[stage + 1] + input_grad[stage + 1]
@@ -44,34 +44,36 @@ class LowerBound(NamedTuple):
     """Lower bound on the objective of all schedules, with the reason."""
 
     value: int  # the bound [units]
-    by: str  # what it rests on, in the words of `CheckedBound`
+    by: str  # reason of the bound, in the words of `CheckedBound`
 
 
 def lower_bound(problem: Problem) -> LowerBound:
     """Return the best of the bounds by work and by memory, for the problem's objective."""
-    way = paths(problem)
+    stage_paths = paths(problem)
     counts = np.bincount(problem.microbatch_pipes, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
-    turn = problem.forward + np.minimum(problem.input_grad, problem.backward)
+    forward_and_input = problem.forward + np.minimum(problem.input_grad, problem.backward)
     best = LowerBound(0, "worker")
     for worker in range(problem.num_workers):
-        held = (problem.placement == worker) & (counts > 0)[:, None]
-        if not held.any():
+        # (pipes, stages) whether the worker runs ops of the stage
+        is_here = (problem.placement == worker) & (counts > 0)[:, None]
+        if not is_here.any():
             continue
-        busy = int((held * counts[:, None] * work).sum())
+        busy = int((is_here * counts[:, None] * work).sum())
         if problem.objective == "span":
             best = max(best, LowerBound(busy, "worker"))
             continue
-        stages = np.flatnonzero(held.any(axis=0))
+        stages = np.flatnonzero(is_here.any(axis=0))
         updates = max(int(problem.step_end[stages].min()), int(problem.update[stages].sum()))
-        before = int(way.head[held].min())
         # after all F and I, the path from the last I to the end remains
-        turned = int((held * counts[:, None] * turn).sum() + way.tail[held].min())
-        best = max(best, LowerBound(before + max(busy + updates, turned), "worker"))
+        to_last_input = int((is_here * counts[:, None] * forward_and_input).sum())
+        after_head = max(busy + updates, to_last_input + int(stage_paths.tail[is_here].min()))
+        head = int(stage_paths.head[is_here].min())
+        best = max(best, LowerBound(head + after_head, "worker"))
     by = "memory chain" if problem.offload is None else "stage"
     for pipe, stage in np.ndindex(problem.placement.shape):
         if counts[pipe]:
-            chain = _chain(problem, way, pipe, stage, int(counts[pipe]))
+            chain = _stage_bound(problem, stage_paths, pipe, stage, int(counts[pipe]))
             best = max(best, LowerBound(chain, by))
     area = LowerBound(area_bound(problem), "memory area")
     return area if area.value > best.value else best
@@ -79,8 +81,9 @@ def lower_bound(problem: Problem) -> LowerBound:
 
 def stage_bounds(problem: Problem) -> PerStage:
     """Bound the objective by each stage's own work and memory: (stages) [units]."""
-    way, count = paths(problem), problem.num_microbatches
-    return np.array([_chain(problem, way, 0, s, count) for s in range(problem.num_stages)])
+    arguments = problem, paths(problem), 0
+    count = problem.num_microbatches
+    return np.array([_stage_bound(*arguments, s, count) for s in range(problem.num_stages)])
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
@@ -95,14 +98,15 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
         return [(0, 0)] * count
     order = []
     for k in range(count):
-        over = (k + 1) * size - int(problem.limits[worker])
-        inputs = max(0, -(-over // size))
-        rest = over - inputs * (size - weight_size)
-        order.append((inputs, max(0, -(-rest // weight_size)) if weight_size and inputs else 0))
+        excess = (k + 1) * size - int(problem.limits[worker])
+        num_inputs = max(0, -(-excess // size))  # -(-a // b) rounds a / b up
+        excess -= num_inputs * (size - weight_size)
+        num_weights = max(0, -(-excess // weight_size)) if weight_size and num_inputs else 0
+        order.append((num_inputs, num_weights))
     return order
 
 
-def _chain(problem: Problem, stage_paths: Paths, pipe: int, stage: int, count: int) -> int:
+def _stage_bound(problem: Problem, stage_paths: Paths, pipe: int, stage: int, count: int) -> int:
     """Return the longest path through the ops of a stage, with waits forced by its memory."""
     # Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
     # Then F and I of the stage are two chains: each F follows the one before it, each I follows its
@@ -110,18 +114,19 @@ def _chain(problem: Problem, stage_paths: Paths, pipe: int, stage: int, count: i
     # F of microbatch k finds room only after i gradients, it waits for the i-th one.
     forward = int(problem.forward[stage])
     input_grad = int(min(problem.input_grad[stage], problem.backward[stage]))
-    weight_rest = min(input_grad, int(problem.gradient[stage]) - input_grad)
+    weight_delay = min(input_grad, int(problem.gradient[stage]) - input_grad)
     trip = int(stage_paths.trip[pipe, stage])
     gradients_needed = [(0, 0)] * count
     if problem.offload is None:
         gradients_needed = memory_order(problem, stage, int(problem.placement[pipe, stage]), count)
     start = int(stage_paths.head[pipe, stage]) if problem.objective == "makespan" else 0
     forward_end, input_end = start, [0] * count
-    for k, (inputs, weights) in enumerate(gradients_needed):
-        if inputs:
-            # as many weight gradients as input gradients: the last of them ran behind its own I
-            wait = input_end[inputs - 1] + (weight_rest if weights >= inputs else 0)
-            forward_end = max(forward_end, wait)
+    for k, (num_inputs, num_weights) in enumerate(gradients_needed):
+        if num_inputs:
+            room_time = input_end[num_inputs - 1]
+            if num_weights >= num_inputs:  # the last weight gradient runs after its own I
+                room_time += weight_delay
+            forward_end = max(forward_end, room_time)
         forward_end += forward
         input_end[k] = max(forward_end + trip, input_end[k - 1] if k else 0) + input_grad
     if problem.objective == "span":
@@ -130,20 +135,20 @@ def _chain(problem: Problem, stage_paths: Paths, pipe: int, stage: int, count: i
 
 
 class _Kind(NamedTuple):
-    """Activations of one stage and pipe on a worker."""
+    """Activations of one stage and pipe on a worker; times in units, sizes in parts."""
 
-    number: int  # how many
-    first: int  # units of the run before F
-    last: int  # units of the run after I
-    step_end: int  # those after the gradient
-    forward: int  # units of F
-    input_grad: int  # units of I
-    size: int  # parts of one
-    weight_size: int  # those that W needs
-    weight_grad: int  # units of W; 0 where a whole backward may take its place
-    turn: int  # least time from the start of F to the end of I [units]
-    saves: int  # memory area that an offloaded one does not take, of size x turn
-    link: int  # O and L [units]
+    count: int
+    head: int  # least time before F
+    tail: int  # least time after I
+    step_end: int  # time after the gradient
+    forward: int  # time of F
+    input_grad: int  # time of I
+    size: int  # of one activation
+    weight_size: int  # of the share that W needs
+    weight_grad: int  # time of W; 0 if a whole backward may take its place
+    turn: int  # least time from the start of F to the end of I
+    saved_area: int  # memory area that an offload saves, of size x turn
+    link_time: int  # time of O and L
 
 
 class _Memory(NamedTuple):
@@ -156,25 +161,24 @@ class _Memory(NamedTuple):
 
     def link_time(self, end: int) -> float:
         """Return the least time of the host link in a run of this length, infinite if too short."""
-        window = end - min(k.first for k in self.kinds) - min(k.last for k in self.kinds)
-        if window < sum(k.number * (k.forward + k.input_grad) for k in self.kinds):
+        window = end - min(k.head for k in self.kinds) - min(k.tail for k in self.kinds)
+        if window < sum(k.count * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf
         excess = self.demand - self.limit * window
-        offloadable = sorted((k for k in self.kinds if k.saves), key=lambda k: k.link / k.saves)
         if excess <= 0:
             return 0
-        if excess > sum(k.number * k.saves for k in offloadable):
+        offloadable = [k for k in self.kinds if k.saved_area]
+        if excess > sum(k.count * k.saved_area for k in offloadable):
             return math.inf
         # Two relaxations: whole activations, each with the largest saving and the shortest link
         # time of any; and parts of activations, those that save most for their link time first.
-        whole_bound = -(-excess // max(k.saves for k in offloadable)) * min(
-            k.link for k in offloadable
-        )
+        num_offloads = -(-excess // max(k.saved_area for k in offloadable))
+        whole_bound = num_offloads * min(k.link_time for k in offloadable)
         fractional_bound = 0
-        for kind in offloadable:
-            amount = min(excess, kind.number * kind.saves)
-            fractional_bound += -(-amount * kind.link // kind.saves)
-            excess -= amount
+        for kind in sorted(offloadable, key=lambda k: k.link_time / k.saved_area):
+            area = min(excess, kind.count * kind.saved_area)
+            fractional_bound += -(-area * kind.link_time // kind.saved_area)
+            excess -= area
         return max(whole_bound, fractional_bound)
 
 
@@ -182,9 +186,9 @@ def area_bound(problem: Problem) -> int:
     """Return the least end [units] that memory area and host links allow together."""
     # In T units a worker with room for N parts has a memory area of N T. An activation takes its
     # size from the start of F to the end of I, at least F, the way to the last stage and back, and
-    # I. One that is offloaded takes it from the start of F to the end of O and from the start of L
-    # to the end of I, and O and L of the host link. The earlier the end, the more have to be
-    # offloaded, and the less time there is to carry them.
+    # I. If it is offloaded, it takes its size from the start of F to the end of O and from the
+    # start of L to the end of I, and the host link for O and L. The earlier the end, the more
+    # activations are offloaded, and the less time there is to carry them.
     stage_paths = paths(problem)
     memories = {w: _memory(problem, stage_paths, w) for w in np.unique(problem.worker).tolist()}
     shared_links: Sequence[tuple[int, ...]] = ()
@@ -203,8 +207,8 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
     """Find the least end that the workers of a host link allow."""
     # The link is idle until an F has ended, and from the last start of an I on.
     kinds = [kind for memory in group for kind in memory.kinds]
-    idle = min(k.first + k.forward for k in kinds) + min(k.input_grad + k.last for k in kinds)
-    low, high = 0, sum(k.first + k.last for k in kinds) + sum(m.demand + 1 for m in group)
+    idle = min(k.head + k.forward for k in kinds) + min(k.input_grad + k.tail for k in kinds)
+    low, high = 0, sum(k.head + k.tail for k in kinds) + sum(m.demand + 1 for m in group)
     while low < high:
         end = (low + high) // 2
         if sum(memory.link_time(end) for memory in group) <= max(0, end - idle):
@@ -214,56 +218,63 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
     return low if exact else low - 1  # runs end at whole units, if their durations are whole
 
 
-def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
+def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
     """Account for the memory of a worker, while activations are whole."""
     # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
     # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
     # window, and the limit is never above all activations. While a W runs, its memory is not free
     # for whole activations; a W after the window costs nothing. Both losses add up, since the first
     # counts only time without a W.
-    kinds = list(_kinds(problem, way, worker))
+    kinds = list(_kinds(problem, stage_paths, worker))
     largest, room = max(k.size for k in kinds), int(problem.limits[worker])
     is_uniform = min(k.size for k in kinds) == largest
 
-    def usable(parts: int) -> int:
+    def usable_parts(parts: int) -> int:
         """Return the memory that whole activations can fill, out of `parts`."""
         return parts - parts % largest if is_uniform else parts
 
-    limit = usable(room)
-    max_activations = limit // largest
-    unused = max_activations * limit - largest * max_activations * (max_activations + 1) // 2
-    unused *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
-    unusable = [max(0, limit - usable(room - k.weight_size)) for k in kinds]
-    after_window = min(k.last for k in kinds) - min(k.step_end for k in kinds)
-    lost = sum(k.number * k.weight_grad * b for k, b in zip(kinds, unusable, strict=True))
-    demand = sum(k.number * k.size * k.turn for k in kinds)
-    return _Memory(limit, demand + unused + max(0, lost - max(unusable) * after_window), kinds)
+    limit = usable_parts(room)
+    num_full = limit // largest  # activations that fit
+    # while the memory fills: limit - largest, limit - 2 largest, .. limit - num_full largest
+    unused_parts = num_full * limit - largest * num_full * (num_full + 1) // 2
+    unused_area = unused_parts * (min(k.forward for k in kinds) + min(k.input_grad for k in kinds))
+    # parts that a running W blocks
+    blocked_parts = [max(0, limit - usable_parts(room - k.weight_size)) for k in kinds]
+    blocked_area = sum(
+        k.count * k.weight_grad * parts for k, parts in zip(kinds, blocked_parts, strict=True)
+    )
+    time_after_window = min(k.tail for k in kinds) - min(k.step_end for k in kinds)
+    blocked_area = max(0, blocked_area - max(blocked_parts) * time_after_window)
+    activation_area = sum(k.count * k.size * k.turn for k in kinds)
+    return _Memory(limit, activation_area + unused_area + blocked_area, kinds)
 
 
-def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
+def _kinds(problem: Problem, stage_paths: Paths, worker: int) -> Iterator[_Kind]:
     """Yield the activations of each stage on a worker, with their memory and times [units]."""
-    span = problem.objective == "span"
+    is_span = problem.objective == "span"
     for pipe, stage in np.argwhere(problem.placement == worker).tolist():
         count, size = int((problem.microbatch_pipes == pipe).sum()), int(problem.sizes[stage])
-        forward, trip = int(problem.forward[stage]), int(way.trip[pipe, stage])
-        least = int(min(problem.input_grad[stage], problem.backward[stage]))
-        rest, weight = int(problem.gradient[stage]) - least, int(problem.weight_grad[stage])
-        link = away = 0
+        forward, trip = int(problem.forward[stage]), int(stage_paths.trip[pipe, stage])
+        input_grad = int(min(problem.input_grad[stage], problem.backward[stage]))
+        weight_grad = int(problem.weight_grad[stage])
+        after_input = int(problem.gradient[stage]) - input_grad
+        link_time = time_on_host = 0
         if problem.offload is not None and problem.load is not None:
-            link = int(problem.offload[stage] + problem.load[stage])
-            away = max(0, trip - link)
+            link_time = int(problem.offload[stage] + problem.load[stage])
+            time_on_host = max(0, trip - link_time)
+        can_be_whole = int(problem.backward[stage]) < input_grad + weight_grad
         if count:
             yield _Kind(
-                number=count,
-                first=0 if span else int(way.head[pipe, stage]),
-                last=rest if span else int(way.tail[pipe, stage]),
-                step_end=0 if span else int(problem.step_end[stage]),
+                count=count,
+                head=0 if is_span else int(stage_paths.head[pipe, stage]),
+                tail=after_input if is_span else int(stage_paths.tail[pipe, stage]),
+                step_end=0 if is_span else int(problem.step_end[stage]),
                 forward=forward,
-                input_grad=least,
+                input_grad=input_grad,
                 size=size,
                 weight_size=int(problem.weight_sizes[stage]),
-                weight_grad=weight if int(problem.backward[stage]) >= least + weight else 0,
-                turn=forward + trip + least,
-                saves=size * away,
-                link=link,
+                weight_grad=0 if can_be_whole else weight_grad,
+                turn=forward + trip + input_grad,
+                saved_area=size * time_on_host,
+                link_time=link_time,
             )

@@ -12,6 +12,7 @@ stage, with its messages and memory, is valid, too.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, NamedTuple
 
@@ -31,9 +32,9 @@ Key = tuple[int, int]  # stage, microbatch
 
 REDUNDANT = ("windows", "loads", "memory-order", "tails")
 """Constraints that follow from the others and help the search (measured in docs/optimize.md):
-windows: no op starts before its path from the first op; loads: the end is not before a worker's
-first start and all its work; memory-order: a forward waits for the gradients that must have made
-room; tails: the end is not before an input gradient and its way to the first stage."""
+windows: no op starts before its path from the first op has ended; loads: a run takes at least a
+worker's first start and all its work; memory-order: a forward waits for the gradients that free its
+memory; tails: a run takes at least the end of an input gradient and its path to the first stage."""
 
 
 class ScheduleModel:
@@ -95,10 +96,11 @@ class ScheduleModel:
         """Add F, I and W, or B in place of I and W."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
+        # durations [units]; `whole` is that of B
         forward, split, weight, whole = (int(getattr(problem, name)[stage]) for name in OP_TIMES)
-        early = int(self._paths.head[pipe, stage])
-        turn = early + forward + int(self._paths.trip[pipe, stage])
-        earliest = {"F": early, "I": turn, "W": turn + min(split, whole)}
+        forward_start = int(self._paths.head[pipe, stage])
+        input_start = forward_start + forward + int(self._paths.trip[pipe, stage])
+        earliest = {"F": forward_start, "I": input_start, "W": input_start + min(split, whole)}
         starts = {p: self._time(f"{stage}{p}{microbatch}", low) for p, low in earliest.items()}
         for letter, variable in starts.items():
             self.start[letter][key] = variable
@@ -128,7 +130,7 @@ class ScheduleModel:
         model.add(starts["W"] >= self._input_end[key])
 
     def _add_memory(self, stage: int, microbatch: int) -> None:
-        """Add the memory that an activation takes on its worker, and when."""
+        """Add intervals of the memory that an activation takes on its worker."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
         held = self._held[self._worker(stage, microbatch)]
@@ -142,7 +144,7 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """Let the solver choose O and L of an activation; return when it is held for I.
+        """Let the solver choose O and L of an activation; return the time from which I holds it.
 
         It is held from F on, or, if `is_out`, from F to the end of O and again from L on.
         """
@@ -179,24 +181,24 @@ class ScheduleModel:
         else:
             self.model.add(start["I"][key] >= forward_end)
         if stage > 0:
-            before = stage - 1, microbatch
-            self._send(1, before, self._input_end[key], start["I"][before])
+            previous = stage - 1, microbatch
+            self._send(1, previous, self._input_end[key], start["I"][previous])
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
-        """Add a message: a lag, or an interval on its link."""
+        """Add a message over the boundary after a stage: a lag, or an interval on its link."""
         boundary, pipe = key[0], self._pipe(key[1])
-        where = direction, pipe, boundary
-        lag, transmit = int(self.problem.lag[where]), int(self.problem.transmit[where])
+        index = direction, pipe, boundary
+        lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])
         if not transmit:
             self.model.add(use >= ready + lag)
             return
-        ends = [int(self.problem.placement[pipe, boundary + k]) for k in (0, 1)]
-        sender, receiver = ends if direction == 0 else ends[::-1]
-        leaves = self._time("")
-        interval = self.model.new_fixed_size_interval_var(leaves, transmit, "")
+        workers = [int(self.problem.placement[pipe, boundary + k]) for k in (0, 1)]
+        sender, receiver = workers if direction == 0 else workers[::-1]
+        send_start = self._time("")
+        interval = self.model.new_fixed_size_interval_var(send_start, transmit, "")
         self._on_link.setdefault((sender, receiver), []).append(interval)
-        self.model.add(leaves >= ready)
-        self.model.add(use >= leaves + transmit + lag)
+        self.model.add(send_start >= ready)
+        self.model.add(use >= send_start + transmit + lag)
 
     def _add_resources(self) -> None:
         """Add capacities: one op at a time on workers and links, and the memory limits."""
@@ -209,59 +211,59 @@ class ScheduleModel:
         """Order F and I of each stage by microbatch, or F of the first stage alone."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
-            passing = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
-            letters = "FI" if self.in_order else "F" if stage == 0 else ""
-            for letter, (first, other) in itertools.product(letters, itertools.pairwise(passing)):
-                before, later = (stage, first), self.start[letter][stage, other]
-                self.model.add(later >= self.end(letter, before))
+            microbatches = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
+            ordered_phases = "FI" if self.in_order else "F" if stage == 0 else ""
+            for letter in ordered_phases:
+                for first, second in itertools.pairwise(microbatches):
+                    first_end = self.end(letter, (stage, first))
+                    self.model.add(self.start[letter][stage, second] >= first_end)
             if self.in_order:
-                self._add_order_of_weight_grads(stage, passing)
-            # The cumulative resource knows this too, but propagates it only once starts are fixed;
-            # as an order of ops it moves bounds at once. Offloads free memory without a gradient.
+                self._add_order_of_weight_grads(stage, microbatches)
+            # The cumulative resource implies this order, but propagates it only once starts are
+            # fixed; as an order of ops it moves bounds at once. Offloads free memory otherwise.
             if "memory-order" in self.redundant and problem.offload is None:
                 worker = int(problem.placement[pipe, stage])
-                order = memory_order(problem, stage, worker, len(passing))
-                for microbatch, (inputs, _) in zip(passing, order, strict=True):
-                    if inputs:
-                        gradient_end = self._input_end[stage, passing[inputs - 1]]
+                order = memory_order(problem, stage, worker, len(microbatches))
+                for microbatch, (num_inputs, _) in zip(microbatches, order, strict=True):
+                    if num_inputs:
+                        gradient_end = self._input_end[stage, microbatches[num_inputs - 1]]
                         self.model.add(self.start["F"][stage, microbatch] >= gradient_end)
 
-    def _add_order_of_weight_grads(self, stage: int, passing: list[int]) -> None:
+    def _add_order_of_weight_grads(self, stage: int, microbatches: list[int]) -> None:
         """Order W of split backwards by microbatch; the last one ends after all."""
-        # `last_end` is not before the end of any W so far: a whole backward hands it on.
+        # `last_end` is not before the end of any W so far, whole backwards included.
         last_end: cp_model.LinearExprT = 0
-        for microbatch in passing:
+        for microbatch in microbatches:
             key = stage, microbatch
-            ends, waits = self._gradient_end[key], self.start["W"][key] >= last_end
+            gradient_end, is_after = self._gradient_end[key], self.start["W"][key] >= last_end
             if key not in self.whole:
-                self.model.add(waits)
-                last_end = ends
+                self.model.add(is_after)
+                last_end = gradient_end
                 continue
-            self.model.add(waits).only_enforce_if(~self.whole[key])
-            until = self._time("")
-            self.model.add(until >= ends)
-            self.model.add(until >= last_end)
-            last_end = until
+            self.model.add(is_after).only_enforce_if(~self.whole[key])
+            new_last_end = self._time("")
+            self.model.add(new_last_end >= gradient_end)
+            self.model.add(new_last_end >= last_end)
+            last_end = new_last_end
 
     def _add_objective(self) -> None:
         """Bound the objective from below by the work, the last ops and the tails of all workers."""
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
-        pipes = problem.microbatch_pipes
-        passing = [np.flatnonzero(pipes == pipe) for pipe in np.unique(pipes)]
-        # of each pipe: those that may be the first of all
-        first = [microbatches[0] for microbatches in passing]
-        if not self.in_order:
-            first = [*range(problem.num_microbatches)]
+        # microbatches that may be the first on a worker: in order, the first of each pipe
+        first_microbatches = [*range(problem.num_microbatches)]
+        if self.in_order:
+            first_microbatches = np.unique(problem.microbatch_pipes, return_index=True)[1].tolist()
         for worker in range(problem.num_workers):
             worker_ops = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
-            firsts = [self.start["F"][s, m] for s, m in worker_ops if m in first]
-            may_be_last = [(s, m) for s, m in worker_ops if self._may_be_last(s, m)]
-            last_gradients = [(s, self._gradient_end[s, m]) for s, m in may_be_last]
+            first_starts = [self.start["F"][s, m] for s, m in worker_ops if m in first_microbatches]
+            last_gradients = [
+                (s, self._gradient_end[s, m]) for s, m in worker_ops if self._may_be_last(s, m)
+            ]
             busy = int(sum(work[s] for s, _ in worker_ops))
             if problem.objective == "span":
                 begin = self._time("")
-                model.add_min_equality(begin, firsts)
+                model.add_min_equality(begin, first_starts)
                 for _, end in last_gradients:
                     model.add(total >= end - begin)
                 if "loads" in self.redundant:
@@ -270,8 +272,8 @@ class ScheduleModel:
             updates = int(problem.update[sorted({s for s, _ in worker_ops})].sum())
             for stage, end in last_gradients:
                 model.add(total >= end + max(int(problem.step_end[stage]), updates))
-            if "loads" in self.redundant and len(firsts) == 1:
-                model.add(total >= firsts[0] + busy + updates)
+            if "loads" in self.redundant and len(first_starts) == 1:
+                model.add(total >= first_starts[0] + busy + updates)
         if problem.objective == "makespan" and problem.all_reduce.any():
             self._add_all_reduces()
         if "tails" in self.redundant and problem.objective == "makespan":
@@ -289,30 +291,30 @@ class ScheduleModel:
     def _add_all_reduces(self) -> None:
         """Let a worker take part in one all-reduce at a time, in any order."""
         problem, model = self.problem, self.model
-        taking: dict[int, list[Interval]] = {}
+        intervals_by_worker: dict[int, list[Interval]] = {}
         for stage, duration in enumerate(problem.all_reduce.tolist()):
             begin = self._time("")
             for microbatch in range(problem.num_microbatches):
                 model.add(begin >= self._gradient_end[stage, microbatch])
             interval = model.new_fixed_size_interval_var(begin, duration, "")
             for worker in np.unique(problem.placement[:, stage]).tolist():
-                taking.setdefault(worker, []).append(interval)
-            self.model.add(self.objective >= begin + duration + int(problem.update[stage]))
-        for intervals in taking.values():
+                intervals_by_worker.setdefault(worker, []).append(interval)
+            model.add(self.objective >= begin + duration + int(problem.update[stage]))
+        for intervals in intervals_by_worker.values():
             model.add_no_overlap(intervals)
 
     def hint(self, plan: Plan, model: cp_model.CpModel | None = None) -> None:
-        """Add a plan as a hint for the solver, to a copy of the model if one is given."""
+        """Add a plan as a hint for the solver; `model` is a copy of this model, if any."""
         model = model or self.model
         for letter, variables in self.start.items():
             starts = plan.starts[letter]
-            for place, variable in variables.items():
-                values = plan.forward if starts[place] == NEVER else starts
-                model.add_hint(variable, int(values[place]))
-        for place, out in self.out.items():
-            model.add_hint(out, bool(plan.offload[place] != NEVER))
-        for place, whole in self.whole.items():
-            model.add_hint(whole, bool(plan.whole[place]))
+            for key, variable in variables.items():
+                start = plan.forward[key] if starts[key] == NEVER else starts[key]
+                model.add_hint(variable, int(start))
+        for key, is_out in self.out.items():
+            model.add_hint(is_out, bool(plan.offload[key] != NEVER))
+        for key, is_whole in self.whole.items():
+            model.add_hint(is_whole, bool(plan.whole[key]))
 
     def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
         """Return the end of an op; I stands for a whole backward."""
@@ -321,17 +323,17 @@ class ScheduleModel:
             return ends[letter][key]
         return self.start[letter][key] + int(self.problem.times[Phase[letter]][key[0]])
 
-    def plan(self, value: "cp_model.CpSolver | cp_model.CpSolverSolutionCallback") -> Plan:
+    def plan(self, solution: "cp_model.CpSolver | cp_model.CpSolverSolutionCallback") -> Plan:
         """Read the starts of a solution."""
         shape = self.problem.num_stages, self.problem.num_microbatches
         starts = {letter: np.full(shape, NEVER, np.int64) for letter in "FIWOL"}
         whole = np.zeros(shape, bool)
-        for place, is_whole in self.whole.items():
-            whole[place] = value.boolean_value(is_whole)
+        for key, is_whole in self.whole.items():
+            whole[key] = solution.boolean_value(is_whole)
         for letter, variables in self.start.items():
-            for place, variable in variables.items():
-                if letter not in "OL" or value.boolean_value(self.out[place]):
-                    starts[letter][place] = value.value(variable)
+            for key, variable in variables.items():
+                if letter not in "OL" or solution.boolean_value(self.out[key]):
+                    starts[letter][key] = solution.value(variable)
         return Plan.from_starts(starts, whole)
 
 
@@ -355,14 +357,13 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         self._progress(self.deterministic_time)
-        self._tell(
-            SolverState(self._model.plan(self), whole_bound(self.best_objective_bound), False)
-        )
+        bound = round_up(self.best_objective_bound)
+        self._tell(SolverState(self._model.plan(self), bound, False))
 
 
-def whole_bound(bound: float) -> int:
+def round_up(bound: float) -> int:
     """Round a bound up to whole units, since plans have whole lengths."""
-    return -int(-(bound - 1e-6) // 1)
+    return math.ceil(bound - 1e-6)
 
 
 def search(
@@ -376,34 +377,28 @@ def search(
 
     def solve(tell: Callable[[SolverState], None]) -> None:
         """Run the solver; report plans and bounds on the way."""
-        solver.best_bound_callback = lambda bound: tell(
-            SolverState(None, whole_bound(bound), False)
-        )
+        solver.best_bound_callback = lambda bound: tell(SolverState(None, round_up(bound), False))
         listener = _Listener(model, tell, progress)
         status = budget.solve(solver, model.model, model.num_ops, listener=listener)
-        over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+        is_closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         has_bound = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
-        bound = whole_bound(solver.best_objective_bound) if has_bound else 0
-        tell(SolverState(None, bound, over))
+        bound = round_up(solver.best_objective_bound) if has_bound else 0
+        tell(SolverState(None, bound, is_closed))
 
     return merge_progress([solve], solver.stop_search)
 
 
-def alone(problem: Problem, pipe: int, stage: int) -> Problem:
+def single_stage(problem: Problem, pipe: int, stage: int) -> Problem:
     """Reduce the problem to one stage; stages without time replace those before and after it."""
-    way = paths(problem)
     count = int((problem.microbatch_pipes == pipe).sum())
-
-    def only(values: np.ndarray) -> np.ndarray:
-        return np.array([0, int(values[stage]), 0])
-
-    before, between, after = (int(way_times[pipe, stage]) for way_times in way)
-    if problem.objective == "span":  # of the stage's own worker: what is around it does not count
-        before = after = 0
-    names = (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "weight_sizes")
-    fields = {name: getattr(problem, name) for name in names}
-    stage_fields: dict[str, Any] = {k: None if v is None else only(v) for k, v in fields.items()}
-    lag = np.array([[[before, between]], [[after, 0]]])
+    head, trip, tail = (int(times[pipe, stage]) for times in paths(problem))
+    if problem.objective == "span":  # of the worker of this stage alone
+        head = tail = 0
+    stage_fields: dict[str, Any] = {}
+    for name in (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "weight_sizes"):
+        values = getattr(problem, name)
+        stage_fields[name] = None if values is None else np.array([0, int(values[stage]), 0])
+    lag = np.array([[[head, trip]], [[tail, 0]]])  # trip covers the way to the last stage and back
     return dataclasses.replace(
         problem,
         placement=np.arange(3)[None],
@@ -420,9 +415,5 @@ def relaxed_bound(
     problem: Problem, stage: int, horizon: int, budget: Budget, num_threads: int
 ) -> int:
     """Bound the objective by one stage alone."""
-    bound = 0
-    for state in search(
-        ScheduleModel(alone(problem, pipe=0, stage=stage), horizon), budget, num_threads
-    ):
-        bound = max(bound, state.bound)
-    return bound
+    model = ScheduleModel(single_stage(problem, pipe=0, stage=stage), horizon)
+    return max((state.bound for state in search(model, budget, num_threads)), default=0)

@@ -12,11 +12,11 @@ import time
 
 from ortools.sat.python import cp_model
 
-# seconds of an idle core
-SOLVER = 3.0  # of a unit of the solver's deterministic time
-LOAD = 2e-4  # to give the solver a model, for each op
-LIST = 8e-6  # to plan by list scheduling, for each op
-BASELINE = 8e-5  # to make and run a schedule of the literature, for each op
+# effort, in seconds of an idle core
+SOLVER = 3.0  # per unit of the solver's deterministic time
+LOAD = 2e-4  # per op of a model that the solver loads
+LIST = 8e-6  # per op of a plan by list scheduling
+BASELINE = 8e-5  # per op of a published schedule that is built and run
 
 
 class Meter:
@@ -36,9 +36,9 @@ class Meter:
 class Budget:
     """Limits on effort and time of a search, or of a part of it."""
 
-    meter: Meter  # what all parts have done
-    end: float  # effort on the meter at which it is over
-    until: float  # time at which it is over all the same, by `time.monotonic` [s]
+    meter: Meter  # effort of all parts together
+    end: float  # effort on the meter at which this part is over
+    until: float  # time at which it is over in any case, by `time.monotonic` [s]
 
     @classmethod
     def start(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":

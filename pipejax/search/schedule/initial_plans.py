@@ -38,7 +38,7 @@ from pipejax.search.schedule.problem import NAMES, Problem
 
 EXTRA = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
 # the most promising first: a short time limit may leave out the last ones
-OF_A_PIPE = (
+PIPE_SCHEDULES = (
     "ada-offload",
     "pipe-offload",
     "zero-bubble",
@@ -86,11 +86,11 @@ def _limited_pipe(problem: Problem) -> LimitedPipe:
 
 def to_plan_starts(problem: Problem, ops: TimedOps) -> Plan:
     """Return a plan with the starts of executed ops."""
-    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
-    for letter, starts in at.items():
-        which = ops.phase == Phase[letter]
-        starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
-    return Plan.from_starts(at)
+    starts_by_phase = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
+    for letter, starts in starts_by_phase.items():
+        is_phase = ops.phase == Phase[letter]
+        starts[ops.stage[is_phase], ops.microbatch[is_phase]] = np.round(ops.start[is_phase])
+    return Plan.from_starts(starts_by_phase)
 
 
 def greedy_plan(
@@ -108,7 +108,8 @@ def greedy_plan(
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     patience = (Phase.F, Phase.I) if is_patient else ()
-    rules = Rules(depth=(-(-trip // work) + extra).tolist(), patience=patience)
+    depth = -(-trip // work) + extra  # the quotient rounded up
+    rules = Rules(depth=depth.tolist(), patience=patience)
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(list_work(problem, limits), rules, goal)
     return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
@@ -118,18 +119,15 @@ def one_by_one(problem: Problem) -> Plan:
     """Run one op at a time, microbatch by microbatch: this fits if any plan does."""
     # Activations go to the host where their worker has no room for all its stages of a microbatch.
     starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
-    hop, durations = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
+    durations = {phase.name: times for phase, times in problem.times.items()}
+    hop, stages = problem.lag + problem.transmit, range(problem.num_stages)
     now = 0
     for microbatch, pipe in enumerate(problem.microbatch_pipes.tolist()):
-        row = problem.placement[pipe]
-        held = np.bincount(row, problem.sizes, problem.num_workers)
-        is_offloaded = (held > problem.limits)[row]
-        forward_ops = [
-            ("FO" if is_offloaded[stage] else "F", stage, 0) for stage in range(len(row))
-        ]
-        backward_ops = [
-            ("LIW" if is_offloaded[stage] else "IW", stage, 1) for stage in range(len(row))
-        ]
+        workers = problem.placement[pipe]
+        needs = np.bincount(workers, problem.sizes, problem.num_workers)
+        is_offloaded = (needs > problem.limits)[workers]
+        forward_ops = [("FO" if is_offloaded[stage] else "F", stage, 0) for stage in stages]
+        backward_ops = [("LIW" if is_offloaded[stage] else "IW", stage, 1) for stage in stages]
         for letters, stage, direction in forward_ops + backward_ops[::-1]:
             for letter in letters:
                 starts[letter][stage, microbatch] = now
@@ -168,25 +166,26 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Sta
 
 def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
     """Yield the start table and, for a plain pipe, schedules of the literature by name."""
-    # Builders take one time for all stages: the mean. AdaOffload plans for those of each too.
+    # Builders take the mean time of all stages. AdaOffload is planned with the times of each, too.
     yield start.name, start
     if not is_pipe(problem):
         return
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
     options, times = _options(problem), _times(problem)
-    own_plan = ada_offload_plan(problem)
-    if keeps_limits(problem, own_plan):
-        yield "ada-offload", to_table(problem, own_plan, "ada-offload")
-    for name in OF_A_PIPE:
+    plan = ada_offload_plan(problem)
+    if keeps_limits(problem, plan):
+        yield "ada-offload", to_table(problem, plan, "ada-offload")
+    offload_shares = (0.0,) if problem.offload is None else OFFLOAD_SHARES
+    for name in PIPE_SCHEDULES:
         builder = schedules.REGISTRY[name]
         arguments = {option: options[option] for option in builder.options if option in options}
         if builder.planned:
             ((_, arguments),) = plans(builder, arguments, times)
-        shares = [0.0] if problem.offload is None else OFFLOAD_SHARES
-        for share in shares if name == "pipe-offload" else [None]:
-            if share is not None:
-                arguments["offload_share"] = share
-            yield name, builder.function(**size, **arguments)
+        variants = [{}]
+        if name == "pipe-offload":
+            variants = [{"offload_share": share} for share in offload_shares]
+        for variant in variants:
+            yield name, builder.function(**size, **arguments | variant)
 
 
 def _options(problem: Problem) -> Mapping[str, Any]:
@@ -205,77 +204,78 @@ def _times(problem: Problem) -> Mapping[str, NumpyArray]:
     return {name: np.asarray(time)[None] for name, time in times.items() if time is not None}
 
 
-LONGEST = (1, 2, 4, 8)  # waits that are drawn, at most [half ops]
-# of the interval that memory and work allow
-STRETCHES = (1.0, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)
-DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # intervals until a weight gradient is due
-USUALLY = (True, True, True, False)  # the last weight gradients wait; workers run ahead
-ELITE = 4  # best draws of which others are made
-MADE_OF_ELITE = 0.7  # share of the draws
-ANEW = (0.1, 0.3)  # share of the numbers that are drawn anew in them
-RESTART = 80  # draws that bring nothing after which the best ones are put aside
-STALE = 200  # draws that bring nothing after which it ends, if that is most of all draws
-FEW = (3, 2)  # microbatches per worker that tell what many take: with less, more is drawn
+MAX_WAITS = (1, 2, 4, 8)  # choices of the longest wait [half ops]
+STRETCHES = (1.0, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)  # choices of `stretch`
+DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # choices of `delay`
+USUALLY = (True, True, True, False)  # choices of `is_delayed_at_end` and `runs_ahead`
+ELITE = 4  # number of good draws that are varied
+ELITE_SHARE = 0.7  # of the draws that vary a good one
+NEW_SHARES = (0.1, 0.3)  # choices of the share of numbers that a variation draws anew
+RESTART = 80  # draws without a gain after which the good ones are dropped
+STALE = 200  # draws without a gain after which the search ends, plus 3 times those until the gain
+FEW = (3, 2)  # microbatches per worker of short runs, which select draws for complete runs
 
 
 class BlockDraw(NamedTuple):
     """Parameters of a plan that is drawn at random."""
 
     waits: tuple[int, ...]  # of forwards, of gradients, and between legs [half ops]
-    stretch: float  # of the interval
-    delay: float  # of weight gradients [intervals]
+    stretch: float  # interval over the least one that memory and work allow
+    delay: float  # time until a weight gradient is due [intervals]
     is_delayed_at_end: bool  # as in `Order`
     runs_ahead: bool  # as in `Order`
     prefers_weights: bool  # as in `Order`
 
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:
-    """Yield successively better plans, until one is short enough."""
+    """Yield successively better plans, until one is at most `enough` long [units]."""
     best = FOREVER
-    counts = sorted({_sample_count(problem, per_worker) for per_worker in FEW}, reverse=True)
+    counts = sorted({_short_run(problem, per_worker) for per_worker in FEW}, reverse=True)
     for number, count in enumerate(counts):
         share = budget.part(budget.remaining / (len(counts) - number))
-        for start in _starts_by_few(problem, count, share, enough, best):
+        for start in _starts_by_short_runs(problem, count, share, enough, best):
             best = plan_objective(problem, start.plan)
             yield start
 
 
-def _starts_by_few(
-    problem: Problem, few: int, budget: Budget, enough: int, best: float
+def _starts_by_short_runs(
+    problem: Problem, count: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
-    """Yield better and better plans; runs of a few microbatches select draws for complete runs."""
-    begun, complete_effort = budget.spent, 0.0
-    small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
-    search = BlockSearch(small, problem.num_microbatches - few)
+    """Yield better and better plans; runs of `count` microbatches select draws for full runs."""
+    effort_before, full_effort = budget.spent, 0.0
+    is_full = count == problem.num_microbatches
+    short_problem = problem if is_full else problem.with_microbatches(count)
+    search = BlockSearch(short_problem, problem.num_microbatches - count)
     while best > enough and not search.is_stale and not budget.is_over:
         block_draw = search.draw()
         plan = search.run(block_draw)
-        budget.spend(LIST * 3 * small.worker.size)
+        budget.spend(LIST * 3 * short_problem.worker.size)
         if plan is None:
             continue
-        if small is not problem:
-            if 2 * complete_effort > budget.spent - begun:
-                continue
+        if not is_full:
+            if 2 * full_effort > budget.spent - effort_before:
+                continue  # full runs take at most half of the effort
             plan = run_draw(problem, block_draw, best)
             effort = LIST * 3 * problem.worker.size
             budget.spend(effort)
-            complete_effort += effort
+            full_effort += effort
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
             yield Start("building block", plan)
 
 
-def _sample_count(problem: Problem, per_worker: int) -> int:
-    """Return how many microbatches stand for all, which they do where there are many."""
-    size = per_worker * problem.num_workers
-    return size if problem.num_microbatches > size + size // 2 else problem.num_microbatches
+def _short_run(problem: Problem, per_worker: int) -> int:
+    """Return the number of microbatches of a short run; all of them if that is not much longer."""
+    count = per_worker * problem.num_workers
+    return count if problem.num_microbatches > count + count // 2 else problem.num_microbatches
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
     """Run the workers in the order of a draw: a building block, its interval, and priorities."""
     work = list_work(problem, problem.limits)
-    step, legs = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2, num_legs(work)
-    waits = [step * number for number in block_draw.waits]
+    legs = num_legs(work)
+    half_op = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2
+    waits = [half_op * number for number in block_draw.waits]
     block_waits = Waits(waits[:legs], waits[legs : 2 * legs], waits[2 * legs :])
     block = building_block(work, block_waits, least_interval(work))
     interval = block_draw.stretch * least_interval(work, block)
@@ -287,7 +287,7 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
 
 
 def num_legs(work: Work) -> int:
-    """Count the legs of the longest way."""
+    """Return the largest number of legs of a pipe, as `number_legs` counts them."""
     return 1 + max(number_legs(row)[-1] for row in work.placement)
 
 
@@ -295,10 +295,12 @@ class BlockSearch:
     """Search over random building blocks, which draws near the best blocks so far."""
 
     def __init__(self, problem: Problem, num_dropped: int) -> None:
+        # `num_dropped` microbatches of the complete problem are not in this one
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
-        self.legs, self.busiest = num_legs(work), least_interval(work)
-        self.best = self.best_of_all = FOREVER  # intervals: since the last restart, and in total
+        self.legs, self.min_interval = num_legs(work), least_interval(work)
+        # least objective of the complete problem since the last restart, and in total [units]
+        self.best = self.best_of_all = FOREVER
         self.elite: list[BlockDraw] = []
         self.last_gain = 0  # number of the last draw with a gain since the restart
         self.num_draws = self.last_improving_draw = 0
@@ -313,34 +315,36 @@ class BlockSearch:
         if self.num_draws > self.last_gain + RESTART:  # one bad start must not decide
             self.best, self.elite, self.last_gain = FOREVER, [], self.num_draws
         choose = self.random.choice
-        longest = choose(LONGEST)
+        max_wait = choose(MAX_WAITS)
         new = BlockDraw(
-            tuple(self.random.randint(0, longest) for _ in range(4 * self.legs - 1)),
+            tuple(self.random.randint(0, max_wait) for _ in range(4 * self.legs - 1)),
             choose(STRETCHES),
             choose(DELAYS),
             is_delayed_at_end=choose(USUALLY),
             runs_ahead=choose(USUALLY),
             prefers_weights=choose((True, False)),
         )
-        if not self.elite or self.random.random() > MADE_OF_ELITE:
+        if not self.elite or self.random.random() > ELITE_SHARE:
             return new
-        old, share = choose(self.elite), choose(ANEW)
+        old, share = choose(self.elite), choose(NEW_SHARES)
         return BlockDraw(
-            self._mixed(old.waits, new.waits, share), *self._mixed(old[1:], new[1:], share)
+            self._mix(old.waits, new.waits, share), *self._mix(old[1:], new[1:], share)
         )
 
-    def _mixed(self, old: Sequence[Any], new: Sequence[Any], share: float) -> tuple[Any, ...]:
+    def _mix(self, old: Sequence[Any], new: Sequence[Any], share: float) -> tuple[Any, ...]:
+        """Replace a random share of the old numbers by new ones."""
         pairs = zip(old, new, strict=True)
         return tuple(b if self.random.random() < share else a for a, b in pairs)
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
-        """Run a draw; None where it is worse than the best one."""
+        """Run a draw; None if the complete problem would take longer than the best so far."""
         self.num_draws += 1
-        least = self.num_dropped * self.busiest
-        plan = run_draw(self.problem, block_draw, self.best - least + 1)
+        plan = run_draw(
+            self.problem, block_draw, self.best - self.num_dropped * self.min_interval + 1
+        )
         if plan is None:
             return None
-        cycle = max(self.busiest, _cycle(plan))  # each further microbatch adds that
+        cycle = max(self.min_interval, _cycle(plan))  # time per further microbatch
         value = plan_objective(self.problem, plan) + self.num_dropped * cycle
         if value > self.best:
             return None
@@ -353,7 +357,7 @@ class BlockSearch:
 
 
 def _cycle(plan: Plan) -> float:
-    """Return how often microbatches come in the second half."""
-    first = np.sort(plan.forward[0])
-    half = len(first) // 2
-    return float(first[-1] - first[half]) / max(len(first) - 1 - half, 1)
+    """Return the mean time between forwards of the first stage in the second half [units]."""
+    starts = np.sort(plan.forward[0])
+    half = len(starts) // 2
+    return float(starts[-1] - starts[half]) / max(len(starts) - 1 - half, 1)

@@ -40,18 +40,19 @@ Free = Mapping[str, Ops]  # by phase letter
 Op = tuple[str, tuple[int, int]]  # phase letter; stage and microbatch
 Tell = Callable[[ScheduleTable], None]
 
-FIRST_SHARE = 0.3  # of the plan that a neighbourhood holds at first, at most
-FIRST_PAIRS = 100  # of stage and microbatch, that it holds then
-LEAST_SHARE = 0.05
-GROWS = 1.1  # share after a step that came to an end; it shrinks as much after one that did not
-# of a step, in the solver's deterministic units, so that it does not depend on who else computes:
-STEP = 0.05  # at most, half a second or so; or
-STEP_SHARE = 0.05  # of all steps since the last gain together, where that is more
+FIRST_SHARE = 0.3  # largest share of the plan in the first neighbourhoods
+FIRST_PAIRS = 100  # pairs of stage and microbatch in the first neighbourhoods
+MIN_SHARE = 0.05
+GROWTH = 1.1  # factor on the share after a step whose solver ended; else the share shrinks by it
+# limit of a step in the solver's deterministic units, the larger of
+STEP = 0.05  # about half a second
+STEP_SHARE = 0.05  # of all steps since the last gain together
 PARTS = (12, 48, 10**6)  # units in the longest forward and backward on grids that take turns
 STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
-PATIENCE = 6.0  # effort without a gain after which the search ends, or
-PATIENCE_SHARE = 1.0  # of the effort until the last gain, where that is more
-GAINS = (0.0, 0.01, 0.04)  # by which share a plan is to be better, at least: drawn for each step
+# effort without a gain after which the search ends, the larger of
+PATIENCE = 6.0
+PATIENCE_SHARE = 1.0  # of the effort until the last gain
+GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten the plan
 
 
 def _microbatches(
@@ -60,18 +61,19 @@ def _microbatches(
     """Free all ops of consecutive microbatches; the window may reach over the ends."""
     count = max(2, round(share * problem.num_microbatches))
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
-    place = np.arange(problem.num_microbatches)
-    free = np.broadcast_to((place >= first) & (place < first + count), plan.forward.shape)
-    return dict.fromkeys("FIWOL", free)
+    microbatch = np.arange(problem.num_microbatches)
+    is_inside = (microbatch >= first) & (microbatch < first + count)
+    return dict.fromkeys("FIWOL", np.broadcast_to(is_inside, plan.forward.shape))
 
 
 def _workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
+    """Free all ops of consecutive workers."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
-    free = (problem.worker >= first) & (problem.worker < first + count)
-    return dict.fromkeys("FIWOL", free)
+    is_inside = (problem.worker >= first) & (problem.worker < first + count)
+    return dict.fromkeys("FIWOL", is_inside)
 
 
 def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> dict[str, Ops]:
@@ -79,7 +81,10 @@ def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) 
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)
-    free = {p: (at >= first) & (at <= first + window) for p, at in plan.starts.items()}
+    free = {
+        letter: (starts >= first) & (starts <= first + window)
+        for letter, starts in plan.starts.items()
+    }
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])
 
 
@@ -105,47 +110,50 @@ def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.G
     return dict.fromkeys("FIWOL", nothing) | KINDS[kind](problem, plan, share, rng)
 
 
-def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
-    """Yield ops that are not free, in pairs: the first one ends before the other starts."""
+def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
+    """Yield pairs of ops that are not free and follow each other on a worker or a host link."""
     ends = _ends(problem, plan)
-    worker_of_op, group = problem.worker, np.arange(problem.num_workers)
-    for shared in problem.host_links:
-        group[list(shared)] = min(shared)
+    worker_by_op, first_of_link = problem.worker, np.arange(problem.num_workers)
+    for workers in problem.host_links:
+        first_of_link[list(workers)] = min(workers)
+    # by (True, first worker of a host link) or (False, worker): start, end and op
     rows: dict[tuple[bool, int], list[tuple[int, int, Op]]] = {}
     for letter, start in plan.starts.items():
         # ops without duration delay no other op, so they need no order
-        is_kept = ~free[letter] & (start != NEVER) & (ends[letter] > start)
-        for stage, microbatch in np.argwhere(is_kept).tolist():
-            place, worker = (stage, microbatch), int(worker_of_op[stage, microbatch])
-            # a row is a host link (True, its first worker) or a worker (False, itself)
-            row = (True, int(group[worker])) if letter in "OL" else (False, worker)
-            op = int(start[place]), int(ends[letter][place]), (letter, place)
+        is_fixed = ~free[letter] & (start != NEVER) & (ends[letter] > start)
+        for stage, microbatch in np.argwhere(is_fixed).tolist():
+            key, worker = (stage, microbatch), int(worker_by_op[stage, microbatch])
+            row = (True, int(first_of_link[worker])) if letter in "OL" else (False, worker)
+            op = int(start[key]), int(ends[letter][key]), (letter, key)
             rows.setdefault(row, []).append(op)
     for ops in rows.values():
-        yield from ((first[2], second[2]) for first, second in itertools.pairwise(sorted(ops)))
+        for (*_, first), (*_, second) in itertools.pairwise(sorted(ops)):
+            yield first, second
 
 
-def order_of_microbatches(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
-    """Yield ops of one kind on a stage in pairs: the first one ends before the other starts."""
+def microbatch_order(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
+    """Yield pairs of ops of one phase that follow each other on a stage."""
     ends = _ends(problem, plan)
     for letter, stage in itertools.product("FIW", range(problem.num_stages)):
         for pipe in np.unique(problem.microbatch_pipes):
-            passing = np.flatnonzero(problem.microbatch_pipes == pipe)
-            order = np.lexsort((ends[letter][stage, passing], plan.starts[letter][stage, passing]))
-            ops = ((letter, (stage, microbatch)) for microbatch in passing[order].tolist())
+            microbatches = np.flatnonzero(problem.microbatch_pipes == pipe)
+            start, end = plan.starts[letter][stage], ends[letter][stage]
+            order = np.lexsort((end[microbatches], start[microbatches]))
+            ops = ((letter, (stage, microbatch)) for microbatch in microbatches[order].tolist())
             yield from itertools.pairwise(ops)
 
 
 def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
+    """Return the ends of all ops by phase letter [units]."""
     return {
         "I": input_grad_end(problem, plan),
         "W": gradient_end(problem, plan),
-        **{p: plan.starts[p] + problem.times[Phase[p]][:, None] for p in "FOL"},
+        **{letter: plan.starts[letter] + problem.times[Phase[letter]][:, None] for letter in "FOL"},
     }
 
 
 class Arm:
-    """A kind of neighbourhood with its share of ops, and its gains so far."""
+    """An arm of a bandit: a kind of neighbourhood with its share of ops, and its gains so far."""
 
     def __init__(self, kind: str, in_order: bool, share: float) -> None:
         self.kind, self.in_order, self.share = kind, in_order, share
@@ -153,15 +161,15 @@ class Arm:
 
     @property
     def weight(self) -> float:
-        """Return the gain per time so far; untried arms count as good ones."""
+        """Return the number of gains per time so far; untried arms count as good ones."""
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
     def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
         """Update the arm after a step: whether it was solved, and whether its search ended."""
         self.spent += spent
         self.gains += is_solved
-        share = self.share * GROWS if ended else self.share / GROWS
-        self.share = min(1.0, max(LEAST_SHARE, share))
+        share = self.share * GROWTH if ended else self.share / GROWTH
+        self.share = min(1.0, max(MIN_SHARE, share))
 
 
 class NeighbourhoodSearch:
@@ -176,9 +184,12 @@ class NeighbourhoodSearch:
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
         orders = (True,) if self._base.in_order else (True, False)
-        self._arms = [Arm(*way, share) for way in itertools.product(sorted(kinds), orders)]
+        self._arms = [
+            Arm(kind, in_order, share)
+            for kind, in_order in itertools.product(sorted(kinds), orders)
+        ]
         self._solver: cp_model.CpSolver | None = None
-        self.idle = 0.0
+        self.idle = 0.0  # deterministic time since the last gain
 
     def step(self, budget: Budget, num_parallel: int = 1) -> bool:
         """Search one neighbourhood; return whether the plan is better now."""
@@ -214,17 +225,17 @@ class NeighbourhoodSearch:
     def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
         """Copy the model, fix the other ops, and require a better plan."""
         base, model = self._base, self._base.model.clone()
-        order = kept_order(self.problem, self.plan, free)
+        order = fixed_order(self.problem, self.plan, free)
         if arm.in_order and not base.in_order:
-            order = itertools.chain(order, order_of_microbatches(self.problem, self.plan))
-        for (letter, place), (other, next_place) in order:
-            model.add(base.start[other][next_place] >= base.end(letter, place))
-        for place, out in base.out.items():
-            if not free["O"][place]:
-                model.add(out == bool(self.plan.offload[place] != NEVER))
-        for place, whole in base.whole.items():
-            if not free["I"][place]:
-                model.add(whole == bool(self.plan.whole[place]))
+            order = itertools.chain(order, microbatch_order(self.problem, self.plan))
+        for (letter, key), (next_letter, next_key) in order:
+            model.add(base.start[next_letter][next_key] >= base.end(letter, key))
+        for key, is_out in base.out.items():
+            if not free["O"][key]:
+                model.add(is_out == bool(self.plan.offload[key] != NEVER))
+        for key, is_whole in base.whole.items():
+            if not free["I"][key]:
+                model.add(is_whole == bool(self.plan.whole[key]))
         gain = max(1, int(float(self._rng.choice(GAINS)) * self.objective))
         model.add(base.objective <= self.objective - gain)
         base.hint(self.plan, model)
@@ -235,7 +246,8 @@ class Best:
     """The best table of all threads, in a lock."""
 
     def __init__(self, problem: Problem, table: ScheduleTable, budget: Budget) -> None:
-        self._lock, self._budget, self.since = threading.Lock(), budget, budget.spent
+        # `effort_at_gain` is the effort spent until the last gain
+        self._lock, self._budget, self.effort_at_gain = threading.Lock(), budget, budget.spent
         self._problem, self.table = problem, table
         self.objective = plan_objective(problem, to_plan(problem, table))
 
@@ -245,7 +257,8 @@ class Best:
         with self._lock:
             if objective >= self.objective:
                 return False
-            self.table, self.objective, self.since = table, objective, self._budget.spent
+            self.table, self.objective = table, objective
+            self.effort_at_gain = self._budget.spent
             return True
 
 
@@ -262,13 +275,14 @@ def search_neighbourhoods(
     """Yield better and better tables until the budget ends or the iterator is closed."""
     # Each thread begins on a grid of its own, and changes to the next one when it gets stuck. All
     # continue from the best table. The search ends early without a gain for half its budget.
-    best, over, begun = Best(problem, start, budget), threading.Event(), budget.spent
+    best, is_stopped, effort_before = Best(problem, start, budget), threading.Event(), budget.spent
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
     def is_over() -> bool:
-        """Return whether the budget is spent, or half of it without a gain, or a stop is asked."""
-        patience = max(PATIENCE, PATIENCE_SHARE * (best.since - begun))
-        return over.is_set() or budget.is_over or budget.spent > best.since + patience
+        """Return whether the search is stopped, the budget spent, or half of it without a gain."""
+        patience = max(PATIENCE, PATIENCE_SHARE * (best.effort_at_gain - effort_before))
+        is_stale = budget.spent > best.effort_at_gain + patience
+        return is_stopped.is_set() or budget.is_over or is_stale
 
     def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
         """Search on one grid until it gets stuck; report and adopt the best table of all."""
@@ -300,7 +314,7 @@ def search_neighbourhoods(
         return run
 
     def stop() -> None:
-        over.set()
+        is_stopped.set()
         for search in [*running.values()]:
             search.stop()
 

@@ -30,14 +30,14 @@ class Optimum:
 
     Attributes:
       table: the schedule.
-      status: "optimal" where it meets the bound within the rounding, otherwise "feasible".
-      bound_by: what the bound rests on: "worker", "stage", "memory chain" or "memory area", which
-        `verify` derives again, or the word of the "solver".
-      rounding: by how much whole units may keep the two apart.
-      source: what made the schedule.
+      status: "optimal" if it reaches the bound within the rounding, else "feasible".
+      bound_by: reason of the bound: "worker", "stage", "memory chain" or "memory area", which
+        `verify` derives again, or "solver".
+      rounding: largest difference from the bound that whole units can cause [s].
+      source: the step of the search that made the schedule.
       seconds: time since the start.
-      effort: what was done since then, in about the seconds of one idle core.
-      found_after: time from the start until the schedule was found.
+      effort: work since the start, about the seconds of one idle core.
+      found_after: time from the start to the schedule.
     """
 
     table: ScheduleTable
@@ -68,11 +68,11 @@ class Plan:
 
     @classmethod
     def from_starts(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
-        """Make a plan from the starts by phase letter; by default all is split and stays."""
-        nowhere = np.full_like(starts["F"], NEVER)
-        whole = np.zeros(nowhere.shape, bool) if whole is None else whole
-        computed = starts["F"], starts["I"], starts["W"]
-        return cls(*computed, whole, starts.get("O", nowhere), starts.get("L", nowhere))
+        """Make a plan from the starts by phase letter; default: split backwards, no offloads."""
+        never = np.full_like(starts["F"], NEVER)
+        whole = np.zeros(never.shape, bool) if whole is None else whole
+        compute_starts = starts["F"], starts["I"], starts["W"]
+        return cls(*compute_starts, whole, starts.get("O", never), starts.get("L", never))
 
     @property
     def starts(self) -> Mapping[str, PerOp]:
@@ -80,10 +80,13 @@ class Plan:
         starts = self.forward, self.input_grad, self.weight_grad, self.offload, self.load
         return dict(zip("FIWOL", starts, strict=True))
 
-    def moved(self, move: Callable[[PerOp], PerOp]) -> "Plan":
-        """Return the plan with other starts; `NEVER` stays as it is."""
-        moved = {p: np.where(at == NEVER, NEVER, move(at)) for p, at in self.starts.items()}
-        return Plan.from_starts(moved, self.whole)
+    def with_starts(self, change: Callable[[PerOp], PerOp]) -> "Plan":
+        """Return the plan with changed starts; `NEVER` stays as it is."""
+        starts = {
+            letter: np.where(start == NEVER, NEVER, change(start))
+            for letter, start in self.starts.items()
+        }
+        return Plan.from_starts(starts, self.whole)
 
     @property
     def offloaded(self) -> int:
@@ -114,9 +117,10 @@ def plan_objective(problem: Problem, plan: Plan) -> int:
         )
     row_end = np.array([end[problem.worker == w].max() for w in range(problem.num_workers)])
     workers = np.arange(problem.num_workers)
-    holds = (problem.placement[:, :, None] == workers).any(axis=0).T  # a copy of the stage
-    after = _all_reduce_end(problem, end.max(axis=1)) + problem.update
-    return int(max(after.max(), (row_end + holds @ problem.update).max()))
+    # (workers, stages) whether the worker has a copy of the stage, which it updates
+    has_stage = (problem.placement[:, :, None] == workers).any(axis=0).T
+    stage_end = _all_reduce_end(problem, end.max(axis=1)) + problem.update
+    return int(max(stage_end.max(), (row_end + has_stage @ problem.update).max()))
 
 
 def search_horizon(problem: Problem, plan: Plan) -> int:
@@ -158,30 +162,34 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     # completely, one after the other; then the others.
     is_split, is_offloaded = ~plan.whole, plan.offload != NEVER
     is_any = np.ones_like(is_split)
-    turn = 2 * problem.num_stages  # the way of a microbatch: F by stage, then gradients back
+    # positions on the path of a microbatch: F of stage s at s, I at 2 S - s
+    last_position = 2 * problem.num_stages
     parts = []
-    for phase, start, mask, path_position, direction in (
+    for phase, start, mask, first_position, direction in (
         (Phase.F, plan.forward, is_any, 0.0, 1),
         (Phase.O, plan.offload, is_offloaded, 0.2, 1),
-        (Phase.L, plan.load, is_offloaded, turn - 0.2, -1),
-        (Phase.I, plan.input_grad, is_split, turn, -1),
-        (Phase.B, plan.input_grad, plan.whole, turn, -1),
-        (Phase.W, plan.weight_grad, is_split, turn + 0.2, -1),
+        (Phase.L, plan.load, is_offloaded, last_position - 0.2, -1),
+        (Phase.I, plan.input_grad, is_split, last_position, -1),
+        (Phase.B, plan.input_grad, plan.whole, last_position, -1),
+        (Phase.W, plan.weight_grad, is_split, last_position + 0.2, -1),
     ):
         stage, microbatch = np.nonzero(mask)
         end = start[mask] + problem.times[phase][stage]
-        code, positions = np.full_like(stage, phase), path_position + direction * stage
+        code, position = np.full_like(stage, phase), first_position + direction * stage
         worker = problem.worker[mask]
-        parts.append((code, stage, microbatch, worker, start[mask], end, positions))
-    *ops, start, end, positions = map(np.concatenate, zip(*parts, strict=True))
+        parts.append((code, stage, microbatch, worker, start[mask], end, position))
+    *ops, start, end, position = map(np.concatenate, zip(*parts, strict=True))
     microbatch = ops[2]
+    # groups: 0 without an F without length at the start; 1 passes completely; 2 others
     is_instant = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
     passes = input_grad_end(problem, plan)[0, microbatch] == start
-    group = np.where(is_instant.any(axis=0), 2 - passes, 0)
-    order = np.lexsort((positions, microbatch, group))
+    group = np.where(is_instant.any(axis=0), np.where(passes, 1, 2), 0)
+    order = np.lexsort((position, microbatch, group))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    is_long, ticks = end > start, 2 * len(order) + 2  # of a moment
+    # each moment has a tick for ends of long ops, two for each op without length, and a last one
+    # for starts of long ops
+    is_long, ticks = end > start, 2 * len(order) + 2
     start = ticks * start + np.where(is_long, ticks - 1, 2 * number + 1)
     end = ticks * end + np.where(is_long, 0, 2 * number + 2)
     ranks = np.unique(np.stack([start, end]), return_inverse=True)[1].reshape(2, -1).astype(float)
@@ -199,10 +207,9 @@ def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Pro
     return program, run_on_host(program, np.asarray(cost_vector(program, costs)))
 
 
-def reached_by(problem: Problem, table: ScheduleTable) -> int:
-    """Return the objective that a table reaches in a run [units]."""
-    # The run has all-reduces in the order that semantics.md says; plans have them as they get
-    # ready.
+def table_objective(problem: Problem, table: ScheduleTable) -> int:
+    """Return the objective of a table in a run [units]."""
+    # A run orders all-reduces as docs/semantics.md says, a plan by the times of their inputs.
     if problem.objective == "span" or not problem.step_end.any():
         return plan_objective(problem, to_plan(problem, table))
     return round(float(_run(problem, table, step_end=True)[1].finish.max()))
@@ -211,16 +218,15 @@ def reached_by(problem: Problem, table: ScheduleTable) -> int:
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     """Run a table at the times of a problem, every op as early as it can; return the plan."""
     program, run = _run(problem, table, step_end=False)
-    start = run.start
-    by_phase = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
-    for letter, starts in by_phase.items():
+    starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
+    for letter, phase_starts in starts.items():
         phase_ops = table.ops.take(table.ops.phase == Phase[letter])
         node = program.node_of_cell.ravel()[phase_ops.cell]
-        starts[phase_ops.stage, phase_ops.microbatch] = np.round(start[node])
-    is_whole = by_phase["B"] != NEVER
-    input_grad = np.where(is_whole, by_phase["B"], by_phase["I"])
-    weight_grad = np.where(is_whole, by_phase["B"] + problem.backward[:, None], by_phase["W"])
-    return Plan.from_starts({**by_phase, "I": input_grad, "W": weight_grad}, is_whole)
+        phase_starts[phase_ops.stage, phase_ops.microbatch] = np.round(run.start[node])
+    is_whole = starts["B"] != NEVER
+    input_grad = np.where(is_whole, starts["B"], starts["I"])
+    weight_grad = np.where(is_whole, starts["B"] + problem.backward[:, None], starts["W"])
+    return Plan.from_starts({**starts, "I": input_grad, "W": weight_grad}, is_whole)
 
 
 def broken_limit(problem: Problem, plan: Plan) -> str | None:
@@ -234,12 +240,12 @@ def broken_limit(problem: Problem, plan: Plan) -> str | None:
 
 
 def keeps_limits(problem: Problem, plan: Plan) -> bool:
-    """Return whether a plan keeps the problem's limits, and offloads only where that may be."""
+    """Return whether a plan keeps the memory limits, and offloads only if the problem allows it."""
     return broken_limit(problem, plan) is None
 
 
 def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:
-    """Return whether the rows of a table keep the limits; at its own times where it offloads."""
+    """Return whether the rows of a table keep the limits; with offloads, at the problem's times."""
     if table.offloads:
         return keeps_limits(problem, to_plan(problem, table))
     sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])
@@ -247,7 +253,7 @@ def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:
 
 
 def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
-    """Return the most parts that each worker holds at once: (workers) parts."""
+    """Return the memory peak of each worker [parts]."""
     ops = timed_ops(problem, plan)
     recomputed = np.zeros(len(ops.phase), bool)
     held = HeldOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)

@@ -28,10 +28,10 @@ HOST_TIMES = ("offload", "load")
 NAMES = dict(zip((*SPLIT, Phase.B, *HOST), (*OP_TIMES, *HOST_TIMES), strict=True))
 OBJECTIVES = ("makespan", "span")
 LINKS_OF_SEARCH = ("delay", "queued")
-FINEST = 10**6  # units in the largest duration, at most, where all of them come out exactly
-COARSE = 20_000  # units in the largest duration, where they do not
-NEARLY = 2.0**-30  # of the largest limit, to which memory is counted where no common part is found
-_EQUAL = 1e-9  # relative difference that is rounding of floats and nothing else
+FINEST = 10**6  # most units in the largest duration if all durations are whole
+COARSE = 20_000  # units in the largest duration if they are not
+MEMORY_PART = 2.0**-30  # part of memory over the largest limit if sizes have no common part
+_EQUAL = 1e-9  # relative difference that rounding of floats can cause
 
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
 SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)
@@ -62,7 +62,7 @@ class Problem:
     transmit: PerBoundary  # time that a message occupies its link; 0 if it occupies none
     step_end: PerStage  # all-reduce and update after the last gradient
     update: PerStage  # update alone
-    offload: PerStage | None  # O, or None where nothing may leave
+    offload: PerStage | None  # O; None if offloads are not allowed
     load: PerStage | None  # L
     # workers that share a host link; the others have their own
     host_links: tuple[tuple[int, ...], ...]
@@ -130,11 +130,11 @@ class Problem:
 
     def coarser(self, parts: int) -> "Problem":
         """Return the problem with times rounded up to a grid: its plans are plans of this one."""
-        # The longest forward and backward has `parts` units there, or fewer where the own grid has.
-        unit = max(1, int((self.forward + self.gradient).max()) // parts)
+        # The longest forward and backward has about `parts` units there, unless it has fewer here.
+        factor = max(1, int((self.forward + self.gradient).max()) // parts)
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
-        coarser = {name: -(-count // unit) for name, count in counts.items() if count is not None}
-        return dataclasses.replace(self, unit=self.unit * unit, **coarser)
+        coarser = {name: -(-count // factor) for name, count in counts.items() if count is not None}
+        return dataclasses.replace(self, unit=self.unit * factor, **coarser)
 
     def content(self) -> dict[str, Any]:
         """Return all fields that determine the solution: the unit only scales it."""
@@ -177,38 +177,41 @@ def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
     largest = float(np.max(durations, initial=0.0))
     if largest == 0:
         return Grid(1.0, True)
-    decade = 10.0 ** math.ceil(math.log10(largest))
+    decade = 10.0 ** math.ceil(math.log10(largest))  # the next power of ten
     shares = [float(d) / decade for d in durations if d > 0]
     multiples = _whole_multiples(shares, 10**8)
     if multiples is None:
         return Grid(largest / COARSE, False)
-    _, common, scale = multiples
-    return Grid(decade * common / scale, True)
+    _, divisor, scale = multiples
+    return Grid(decade * divisor / scale, True)
 
 
-def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], int, int] | None:
-    """Write values as multiples of one unit, common / scale, unless the multiples are too large."""
-    fractions = [Fraction(value).limit_denominator(finest) for value in values]
+def _whole_multiples(
+    values: Sequence[float], max_denominator: int
+) -> tuple[list[int], int, int] | None:
+    """Write values as multiples of one unit, divisor / scale; None if they are too large."""
+    # 0.4 and 0.6 are 2 / 5 and 3 / 5: with scale 5 and divisor 1, they are 2 and 3 units
+    fractions = [Fraction(value).limit_denominator(max_denominator) for value in values]
     if not all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(fractions, values, strict=True)):
         return None
     scale = math.lcm(*(f.denominator for f in fractions))
-    whole = [int(f * scale) for f in fractions]
-    common = math.gcd(*whole)
-    if max(whole) // common > FINEST:
+    numbers = [int(f * scale) for f in fractions]
+    divisor = math.gcd(*numbers)
+    if max(numbers) // divisor > FINEST:
         return None
-    return [n // common for n in whole], common, scale
+    return [number // divisor for number in numbers], divisor, scale
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
-    """Return whole numbers in the proportion of the values, or a problem that is no harder."""
-    # Without a common part, sizes are rounded down and limits up, by less than `NEARLY` of the
+    """Return sizes and limits as whole numbers of a common part, rounded if there is none."""
+    # Without a common part, sizes are rounded down and limits up, by less than `MEMORY_PART` of the
     # largest limit. A schedule within the limits in bytes is within them in parts, so no bound is
     # too high; the reverse holds up to rounding.
     values = [value / max(sizes) for value in (*sizes, *limits)]
     multiples = _whole_multiples(values, 10**4)
     if multiples is not None:
         return multiples[0]
-    part = NEARLY * max(limits)
+    part = MEMORY_PART * max(limits)
     return [
         *(math.floor(size / part) for size in sizes),
         *(math.floor(limit / part * (1 + _EQUAL)) for limit in limits),
@@ -225,7 +228,7 @@ def build_problem(
     link: str | Links = "delay",
     objective: str = "makespan",
 ) -> Problem:
-    """Read a problem off a table, whose order is not kept, and its costs."""
+    """Make a problem from the stages and microbatches of a table, and its costs."""
     links = Links.resolve(link)
     objective = resolve_choice(objective, OBJECTIVES, "objective")
     check_usual(table, "optimize")
@@ -235,26 +238,26 @@ def build_problem(
     shares = np.broadcast_to(as_floats(weight_share, "weight_share"), table.num_stages)
     if not ((shares >= 0) & (shares <= 1)).all():
         raise wrong("weight_share", f"must be in [0, 1], got {weight_share!r}")
-    size = _positive(sizes, table.num_stages, "sizes", "stages")
+    stages = table.num_stages
+    size = _positive(sizes, stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     _check_room(table, size, limits, offload)
-    stages = table.num_stages
-    parts, weight_sizes, room = _parts(table, size, shares, limits, offload)
+    size_parts, weight_parts, limit_parts = _to_parts(table, size, shares, limits, offload)
 
     def seconds(name: str, *shape: int) -> Float[NumpyArray, "..."]:
         return np.broadcast_to(np.asarray(getattr(costs, name), float), shape)
 
     names = [*OP_TIMES, "all_reduce", "update", *(HOST_TIMES if offload else ())]
     times = {name: seconds(name, stages) for name in names}
-    if objective == "span":  # of what the search orders: the end of the step is behind it
+    if objective == "span":  # the span ends before all-reduce and update
         times |= {name: np.zeros(stages) for name in ("all_reduce", "update")}
-    lag, message = (
-        seconds(name, 2, table.num_pipes, stages - 1) for name in ("latency", "transmit")
+    # within a worker nothing is sent
+    is_sent = table.placement[:, :-1] != table.placement[:, 1:]
+    lag, transmit = (
+        seconds(name, 2, table.num_pipes, stages - 1) * is_sent for name in ("latency", "transmit")
     )
-    is_queued = links.model == "queued"
-    lag, transmit = (lag, message) if is_queued else (lag + message, np.zeros_like(message))
-    crosses = table.placement[:, :-1] != table.placement[:, 1:]  # within a worker nothing is sent
-    lag, transmit = lag * crosses, transmit * crosses
+    if links.model != "queued":  # a message occupies no link, and is a lag alone
+        lag, transmit = lag + transmit, np.zeros_like(transmit)
     grid = choose_grid(np.concatenate([*times.values(), lag.ravel(), transmit.ravel()]))
     units: dict[str, Any] = dict.fromkeys(HOST_TIMES)
     units |= {name: grid.down(time) for name, time in times.items()}
@@ -265,9 +268,9 @@ def build_problem(
         lag=grid.down(lag),
         transmit=grid.down(transmit),
         host_links=tuple(map(tuple, links.host_links)),
-        sizes=parts,
-        weight_sizes=weight_sizes,
-        limits=room,
+        sizes=size_parts,
+        weight_sizes=weight_parts,
+        limits=limit_parts,
         objective=objective,
         unit=grid.unit,
         exact=grid.exact,
@@ -295,7 +298,7 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
-    """Check that one microbatch alone fits, with all its stages on a worker if none can go out."""
+    """Check that one microbatch fits: without offloads, all its stages on a worker at once."""
     needs = _needs_of_one_microbatch(table, size, offload)
     for worker, (need, limit) in enumerate(zip(needs.tolist(), limits.tolist(), strict=True)):
         if need > limit * (1 + _EQUAL):
@@ -308,14 +311,15 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
 
 def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
     """Return the least memory of a worker for one microbatch: (workers), in units of sizes."""
-    # The gradients of a microbatch begin at its last stage, when all its forwards are done.
+    # Without offloads a worker holds all its stages at once, because the gradients of a microbatch
+    # begin after all its forwards.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
     pipes = np.arange(table.num_pipes)[:, None]
     (np.maximum if offload else np.add).at(needs, (pipes, table.placement), size)
     return needs.max(axis=0)
 
 
-def _parts(
+def _to_parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
     """Count in whole parts: sizes and W's share of them (stages), and limits (workers)."""
@@ -328,13 +332,13 @@ def _parts(
         np.add.at(totals, table.placement, counts[:, None] * size)
         return totals
 
-    useful = np.minimum(limits, worker_totals(size))
-    whole = np.array(common_parts([*size, *size * shares], [*useful]), np.int64)
-    parts, weight_sizes, room = np.split(whole, [len(size), 2 * len(size)])
-    parts = np.maximum(parts, 1)  # what is next to nothing still counts
-    room = np.maximum(room, _needs_of_one_microbatch(table, parts, offload))
+    usable_limits = np.minimum(limits, worker_totals(size))
+    numbers = np.array(common_parts([*size, *size * shares], [*usable_limits]), np.int64)
+    size_parts, weight_parts, limit_parts = np.split(numbers, [len(size), 2 * len(size)])
+    size_parts = np.maximum(size_parts, 1)  # a tiny size does not become 0
+    limit_parts = np.maximum(limit_parts, _needs_of_one_microbatch(table, size_parts, offload))
     is_ample = limits >= worker_totals(size) * (1 - _EQUAL)
-    return parts, weight_sizes, np.where(is_ample, worker_totals(parts), room)
+    return size_parts, weight_parts, np.where(is_ample, worker_totals(size_parts), limit_parts)
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:

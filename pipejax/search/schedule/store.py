@@ -4,8 +4,9 @@ A file is a certificate. A run checks its schedule. Its bound counts only for th
 code that proved it; a checksum detects damage.
 
 A plan is an order of ops, so it also runs in another problem of the same shape. If no time of a
-problem is above s times that of another, and every set of activations that fits there fits here,
-then the best schedule here takes at most s times as long. So bounds carry over, too.
+problem A is above s times that of a problem B, and every set of activations that fits in B fits in
+A, then the best schedule of A takes at most s times as long as that of B. So a bound of A, divided
+by s, is a bound of B.
 """
 
 import dataclasses
@@ -28,12 +29,12 @@ from pipejax.base.progress import Notice
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json
-from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, reached_by, to_plan
+from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, table_objective, to_plan
 from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
 
 Result = TypeVar("Result")
-MOST_READ = 500  # problems of one shape that are looked at, the newest first
-MOST_STARTS = 3  # of them to begin with
+MAX_READ = 500  # problems of one shape that are read, the newest first
+MAX_STARTS = 3  # tables of other problems that the search starts from
 PRICES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by key
 PRICES |= {"A": "all_reduce", "U": "update", "latency": "lag", "transmit": "transmit"}
 
@@ -76,9 +77,9 @@ class Entry:
         table = from_json(self.data["table"])
         if fault := broken_limit(self.problem, to_plan(self.problem, table)):
             raise ValueError(fault)
-        reached = reached_by(self.problem, table)
-        if not self.proven_bound <= reached == self.objective:
-            raise ValueError(f"its schedule reaches {reached}, not {self.objective}")
+        objective = table_objective(self.problem, table)
+        if not self.proven_bound <= objective == self.objective:
+            raise ValueError(f"its schedule reaches {objective}, not {self.objective}")
         return table
 
 
@@ -100,7 +101,7 @@ def certify(
             "objective": problem.objective,
             "limits": problem.limits.tolist(),
             "offload": problem.offload is not None,
-            "value": reached_by(problem, table),
+            "value": table_objective(problem, table),
             "lower_bounds": [{"by": "solver", "value": bound}],
         },
         proof={
@@ -115,7 +116,7 @@ def certify(
 
 
 def _starts(plan: Plan) -> dict[str, int]:
-    """Start of each op by its name; a whole backward stands for its two halves."""
+    """Return the start of each op by its name; of a whole backward, that of B."""
     starts = {}
     for letter, times in plan.starts.items():
         for (stage, microbatch), start in np.ndenumerate(times):
@@ -171,7 +172,7 @@ class SolvedProblems:
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         if fault := broken_limit(problem, to_plan(problem, table)):
             raise ValueError(fault)
-        objective = reached_by(problem, table)
+        objective = table_objective(problem, table)
         if bound > objective:
             raise ValueError(f"bound {bound} is above the objective, {objective}")
         from pipejax.base.files import locked  # filelock is an extra
@@ -194,26 +195,29 @@ class SolvedProblems:
 
     def nearest(self, problem: Problem) -> tuple[list[Entry], int]:
         """Return starts and a bound [units], or 0, from solved problems of the same shape."""
-        others = self._others(problem)
-        ends, bounds = [], []
-        for path, other in others.items():
-            ends.append((reach(problem, other.problem, other.objective), path))
-            bounds.append((bound_from(other.problem, other.proven_bound, problem), path))
-        fitting = sorted((end, path) for end, path in ends if end is not None)[:MOST_STARTS]
-        starts = [others[path] for _, path in fitting if self._check_entry(path, others[path])]
-        for bound, path in sorted(bounds, reverse=True):
-            if bound and self._check_entry(path, others[path]):
+        entries = self._entries_of_shape(problem)
+        upper_bounds, lower_bounds = [], []
+        for path, entry in entries.items():
+            upper_bound = upper_bound_from(entry.problem, entry.objective, problem)
+            if upper_bound is not None:
+                upper_bounds.append((upper_bound, path))
+            lower_bounds.append((bound_from(entry.problem, entry.proven_bound, problem), path))
+        start_paths = [path for _, path in sorted(upper_bounds)[:MAX_STARTS]]
+        starts = [entries[path] for path in start_paths if self._check_entry(path, entries[path])]
+        for bound, path in sorted(lower_bounds, reverse=True):
+            if bound and self._check_entry(path, entries[path]):
                 return starts, bound
         return starts, 0
 
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"
 
-    def _others(self, problem: Problem) -> dict[Path, Entry]:
+    def _entries_of_shape(self, problem: Problem) -> dict[Path, Entry]:
+        """Read the newest entries of other problems of the same shape, by file."""
         problem_path = self._file(problem)
         paths = [path for path in self.path.glob(f"{problem.shape}-*.json") if path != problem_path]
         newest = sorted(paths, key=lambda path: (_time(path), path.name), reverse=True)
-        entries = {path: self._try(path, read_entry) for path in newest[:MOST_READ]}
+        entries = {path: self._try(path, read_entry) for path in newest[:MAX_READ]}
         return {path: entry for path, entry in entries.items() if entry is not None}
 
     def _check_entry(self, path: Path, entry: Entry | None = None) -> Entry | None:
@@ -258,15 +262,15 @@ def default_folder() -> Path:
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
     """Return the largest factor from a time of a problem to the other's; None if unbounded."""
-    both_offload = problem.offload is not None and other.offload is not None
-    names = (*TIMES, *(HOST_TIMES if both_offload else ()))
+    have_offloads = problem.offload is not None and other.offload is not None
+    names = (*TIMES, *(HOST_TIMES if have_offloads else ()))
     times = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
     other_times = np.concatenate([np.ravel(getattr(other, name)) for name in names])
     if (other_times[times == 0] > 0).any():
         return None
-    is_positive = times > 0
-    pairs = zip(other_times[is_positive].tolist(), times[is_positive].tolist(), strict=True)
-    return max((Fraction(t, h) for t, h in pairs), default=Fraction(1))
+    pairs = zip(other_times.tolist(), times.tolist(), strict=True)
+    ratios = (Fraction(other_time, time) for other_time, time in pairs if time > 0)
+    return max(ratios, default=Fraction(1))
 
 
 def fits_in(problem: Problem, other: Problem) -> bool:
@@ -282,7 +286,8 @@ def fits_in(problem: Problem, other: Problem) -> bool:
 
 
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
-    """Transfer a bound from an easier problem, whose times may differ by a factor; 0 if none."""
+    """Transfer a lower bound from an easier problem, whose times may differ by a factor."""
+    # 0 if the problem is not easier.
     may_offload = easier.offload is not None or problem.offload is None
     if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
         return 0
@@ -298,10 +303,12 @@ def _shares_less(easier: Problem, problem: Problem) -> bool:
     )
 
 
-def reach(problem: Problem, source: Problem, objective: int) -> Fraction | None:
-    """Return a guaranteed upper bound for a plan of another problem here, or None."""
-    hosts = source.offload is None or (
+def upper_bound_from(source: Problem, objective: int, problem: Problem) -> Fraction | None:
+    """Bound the objective that a plan of `source` reaches in a problem; None if it may not fit."""
+    can_offload = source.offload is None or (
         problem.offload is not None and source.host_links == problem.host_links
     )
-    longer = stretch(source, problem)
-    return longer * objective if longer is not None and hosts and fits_in(source, problem) else None
+    factor = stretch(source, problem)
+    if factor is None or not can_offload or not fits_in(source, problem):
+        return None
+    return factor * objective
