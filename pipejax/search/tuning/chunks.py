@@ -28,10 +28,11 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.tuning.problem import Points, descend
+from pipejax.search.tuning.rounding import swaps
 
-MOST_CHUNKS = 64  # where nothing says how many
+MAX_CHUNKS = 64  # by default
 STARTS, STEPS, ROUNDS = 16, 60, 400  # of a descent; rounds in which whole tokens move
-TINY = 1e-6  # tokens of a chunk, at least, whose logarithm a descent moves
+MIN_TOKENS = 1e-6  # of a chunk of the descent, which moves its logarithm
 Cuts = Int[NumpyArray, "cuts chunks"]
 
 
@@ -40,9 +41,9 @@ class PromptChunks(NamedTuple):
     """A prompt in chunks.
 
     Attributes:
-      sizes: (chunks) tokens of each.
-      table: the schedule `chunked-prefill` of so many chunks.
-      costs: what it is to be priced with.
+      sizes: (chunks) tokens of each chunk.
+      table: the schedule `chunked-prefill` with this number of chunks.
+      costs: costs of the table.
     """
 
     sizes: tuple[int, ...]
@@ -120,7 +121,7 @@ def chunks(
     times["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
     search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.resolve(link), seed)
-    numbers = range(1, min(max_chunks, MOST_CHUNKS) + 1) if num_chunks is None else [num_chunks]
+    numbers = range(1, min(max_chunks, MAX_CHUNKS) + 1) if num_chunks is None else [num_chunks]
     with telling("cut", on_progress) as tell:
         for done, best_text in enumerate(search.run(numbers, time_limit)):
             tell(done, len(numbers), best_text)
@@ -149,20 +150,24 @@ class _ChunkSearch:
         self.links, self.rng = links, np.random.default_rng(seed)
         self.evaluated, self.value = 0, np.inf
 
-    def run(self, asked: Sequence[int], time_limit: float | None) -> Iterator[str]:
-        """Cut into so many chunks, the least bound first; yield the best value after each."""
-        begun, is_late = time.monotonic(), False
-        bounds = {count: self._bound(count) for count in asked}
-        for count in sorted(bounds, key=lambda num_chunks: (bounds[num_chunks], num_chunks)):
-            is_late = time_limit is not None and time.monotonic() > begun + time_limit
-            if bounds[count] >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
+    def run(self, counts: Sequence[int], time_limit: float | None) -> Iterator[str]:
+        """Try numbers of chunks, the least bound first; yield the best value after each."""
+        start_time, is_late = time.monotonic(), False
+        bounds = {count: self._bound(count) for count in counts}
+        for bound, count in sorted((bound, count) for count, bound in bounds.items()):
+            is_late = time_limit is not None and time.monotonic() > start_time + time_limit
+            if bound >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
                 break
             self._cut(count)
             self.result = self._result(bounds, "interrupted")
             yield f"{self.value:.4g} s"
-        bound, is_all = min(bounds.values()), self.value * (1 - 1e-12) <= min(bounds.values())
-        is_near = bound >= self.value * (1 - GAP)
-        stopped = "optimal" if is_all else "gap" if is_near else "time" if is_late else "iterations"
+        least_bound, stopped = min(bounds.values()), "iterations"
+        if least_bound >= self.value * (1 - 1e-12):
+            stopped = "optimal"
+        elif least_bound >= self.value * (1 - GAP):
+            stopped = "gap"
+        elif is_late:
+            stopped = "time"
         self.result = self._result(bounds, stopped)
 
     def _result(self, bounds: Mapping[int, float], stopped: str) -> Found[PromptChunks]:
@@ -171,18 +176,18 @@ class _ChunkSearch:
         return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
 
     def _bound(self, count: int) -> float:
-        """Bound the makespan of all cuts into so many chunks from below, for any link model [s]."""
-        # One bound is the mean over chunks of a path: all chunks before it on the first stage, the
-        # chunk through all stages, all later chunks on the last one. The other is the work of one
+        """Bound the makespan of all cuts into `count` chunks from below, for any link model [s]."""
+        # The path bound is a mean over chunks: all chunks before it on the first stage, the chunk
+        # through all stages, all later chunks on the last one. The work bound is the work of one
         # stage, and the first and last chunk on all others.
         a, b, c, _ = self.times
         stage_work = count * a + b * self.tokens + c * self.tokens**2 / 2  # without prefixes
         hops = self.num_workers - 1
-        least_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
-        mean = (1 - 1 / count) * least_work + stage_work.sum() / count
-        mean += hops * (self.latency + self.rate * self.tokens / count)
-        busy = (stage_work - a).max() + a.sum() + (hops * self.latency)
-        return float(max(mean, busy, self._prefix_bound(count)))
+        min_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
+        path_bound = (1 - 1 / count) * min_work + stage_work.sum() / count
+        path_bound += hops * (self.latency + self.rate * self.tokens / count)
+        work_bound = (stage_work - a).max() + a.sum() + (hops * self.latency)
+        return float(max(path_bound, work_bound, self._prefix_bound(count)))
 
     def _prefix_bound(self, count: int) -> float:
         """Bound a cut by its longest chunk, which passes all stages, and by its prefixes."""
@@ -193,15 +198,16 @@ class _ChunkSearch:
         work = b * self.tokens + c * self.tokens**2 / 2
         integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
         hops = self.num_workers - 1
-        # g (integral / t - N) + (P - 1) t is least here; beyond integral / N only t counts
+        # the t for which g (integral / t - N) + (P - 1) t is least; beyond integral / N only t
+        # counts; the longest of `count` chunks takes at least the mean and at most all work
         optimum = math.sqrt(g * integral / hops) if hops else math.inf
         longest = min(max(min(optimum, integral / self.tokens), work / count), work)
-        prefixes = max(integral / longest - self.tokens, 0.0) if longest > 0 else 0.0
-        ends = self.times[0].sum() - a + hops * (longest + self.latency)
-        return float(count * a + work + g * prefixes + ends)
+        prefix_tokens = max(integral / longest - self.tokens, 0.0) if longest > 0 else 0.0
+        other_stages = self.times[0].sum() - a + hops * (longest + self.latency)
+        return float(count * a + work + g * prefix_tokens + other_stages)
 
     def _cut(self, count: int) -> None:
-        """Search the best cut into so many chunks; keep it if it beats the best so far."""
+        """Search the best cut into `count` chunks; keep it if it beats the best so far."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
@@ -217,10 +223,8 @@ class _ChunkSearch:
         row = int(values.argmin())
         sizes, value = self._improve_sizes(cuts[row], values[row])
         if value < self.value:
-            self.value, self.baselines = (
-                value,
-                dict(zip(("equal sizes", "equal times"), values[:2].tolist(), strict=True)),
-            )
+            equal_values = values[:2].tolist()
+            self.baselines = dict(zip(("equal sizes", "equal times"), equal_values, strict=True))
             costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
             self.best = PromptChunks(tuple(map(int, sizes)), table, costs)
             self.value = evaluate(table, costs, link=self.links).makespan
@@ -232,19 +236,22 @@ class _ChunkSearch:
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
-            """Return sizes of chunks that take so long each."""
+            """Return sizes of chunks that take this time each [tokens]."""
             chunks = np.zeros(count)
             for chunk in range(count):
-                before = chunks.sum()
-                slope, duration = b + c * before, max(seconds - g * before, 0.0)
-                # the stable root of c n^2 / 2 + (b + c before) n = duration
-                root = slope + math.sqrt(slope**2 + 2 * c * duration)
-                chunks[chunk] = max(2 * duration / root if root > 0 else 0.0, TINY)
+                prefix = chunks.sum()
+                slope, duration = b + c * prefix, max(seconds - g * prefix, 0.0)
+                # the positive root of c n^2 / 2 + slope n = duration, without cancellation
+                denominator = slope + math.sqrt(slope**2 + 2 * c * duration)
+                root = 2 * duration / denominator if denominator > 0 else 0.0
+                chunks[chunk] = max(root, MIN_TOKENS)
             return chunks
 
-        whole = b * self.tokens + c * self.tokens**2 / 2
-        excess = lambda share: sizes(share * whole).sum() - self.tokens  # noqa: E731
-        return sizes(brentq(excess, 0.0, 2.0, xtol=1e-14) * whole)
+        def excess_tokens(share: float) -> float:
+            return sizes(share * total_seconds).sum() - self.tokens
+
+        total_seconds = b * self.tokens + c * self.tokens**2 / 2
+        return sizes(brentq(excess_tokens, 0.0, 2.0, xtol=1e-14) * total_seconds)
 
     def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
         """Return sizes (starts, chunks), proportional to exp(points), that sum to the prompt."""
@@ -261,10 +268,11 @@ class _ChunkSearch:
         costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))
         op_counts, message_counts = np.asarray(counts.forward), np.asarray(counts.transmit)
-        met = np.einsum("nsk,s->nk", op_counts, c)
-        later = met * sizes + np.einsum("nsk,s->nk", op_counts, g)
-        later_chunks = np.cumsum(later[:, ::-1], axis=1)[:, ::-1] - later
-        slope = np.einsum("nsk,s->nk", op_counts, b) + met * np.cumsum(sizes, axis=1) + later_chunks
+        # (starts, chunks): b n + c (n p + n^2 / 2) + g p of chunks of n tokens after p tokens
+        b_slope, c_slope, g_slope = (np.einsum("nsk,s->nk", op_counts, x) for x in (b, c, g))
+        by_prefix = c_slope * sizes + g_slope
+        by_later_prefixes = np.cumsum(by_prefix[:, ::-1], axis=1)[:, ::-1] - by_prefix
+        slope = b_slope + c_slope * np.cumsum(sizes, axis=1) + by_later_prefixes
         slope += self.rate * message_counts.sum(axis=(1, 2, 3))
         shares = sizes / self.tokens
         slope = sizes * (slope - (shares * slope).sum(axis=1, keepdims=True))
@@ -273,11 +281,12 @@ class _ChunkSearch:
 
     def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
         """Round each size to a multiple, at least one; the last chunk ends the prompt."""
-        count, units = np.shape(sizes)[-1], -(-self.tokens // self.multiple)
+        count, num_multiples = np.shape(sizes)[-1], math.ceil(self.tokens / self.multiple)
         ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
-        place = np.arange(count)
-        ends = np.maximum.accumulate(np.maximum(ends, 1 + place) - place, axis=-1) + place
-        ends = np.minimum(ends, units - count + 1 + place)
+        # at least one multiple per chunk: 0 1 1 5 becomes 1 2 3 5
+        chunk = np.arange(count)
+        ends = np.maximum.accumulate(np.maximum(ends, 1 + chunk) - chunk, axis=-1) + chunk
+        ends = np.minimum(ends, num_multiples - count + 1 + chunk)
         ends = np.minimum(self.multiple * ends, self.tokens)
         ends[:, -1] = self.tokens
         return np.diff(ends, prepend=0, axis=-1)
@@ -289,11 +298,9 @@ class _ChunkSearch:
 
     def _improve_sizes(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
         """Move whole multiples from chunk to chunk, fewer and fewer, as long as that helps."""
-        count = len(sizes)
-        moves = np.eye(count, dtype=int)[:, None] - np.eye(count, dtype=int)[None]
-        moves = self.multiple * moves[~np.eye(count, dtype=bool)]
+        moves = -self.multiple * swaps(len(sizes))  # all moves of a multiple to another chunk
         step = max(1, int(sizes.mean()) // (4 * self.multiple))
-        for _ in range(ROUNDS * (count > 1)):
+        for _ in range(ROUNDS if len(moves) else 0):
             cuts = sizes + step * moves
             cuts = cuts[(cuts > 0).all(axis=1)]
             values = self._values(cuts) if len(cuts) else np.array([np.inf])

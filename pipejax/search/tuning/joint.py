@@ -43,7 +43,7 @@ class NothingFitsError(ValueError):
 
 
 NO_ROOM = 1e12  # replaces the step time of a setting that does not fit [s]
-LANES = 16_384  # settings that are evaluated at once
+BATCH = 16_384  # settings that are evaluated at once
 
 
 def relax_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
@@ -52,11 +52,10 @@ def relax_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
 
 
 def relax_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax the layers of stages: one each, the rest by a softmax of the variables."""
-    # The recomputed share of each stage stays.
-    even, recomputed = inputs.pair.assigned
-    layers = 1 + xp.softmax(variables) * (even.sum() - len(even))
-    assigned = StageLayers(layers, layers * recomputed / even)
+    """Relax the layers of stages: one each, and shares of all others by a softmax."""
+    even_layers, recomputed = inputs.pair.assigned
+    layers = 1 + xp.softmax(variables) * (even_layers.sum() - len(even_layers))
+    assigned = StageLayers(layers, layers * recomputed / even_layers)  # the same recomputed share
     return inputs.pair._replace(assigned=assigned), inputs.size
 
 
@@ -158,19 +157,21 @@ class JointProblem:
 
     def refusals(self, settings: "Settings") -> NumpyArray:
         """Say why the launcher does not run each setting (settings); empty if it does."""
+        # A launcher treats settings with equal features alike: check one setting for each.
         layers, recomputed = settings.layers, settings.recomputed
-        largest = recomputed.max(axis=1, keepdims=True)
-        even = np.asarray(self.problem.pair.assigned.layers)
-        compared = (
-            *((recomputed, layers), (recomputed, np.minimum(largest, layers))),
-            *((layers, even), (layers, layers[:, :1])),
+        max_recomputed = recomputed.max(axis=1, keepdims=True)
+        features = [
+            settings.size,
+            max_recomputed.ravel(),
+            (recomputed == layers).all(axis=1),
+            (recomputed == np.minimum(max_recomputed, layers)).all(axis=1),
+            (layers == np.asarray(self.problem.pair.assigned.layers)).all(axis=1),
+            (layers == layers[:, :1]).all(axis=1),
+        ]
+        _, first_rows, kind = np.unique(
+            np.stack(features, axis=1), axis=0, return_index=True, return_inverse=True
         )
-        # a launcher treats settings with equal kinds alike, so one of each is asked for
-        kinds = [settings.size, largest.ravel(), *((a == b).all(axis=1) for a, b in compared)]
-        _, first, kind = np.unique(
-            np.stack(kinds, axis=1), axis=0, return_index=True, return_inverse=True
-        )
-        reasons = [self._refusal(settings.at(row)) for row in first.tolist()]
+        reasons = [self._refusal(settings.at(row)) for row in first_rows.tolist()]
         return np.array(reasons, object)[kind.ravel()]
 
     def _refusal(self, setting: "Settings") -> str:
@@ -189,7 +190,7 @@ class JointProblem:
 
     def exact(self, settings: Settings) -> tuple[PerConfiguration, PerConfiguration]:
         """Return step times [s] and memory needs [B]; infinite if the schedule does not exist."""
-        times, need = np.full((2, len(settings.size)), np.inf)
+        times, needs = np.full((2, len(settings.size)), np.inf)
         counts = self.problem.workload.minibatch // settings.size
         for count in np.unique(counts).tolist():
             if self.problem.family.refusal(count):
@@ -198,17 +199,18 @@ class JointProblem:
             rows = np.flatnonzero(counts == count)
             if self.launcher is not None:
                 rows = rows[self.refusals(settings.at(rows)) == ""]
-            for batch in np.array_split(rows, -(-len(rows) // LANES)) if len(rows) else ():
-                chunk = settings.at(batch)
-                layers = StageLayers(chunk.layers.astype(float), chunk.recomputed.astype(float))
-                inputs = self.problem.inputs(len(batch), count, limited=False)
-                times[batch], need[batch] = objective.evaluate(layers, inputs)
-        return times, need
+            num_batches = math.ceil(len(rows) / BATCH)
+            for batch_rows in np.array_split(rows, num_batches) if num_batches else ():
+                batch = settings.at(batch_rows)
+                layers = StageLayers(batch.layers.astype(float), batch.recomputed.astype(float))
+                inputs = self.problem.inputs(len(batch_rows), count, limited=False)
+                times[batch_rows], needs[batch_rows] = objective.evaluate(layers, inputs)
+        return times, needs
 
     def times(self, settings: Settings) -> PerConfiguration:
         """Return step times [s]; a setting that does not fit gets a penalty by its need."""
-        times, need = self.exact(settings)
-        usage = need / self.problem.capacity
+        times, needs = self.exact(settings)
+        usage = needs / self.problem.capacity
         return np.where(usage <= 1, times, NO_ROOM * usage)
 
     def pick(
@@ -220,7 +222,7 @@ class JointProblem:
     ) -> TunedJointly:
         """Return the setting of the least time, penalty included; refuse one that does not fit."""
         best = int(times.argmin())
-        (step,), (need,) = self.exact(settings.at([best]))
+        (step_time,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)
         if not need <= self.problem.capacity:
             if np.isinf(need):
@@ -239,17 +241,18 @@ class JointProblem:
                     f"microbatch size of {setting.size}; {has}"
                 )
             raise ValueError(f"nothing fits: the smallest need found is {needs}; {has}")
-        return TunedJointly(setting, step.item(), need.item(), evaluated, relaxed)
+        return TunedJointly(setting, step_time.item(), need.item(), evaluated, relaxed)
 
 
 def count_settings(joint: JointProblem) -> float:
     """Count the settings that an exhaustive search tries."""
-    even = joint.problem.pair.assigned.layers.astype(int)
-    stages, total = len(even), int(even.sum())
+    even_layers = joint.problem.pair.assigned.layers.astype(int)
+    stages, total = len(even_layers), int(even_layers.sum())
     count: float = len(joint.sizes)
-    has_options = joint.launcher is not None  # of which one number says recomputed layers
+    has_options = joint.launcher is not None  # one number, the same for all stages
     if "layers" in joint.parts and "recompute" in joint.parts and not has_options:
-        # coefficient of x^total in (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
+        # a stage of n layers has n + 1 choices, so the count is the coefficient of x^total in
+        # (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
         count *= sum(
             (-1) ** (stages - k) * math.comb(stages, k) * math.comb(total + 2 * k - 1, total)
             for k in range(1, stages + 1)
@@ -258,9 +261,9 @@ def count_settings(joint: JointProblem) -> float:
     if "layers" in joint.parts:
         count *= math.comb(total - 1, stages - 1)
     if "recompute" in joint.parts and has_options:
-        count *= 1 + (total - stages + 1 if "layers" in joint.parts else int(even.max()))
+        count *= 1 + (total - stages + 1 if "layers" in joint.parts else int(even_layers.max()))
     elif "recompute" in joint.parts:
-        count *= math.prod((even + 1).tolist())
+        count *= math.prod((even_layers + 1).tolist())
     return count
 
 
@@ -281,12 +284,12 @@ def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
     """Yield the best plain setting so far, from few microbatches on, each time it gets better."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
-    times, least = np.full(len(counts), np.inf), NO_ROOM
+    times, best_time = np.full(len(counts), np.inf), NO_ROOM
     for count in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == count)
         times[rows] = joint.times(plain.at(rows))
-        if times.min() < least:
-            least = times.min()
+        if times.min() < best_time:
+            best_time = times.min()
             yield joint.pick(plain, times, int(np.isfinite(times).sum()))
 
 
@@ -341,7 +344,7 @@ def _starts(
             low[:] = 0
             high[:] = np.log(np.maximum(joint.problem.pair.minibatch / fewest, 1.0))
             points = (np.arange(starts)[:, None] + 0.5) / starts * high
-        elif name == "recompute":  # the larger the microbatches, the shorter memory is
+        elif name == "recompute":  # more recomputation for larger microbatches
             points = points / 2 + np.linspace(-part.spread, part.spread, starts)[:, None]
         parts.append(points)
         lower.append(low)
@@ -349,11 +352,11 @@ def _starts(
     return np.concatenate(parts, -1), np.concatenate(lower, -1), np.concatenate(upper, -1)
 
 
-Sizes = Float[NumpyArray, " kept"]  # microbatch sizes
+Sizes = Float[NumpyArray, " minima"]  # microbatch sizes
 
 
 def _relaxed_settings(
-    joint: JointProblem, points: Float[NumpyArray, "kept variables"]
+    joint: JointProblem, points: Float[NumpyArray, "minima variables"]
 ) -> tuple[Sizes, StageLayers]:
     """Return the relaxed microbatch sizes, and layers of stages, at points of the search."""
     inputs = joint.problem.inputs(1, joint.microbatches or 1, limited=False)
@@ -363,30 +366,27 @@ def _relaxed_settings(
     return np.array(sizes, float), StageLayers(*(np.array(stages, float) for stages in assigned))
 
 
-def _round_settings(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Settings:
-    """Round relaxed settings in several ways, and add plain ones: one fits if any setting does."""
+def _round_settings(joint: JointProblem, sizes: Sizes, relaxed: StageLayers) -> Settings:
+    """Round relaxed settings in several ways, and add the even ones."""
     even, candidates = joint.problem.pair.assigned, list[tuple[Any, ...]]()
     tunes_layers, tunes_recompute = "layers" in joint.parts, "recompute" in joint.parts
     is_recomputed = even.recomputed > 0
     for rank, relaxed_size in enumerate(sizes.tolist()):
-        relaxed_layers = np.asarray(soft.layers[rank])
-        share = soft.recomputed[rank] / relaxed_layers
+        relaxed_layers = np.asarray(relaxed.layers[rank])
+        share = relaxed.recomputed[rank] / relaxed_layers
         near_sizes = [b for b in joint.sizes if b <= relaxed_size * (1 + 1e-9)][-1:]
         near_sizes += [b for b in joint.sizes if b > relaxed_size * (1 + 1e-9)][:1]
-        rows = np.asarray(even.layers, int)[None]
+        layer_rows = np.asarray(even.layers, int)[None]
         if tunes_layers:
-            rows = whole_with_sum(relaxed_layers[None])
-        if rank == 0 and tunes_layers:  # also neighbours of the best minimum
-            rows = np.concatenate([rows, rows + swaps(rows.shape[1])])
-        for layers in rows[rows.min(axis=1) >= 1]:
-            recomputed_options = [layers * is_recomputed]
+            layer_rows = whole_with_sum(relaxed_layers[None])
+            if rank == 0:  # also neighbours of the best minimum
+                neighbours = layer_rows + swaps(layer_rows.shape[1])
+                layer_rows = np.concatenate([layer_rows, neighbours])
+        for layers in layer_rows[layer_rows.min(axis=1) >= 1]:
+            options = [layers * is_recomputed]
             if tunes_recompute:
-                recomputed_options = [
-                    np.ceil(share * layers - 1e-6),
-                    np.floor(share * layers),
-                    layers,
-                ]
-            candidates += [(b, layers, r) for b in near_sizes for r in recomputed_options]
+                options = [np.ceil(share * layers - 1e-6), np.floor(share * layers), layers]
+            candidates += [(size, layers, option) for size in near_sizes for option in options]
         if rank == 0:
             candidates += _even_settings(joint)
     return _settings(candidates)
@@ -394,7 +394,7 @@ def _round_settings(joint: JointProblem, sizes: Sizes, soft: StageLayers) -> Set
 
 def _even_settings(joint: JointProblem) -> list[tuple[Any, ...]]:
     """List every size with even layers, and all or none recomputed if that is tuned."""
-    # if any setting fits, one of these does
+    # If any setting fits in memory, one of these does.
     layers, recomputed = joint.problem.pair.assigned
     options = [layers * (recomputed > 0)]
     if "recompute" in joint.parts:
@@ -436,12 +436,12 @@ def improve_settings(
 
     def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
         """Return the step times of points [s]; infinite for illegal ones."""
-        moved, times = to_settings(points, owner), np.full(len(points), np.inf)
-        layers, recomputed = moved.layers, moved.recomputed
+        new_settings, times = to_settings(points, owner), np.full(len(points), np.inf)
+        layers, recomputed = new_settings.layers, new_settings.recomputed
         is_legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
         rows = np.flatnonzero(is_legal.all(axis=1))
         if len(rows):
-            times[rows] = evaluate(moved.at(rows))
+            times[rows] = evaluate(new_settings.at(rows))
         return times
 
     points = np.column_stack([settings.layers, settings.recomputed * tunes_recompute])
@@ -450,18 +450,19 @@ def improve_settings(
     return to_settings(points, owner), times
 
 
-def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
+def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_and_recomputed"]:
     """Return changes to all neighbours of a point: of layers, then of recomputed layers."""
-    swap, add_one = swaps(stages), np.eye(stages, dtype=int)
-    recompute_moves = np.concatenate([-add_one, add_one, swap])
+    layer_moves, add_one = swaps(stages), np.eye(stages, dtype=int)
+    recompute_moves = np.concatenate([-add_one, add_one, layer_moves])
     moves = [np.zeros((0, 2 * stages), int)]
     if "layers" in joint.parts:
-        moves.append(np.hstack([swap, 0 * swap]))
+        moves.append(np.hstack([layer_moves, 0 * layer_moves]))
     if "recompute" in joint.parts:
         moves.append(np.hstack([0 * recompute_moves, recompute_moves]))
-    if len(moves) > 2:  # with little memory, a moved layer changes the recomputed ones, too
-        kinds = (swap, np.minimum(swap, 0), np.maximum(swap, 0))
-        moves += [np.hstack([swap, recomputed]) for recomputed in kinds]
+    if "layers" in joint.parts and "recompute" in joint.parts:
+        # a recomputed layer moves, or a layer that is recomputed on one of both stages alone
+        kinds = (layer_moves, np.minimum(layer_moves, 0), np.maximum(layer_moves, 0))
+        moves += [np.hstack([layer_moves, recomputed]) for recomputed in kinds]
     return np.concatenate(moves)
 
 
@@ -475,61 +476,63 @@ def search_jointly(joint: JointProblem) -> TunedJointly:
     # for one part, `all_assignments` checks the number
     if count > MAX_JOINT_SETTINGS and len(joint.parts) > 1:
         raise TooManyError(f"{count:.3g} settings: at most {MAX_JOINT_SETTINGS} are tried")
-    best: list[tuple[Settings, PerConfiguration]] = []
+    block_bests: list[Settings] = []
+    best_times: list[PerConfiguration] = []
     evaluated = 0
     for block in all_settings(joint):
         times = joint.times(block)
         evaluated += len(times)
         row = [times.argmin()]
-        best.append((block.at(row), times[row]))
-    blocks, least_times = zip(*best, strict=True)
-    settings = Settings(*map(np.concatenate, zip(*blocks, strict=True)))
-    return joint.pick(settings, np.concatenate(least_times), evaluated)
+        block_bests.append(block.at(row))
+        best_times.append(times[row])
+    settings = Settings(*map(np.concatenate, zip(*block_bests, strict=True)))
+    return joint.pick(settings, np.concatenate(best_times), evaluated)
 
 
 def all_settings(joint: JointProblem) -> Iterator[Settings]:
     """Yield all settings, in blocks of one microbatch size each."""
     layers, recomputed = all_assignments(joint)
     for size in joint.sizes:
-        for low in range(0, len(layers), LANES):
-            block = slice(low, low + LANES)
+        for low in range(0, len(layers), BATCH):
+            block = slice(low, low + BATCH)
             yield Settings(np.full(len(layers[block]), size), layers[block], recomputed[block])
 
 
 def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
     """Return all layers of stages, and the recomputed ones: each (assignments, stages)."""
-    even, recomputed = (np.asarray(stages, int) for stages in joint.problem.pair.assigned)
-    layers = even[None]
+    even_layers, recomputed = (np.asarray(stages, int) for stages in joint.problem.pair.assigned)
+    layers = even_layers[None]
     if "layers" in joint.parts:
-        layers = compositions(int(even.sum()), len(even))
+        layers = compositions(int(even_layers.sum()), len(even_layers))
     if "recompute" not in joint.parts:
         return layers, layers * (recomputed > 0)
     if joint.launcher is not None:
         return _equally_recomputed(layers)
-    if joint.parts == ("recompute",) and (count := math.prod((even + 1).tolist())) > MAX_EXHAUSTIVE:
+    count = math.prod((even_layers + 1).tolist())
+    if joint.parts == ("recompute",) and count > MAX_EXHAUSTIVE:
         raise TooManyError(f"{count:.3g} ways to recompute: at most {MAX_EXHAUSTIVE} are tried")
     return _all_recomputed(layers)
 
 
 def _all_recomputed(layers: Points) -> tuple[Points, Points]:
     """Combine each row of layers with all numbers of recomputed layers on each stage."""
-    choices = layers + 1
-    row, number = _numbered_rows(choices.prod(axis=1))
+    num_choices = layers + 1
+    row, choice = _repeat_rows(num_choices.prod(axis=1))
     recomputed = np.empty((len(row), layers.shape[1]), int)
-    for stage in range(layers.shape[1]):  # digits of the number, one per stage
-        number, recomputed[:, stage] = np.divmod(number, choices[row, stage])
+    for stage in range(layers.shape[1]):  # digits of the choice, one per stage
+        choice, recomputed[:, stage] = np.divmod(choice, num_choices[row, stage])
     return layers[row], recomputed
 
 
 def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
     """Combine each row of layers with every N of block:N, the same on all stages."""
-    row, number = _numbered_rows(layers.max(axis=1) + 1)
-    return layers[row], np.minimum(number[:, None], layers[row])
+    row, choice = _repeat_rows(layers.max(axis=1) + 1)
+    return layers[row], np.minimum(choice[:, None], layers[row])
 
 
-def _numbered_rows(
+def _repeat_rows(
     counts: Int[NumpyArray, " rows"],
-) -> tuple[Int[NumpyArray, " ways"], Int[NumpyArray, " ways"]]:
-    """Repeat the number of each row, and count its ways from 0: 0 0 1 1 1, and 0 1 0 1 2."""
+) -> tuple[Int[NumpyArray, " choices"], Int[NumpyArray, " choices"]]:
+    """Return the row of each choice, and its number in the row: 2 3 gives 0 0 1 1 1, 0 1 0 1 2."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -76,8 +76,8 @@ class _Option(NamedTuple):
     @property
     def key(self) -> tuple[int, tuple[Cell, ...]]:
         """Return residency and lane order; options with equal keys are interchangeable."""
-        on_lane = (cell for cell in self.row if cell[0].phase in (Phase.UNSHARD, Phase.REDUCE_GRAD))
-        return self.residency, tuple(on_lane)
+        lane_phases = (Phase.UNSHARD, Phase.REDUCE_GRAD)
+        return self.residency, tuple(cell for cell in self.row if cell[0].phase in lane_phases)
 
 
 def lookahead(
@@ -165,50 +165,48 @@ class LookaheadSearch(LocalSearch[Gathering]):
             list({option.key: option for option in options}.values())
             for options in self._all_options
         ]
-        self._times: dict[tuple[int | None, ...], float] = {}
+        self._makespans: dict[tuple[int | None, ...], float] = {}
         self.best = tuple(len(options) - 1 for options in self.options)
         self.value = self._makespan(self.best)
-        usual = {
+        baselines = {
             name: [_largest_residency(options, ahead) for options in self._all_options]
             for name, ahead in (("no lookahead", 0), ("one ahead", 1))
         }
-        self.baselines = {name: self._evaluate(combination) for name, combination in usual.items()}
+        self.baselines = {name: self._evaluate(options) for name, options in baselines.items()}
         self.baselines |= {"PyTorch": self._pytorch(limits)}
-        self.plain = self._build_table(usual["no lookahead"])
-        for combination in usual.values():
-            keys = [[option.key for option in options] for options in self.options]
-            pairs = zip(keys, combination, strict=True)
-            self._try(tuple(own_keys.index(option.key) for own_keys, option in pairs))
+        self.plain = self._build_table(baselines["no lookahead"])
+        keys = [[option.key for option in options] for options in self.options]
+        for options in baselines.values():
+            pairs = zip(keys, options, strict=True)
+            self._try(tuple(worker_keys.index(option.key) for worker_keys, option in pairs))
         self.lower_bound = self._relaxed_bound()
         self._turns = itertools.cycle(range(workers))
         self._unchanged = 0  # consecutive turns without a better option
-        self._open: Iterator[None] | None = None
+        self._branches: Iterator[None] | None = None
 
     def step(self, iteration: int) -> None:
         """Choose the best option of one worker; once all are stable, run branch and bound."""
         if self._unchanged < len(self.options):
             self._choose(next(self._turns))
             return
-        if self._open is None:
-            self._open = self._branch(())
+        if self._branches is None:
+            self._branches = self._branch(())
         for _ in range(NODES_PER_STEP):
-            if next(self._open, StopIteration) is StopIteration:
-                self.lower_bound = self.value  # nothing is left that could be better
+            if next(self._branches, StopIteration) is StopIteration:
+                self.lower_bound = self.value  # all combinations are ruled out
                 return
 
     def best_so_far(self) -> tuple[Gathering, float]:
         """Return the best combination and its makespan [s], with the least memory at this time."""
-        options = [worker_ways[k] for worker_ways, k in zip(self.options, self.best, strict=True)]
+        options = [choices[k] for choices, k in zip(self.options, self.best, strict=True)]
         value = self._evaluate(options)
-        for worker, worker_ways in enumerate(self._all_options):
-            for option in sorted(
-                worker_ways, key=lambda option: (option.peak, option.residency, option.ahead)
-            ):
+        for worker, choices in enumerate(self._all_options):
+            for option in sorted(choices, key=lambda x: (x.peak, x.residency, x.ahead)):
                 if option == options[worker]:
                     break
-                trial = [*options[:worker], option, *options[worker + 1 :]]
-                if self._evaluate(trial) <= value:
-                    options = trial
+                new_options = [*options[:worker], option, *options[worker + 1 :]]
+                if self._evaluate(new_options) <= value:
+                    options = new_options
                     break
         table = self._build_table(options)
         peak = gathered_peak(table, self._sizes)
@@ -219,15 +217,16 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
     def _choose(self, worker: int) -> None:
         """Take the best option of a worker, all others unchanged."""
-        before = self.best
+        old_best = self.best
         for k in range(len(self.options[worker])):
             self._try((*self.best[:worker], k, *self.best[worker + 1 :]))
-        self._unchanged = self._unchanged + 1 if self.best == before else 0
+        self._unchanged = self._unchanged + 1 if self.best == old_best else 0
 
     def _try(self, choices: tuple[int, ...]) -> None:
-        time = self._makespan(choices)
-        if time < self.value * (1 - self.precision):
-            self.best, self.value = choices, time
+        """Evaluate a combination, the index of an option of each worker; keep it if it is best."""
+        makespan = self._makespan(choices)
+        if makespan < self.value * (1 - self.precision):
+            self.best, self.value = choices, makespan
 
     def _branch(self, prefix: tuple[int, ...]) -> Iterator[None]:
         """Search all combinations with this prefix, depth first; yield once per node."""
@@ -235,9 +234,10 @@ class LookaheadSearch(LocalSearch[Gathering]):
         if worker == len(self.options):
             self._try(prefix)
             return
-        open_ways = (None,) * (len(self.options) - worker - 1)
+        open_workers = (None,) * (len(self.options) - worker - 1)
         bounds = [
-            (self._makespan((*prefix, k, *open_ways)), k) for k in range(len(self.options[worker]))
+            (self._makespan((*prefix, k, *open_workers)), k)
+            for k in range(len(self.options[worker]))
         ]
         yield
         for bound, k in sorted(bounds):
@@ -245,13 +245,14 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 yield from self._branch((*prefix, k))
 
     def _makespan(self, choices: tuple[int | None, ...]) -> float:
-        """Return the makespan of some options [s]; None stands for a row without sharding cells."""
-        if choices not in self._times:
+        """Return the makespan of a combination [s], from a cache."""
+        if choices not in self._makespans:
             options = [
-                None if k is None else w[k] for w, k in zip(self.options, choices, strict=True)
+                None if k is None else worker_options[k]
+                for worker_options, k in zip(self.options, choices, strict=True)
             ]
-            self._times[choices] = self._evaluate(options)
-        return self._times[choices]
+            self._makespans[choices] = self._evaluate(options)
+        return self._makespans[choices]
 
     def _evaluate(self, options: Sequence[_Option | None]) -> float:
         self.evaluated += 1
@@ -259,22 +260,23 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return float(evaluate(self._build_table(options), costs, link=links).makespan)
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
+        """Build the table with the row of each worker's option; None: without sharding cells."""
         rows = [
-            bare if option is None else option.row
-            for bare, option in zip(self._rows, options, strict=True)
+            row if option is None else option.row
+            for row, option in zip(self._rows, options, strict=True)
         ]
         rows = in_host_order(self.table, rows) if self.table.offloads else rows
         return on_lane(self.table.with_rows(rows), self._lane)
 
     def _pytorch(self, limits: Float[NumpyArray, " workers"]) -> float | None:
         """Return the makespan of PyTorch's rule on the lane [s]; None if it exceeds the limit."""
-        ruled = insert_sharding(
+        table = insert_sharding(
             self.table, lookahead=PYTORCH - 1, residency=PYTORCH, counted=STAGES, lane=self._lane
         )
-        if (gathered_peak(ruled, self._sizes) > limits).any():
+        if (gathered_peak(table, self._sizes) > limits).any():
             return None
         costs, links = self._run_arguments
-        return float(evaluate(ruled, costs, link=links).makespan)
+        return float(evaluate(table, costs, link=links).makespan)
 
     def _relaxed_bound(self) -> float:
         """Return a lower bound [s]: stages are gathered once, reductions have their own lane."""
@@ -301,14 +303,14 @@ def _list_options(
     options_by_worker = []
     for worker, row in enumerate(dense_rows(table)):
         options = list(_worker_options(row, table.grammar, sizes))
-        allowed = [option for option in options if option.peak <= limits[worker] * (1 + ROUNDING)]
-        if not allowed:
-            least = min(option.peak for option in options)
+        fitting = [option for option in options if option.peak <= limits[worker] * (1 + ROUNDING)]
+        if not fitting:
+            min_peak = min(option.peak for option in options)
             raise InfeasibleError(
-                f"worker {worker} gathers {least:g} at once at least, the limit is "
+                f"worker {worker} gathers {min_peak:g} at once at least, the limit is "
                 f"{limits[worker]:g}"
             )
-        options_by_worker.append(allowed)
+        options_by_worker.append(fitting)
     return options_by_worker
 
 
@@ -317,25 +319,25 @@ def _worker_options(
 ) -> Iterator[_Option]:
     """Yield the different rows of a worker, by residency, then lookahead."""
     compute = grammar.compute
-    stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
-    for residency in range(max(map(len, stages)), len(set().union(*stages)) + 1):
-        last: list[Cell] = []
+    cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
+    num_stages = len(set().union(*cell_stages))
+    for residency in range(max(map(len, cell_stages)), num_stages + 1):
+        last_gathers: list[Cell] = []
         for ahead in range(len(row) + 1):
-            gathered = with_gathers(row, compute, Lookahead(ahead, residency))
-            if gathered == last:  # every gather stands where it stands earliest
+            with_gather = with_gathers(row, compute, Lookahead(ahead, residency))
+            if with_gather == last_gathers:  # no gather can stand earlier
                 break
-            last = gathered
-            whole = with_reductions(gathered, True, grammar.backward_ends)
-            yield _Option(ahead, residency, whole, _peak(gathered, sizes))
+            last_gathers = with_gather
+            complete_row = with_reductions(with_gather, True, grammar.backward_ends)
+            yield _Option(ahead, residency, complete_row, _peak(with_gather, sizes))
 
 
 def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:
     """Return the peak memory of gathered weights in a row."""
-    held = [0.0]
     signs = {Phase.UNSHARD: 1, Phase.RESHARD: -1}
-    for cell in row:
-        held += [held[-1] + signs[op.phase] * sizes[op.stage] for op in cell if op.phase in signs]
-    return float(max(held))
+    ops = [op for cell in row for op in cell if op.phase in signs]
+    changes = (signs[op.phase] * sizes[op.stage] for op in ops)
+    return float(max(itertools.accumulate(changes, initial=0.0)))
 
 
 def _largest_residency(options: Sequence[_Option], ahead: int) -> _Option:

@@ -100,9 +100,8 @@ def _move(
     return jnp.clip(optax.apply_updates(points, updates), lower, upper), state
 
 
-# configurations whose prices NumPy has in less time than a program for them compiles in
-FEW = 1024
-FEW_RUNS = 8  # that the host has sooner than a program compiles
+FEW = 1024  # configurations up to which pricing by NumPy is faster than compilation
+FEW_RUNS = 8  # makespans up to which the host is faster than compilation
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 PerConfiguration = Float[NumpyArray, " batch"]
 
@@ -120,7 +119,7 @@ class Inputs(NamedTuple):
     """Inputs of the step time of one configuration, without its variables."""
 
     pair: Pair  # the model on the system
-    size: Number  # b, where the variables say nothing of it [sequences]
+    size: Number  # b, unless the variables determine it [sequences]
     capacity: Numbers  # memory limit, infinite for none [B]
 
 
@@ -143,8 +142,8 @@ class _Prices:
 class _Values:
     """Value [s] and memory [B] of one configuration, for the pricer."""
 
-    # `shared` are the microbatches of each program and the activations that its workers hold. Step
-    # ends and memory are interpolated between the programs at this configuration's microbatches.
+    # `shared` are the microbatches of each program and the activations that its workers hold.
+    # `ends` are the makespans of the programs. Both are interpolated at the configuration's M.
     shape: PricingShape
     relax: Relax
 
@@ -165,18 +164,19 @@ class _Values:
         need = (held[0].static_bytes(memory.static, memory.version) + peak).max(axis=-1)
         # the penalty leads a descent back to where memory suffices
         overrun = xp.maximum(need / inputs.capacity - 1, 0.0)
-        return (weights * xp.stack(list(ends))).sum(axis=0) * (1 + OVERRUN * overrun), need
+        step_time = (weights * xp.stack(list(ends))).sum(axis=0)
+        return step_time * (1 + OVERRUN * overrun), need
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTimeObjective:
-    """Step times, with a penalty where memory is short, for batches of variables."""
+    """Step times of batches of variables, with a penalty if memory is short."""
 
     counts: tuple[int, ...]  # microbatches of each program, ascending
     programs: tuple[Program, ...]  # lowered schedules
-    held: tuple[HeldCounts, ...]  # what their workers hold
-    shape: PricingShape  # what prices are compiled for
-    relax: Relax  # what the variables mean; a function of a module
+    held: tuple[HeldCounts, ...]  # activations that the workers of each program hold
+    shape: PricingShape  # static argument of the compiled prices
+    relax: Relax  # from variables to configurations; a function of a module
 
     def evaluate(
         self, variables: Tree, inputs: Inputs
@@ -190,9 +190,10 @@ class StepTimeObjective:
             return results
         variables, inputs = filled((variables, inputs), size)
         costs = priced(self._prices, (), variables, inputs)
-        whole = batch_length(variables)
+        filled_size = batch_length(variables)
         ends = tuple(
-            makespans(program, costs, batch_size=whole, unroll=False) for program in self.programs
+            makespans(program, costs, batch_size=filled_size, unroll=False)
+            for program in self.programs
         )
         value, need = priced(self._values, self._shared, variables, inputs, ends)
         return np.asarray(value)[:size], np.asarray(need)[:size]
@@ -202,10 +203,10 @@ class StepTimeObjective:
     ) -> tuple[Float[Array, " batch"], Tree]:
         """Return the values of a batch, and their gradients in the shape of the variables."""
         price = functools.partial(priced_on_host, slopes=True)
-        costs, moved = price(self._prices, (), variables, inputs)
+        costs, cost_slopes = price(self._prices, (), variables, inputs)
         size = batch_length(variables)
         costs = filled(costs, size)
-        solved = [
+        makespans_and_slopes = [
             jax.tree.map(
                 lambda leaf: leaf[:size],
                 makespans_and_grad(program, costs, batch_size=batch_length(costs)),
@@ -213,7 +214,9 @@ class StepTimeObjective:
             for program in self.programs
         ]
         value_alone = lambda *arguments: self._values(*arguments)[0]  # noqa: E731
-        value, slopes = price(value_alone, self._shared, variables, inputs, solved, moved)
+        value, slopes = price(
+            value_alone, self._shared, variables, inputs, makespans_and_slopes, cost_slopes
+        )
         return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
@@ -222,14 +225,13 @@ class StepTimeObjective:
             costs = filled(costs, size)
             ends = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
             return np.asarray(ends)[:size]
-        rows = (jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(size))
-        programs = ((program_for(program, row), row) for row in rows)
-        return np.array(
-            [
-                makespan_on_host(row_program, np.asarray(cost_vector(row_program, row)))
-                for row_program, row in programs
-            ]
-        )
+        times = np.empty(size)
+        for k in range(size):
+            row_costs = jax.tree.map(lambda leaf, k=k: leaf[k], costs)
+            row_program = program_for(program, row_costs)
+            vector = np.asarray(cost_vector(row_program, row_costs))
+            times[k] = makespan_on_host(row_program, vector)
+        return times
 
     @property
     def _prices(self) -> _Prices:
@@ -245,6 +247,7 @@ class StepTimeObjective:
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
+    """Return the slopes in the tree of the variables."""
     leaves, structure = jax.tree.flatten(variables)
     ends = np.cumsum([leaf[0].size for leaf in leaves]).tolist()
     parts = (slopes[:, low:high] for low, high in zip([0, *ends], ends, strict=False))
@@ -255,14 +258,15 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
 
 def _interpolation_weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
     """Return weights (programs) that interpolate linearly at a count, or extrapolate beyond."""
+    # at nodes 1 2 4, the count 3 has weights 0 0.5 0.5, and the count 5 has 0 -0.5 1.5
     if len(nodes) == 1:
         return np.ones(1)
-    place = np.arange(len(nodes))
+    index = np.arange(len(nodes))
     lower = xp.clip(xp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
     shares = (count - nodes[:-1]) / (nodes[1:] - nodes[:-1])
-    share = xp.where(place[:-1] == lower, shares, 0.0).sum(axis=0)
-    upper_weight = xp.where(place == lower + 1, share, 0.0)
-    return xp.where(place == lower, 1 - share, upper_weight)
+    share = xp.where(index[:-1] == lower, shares, 0.0).sum(axis=0)
+    upper_weight = xp.where(index == lower + 1, share, 0.0)
+    return xp.where(index == lower, 1 - share, upper_weight)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -318,11 +322,12 @@ class ScheduleFamily:
 
     @functools.cached_property
     def held(self) -> Callable[[int], HeldCounts]:
-        """Return a cached function from M to the counts that workers hold; few shapes are made."""
+        """Return a cached function from M to the counts of activations that workers hold."""
 
         def make(num_microbatches: int) -> HeldCounts:
             held = held_counts(self.table(num_microbatches))
             moments = held.parts.shape[-1]
+            # zeros up to a power of two, so that few shapes are compiled
             fill = 2 ** math.ceil(math.log2(moments)) - moments
             return held._replace(parts=np.pad(held.parts, [*[(0, 0)] * 3, (0, fill)]))
 
@@ -347,7 +352,7 @@ class ScheduleFamily:
 
 
 def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
-    """Price a table of any M: a relaxation takes those that do not divide the minibatch, too."""
+    """Price a table of any M, which need not divide the minibatch."""
     size = workload.minibatch / table.num_microbatches
     return costs_of_microbatch(workload.model, system, workload, table, size)
 
@@ -393,7 +398,7 @@ class TuningProblem:
         )
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
-        """Step time by variables of any kind, from programs by number of microbatches."""
+        """Return the step time as a function of variables, from programs of these M."""
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 

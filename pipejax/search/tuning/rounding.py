@@ -46,12 +46,12 @@ def improve(
         neighbour_values = evaluate(neighbours, np.repeat(owner[active], len(moves)))
         neighbour_values = neighbour_values.reshape(len(active), len(moves))
         best = neighbour_values.argmin(axis=1)
-        least, current = neighbour_values[np.arange(len(active)), best], values[active]
+        best_values, current = neighbour_values[np.arange(len(active)), best], values[active]
         # ignore gains within rounding: two equal points could alternate for ever
-        is_better = least < current - 1e-12 * np.where(np.isfinite(current), current, 0)
+        is_better = best_values < current - 1e-12 * np.where(np.isfinite(current), current, 0)
         active = active[is_better]
         points[active] += moves[best[is_better]]
-        values[active] = least[is_better]
+        values[active] = best_values[is_better]
     return points, values
 
 

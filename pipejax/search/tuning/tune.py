@@ -35,9 +35,7 @@ from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
 METHODS = ("gradient", "exhaustive")
-MAX_JOINT_EXHAUSTIVE = (
-    1_000_000  # settings of several parts up to which all are evaluated unless asked
-)
+MAX_JOINT_EXHAUSTIVE = 1_000_000  # settings of several parts up to which all are evaluated
 NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
@@ -223,8 +221,8 @@ def _microbatches(task: TuningTask, over: str, size: int | None) -> int:
         recompute = "full" if "recompute" in over else task.workload.recompute
         workload = dataclasses.replace(task.workload, recompute=recompute)
         return _tune(task._replace(workload=workload), "size", None).best.microbatches
-    count, rest = divmod(task.workload.minibatch, size)
-    if rest:
+    count, remainder = divmod(task.workload.minibatch, size)
+    if remainder:
         raise wrong(
             "microbatch_size", f"{size} does not divide the minibatch of {task.workload.minibatch}"
         )
@@ -294,13 +292,11 @@ def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
     """Choose the method by the number of settings; return it with the reason."""
     if what == "recompute" and task.family.is_planned:
         return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
-    settings, limit = (
-        count_settings(task.joint(what)),
-        MAX_JOINT_EXHAUSTIVE if "," in what else MAX_EXHAUSTIVE,
-    )
-    if settings <= limit:
-        return "exhaustive", f"{settings:.0f} settings: up to {limit} are all evaluated"
-    return "gradient", f"{settings:.3g} settings: more than {limit} are too many to evaluate all"
+    count = count_settings(task.joint(what))
+    limit = MAX_JOINT_EXHAUSTIVE if "," in what else MAX_EXHAUSTIVE
+    if count <= limit:
+        return "exhaustive", f"{count:.0f} settings: up to {limit} are all evaluated"
+    return "gradient", f"{count:.3g} settings: more than {limit} are too many to evaluate all"
 
 
 def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
@@ -309,16 +305,21 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: dict[str, Any] | None = None
     for row in reversed(range(len(plain.size))):
-        (step,), (need,) = joint.exact(plain.at([row]))
-        if not np.isfinite(step):
+        (step_time,), (need,) = joint.exact(plain.at([row]))
+        if not np.isfinite(step_time):
             continue
         size = plain.size[row].item()
-        sizes.insert(0, {"microbatch_size": size, "microbatches": task.workload.minibatch // size})
-        sizes[0] |= {"step_time": step.item(), "memory_bytes": need.item()}
-        # `fits` is about the machine; the capacity of the problem is infinite without a limit
-        sizes[0]["fits"] = need <= float(task.system.memory_available)
-        if need <= joint.problem.capacity and (best is None or step <= best["step_time"]):
-            best = sizes[0]
+        result = {
+            "microbatch_size": size,
+            "microbatches": task.workload.minibatch // size,
+            "step_time": step_time.item(),
+            "memory_bytes": need.item(),
+            # of the machine; the capacity of the problem is infinite without a limit
+            "fits": need <= float(task.system.memory_available),
+        }
+        sizes.insert(0, result)
+        if need <= joint.problem.capacity and (best is None or step_time <= best["step_time"]):
+            best = result
         if best is not None:
             task.tell(_size_setting(task, best, sizes))
     if best is None:
@@ -338,10 +339,14 @@ def _size_setting(
     evaluated: int = 0,
 ) -> BestSetting:
     """Return the best microbatch size, with all evaluated sizes and the relaxed optimum."""
-    count, step, need = (best[name] for name in ("microbatches", "step_time", "memory_bytes"))
-    details = {**relaxed, "sizes": [*sizes]}
-    counted = evaluated or len(sizes)
-    return BestSetting(count, step, need, counted, {}, details, workload=task.workload)
+    return BestSetting(
+        best["microbatches"],
+        best["step_time"],
+        best["memory_bytes"],
+        evaluated or len(sizes),
+        details={**relaxed, "sizes": [*sizes]},
+        workload=task.workload,
+    )
 
 
 def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
@@ -353,7 +358,9 @@ def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
     if task.launcher is not None:
         table, name = task.family.table(task.microbatches), task.launcher
         answers = [
-            x for x in answers if x.workload and not launches(x.workload, table, name)[0].lacks
+            answer
+            for answer in answers
+            if answer.workload and not launches(answer.workload, table, name)[0].lacks
         ]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
     fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
@@ -364,16 +371,16 @@ def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
 
 
 def _planned_setting(task: TuningTask, count: int) -> BestSetting:
-    """Evaluate a step with so many recomputed layers per stage, and its planned schedule."""
+    """Evaluate a step with `count` recomputed layers per stage, and its planned schedule."""
     recompute = "full" if count else "none"
     workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
-    anew = functools.partial(price, workload, task.system)
-    family = dataclasses.replace(task.family, price=anew)
+    new_price = functools.partial(price, workload, task.system)
+    family = dataclasses.replace(task.family, price=new_price)
     problem = task._replace(workload=workload, family=family).problem()
-    even = problem.pair.assigned
-    step, need = problem.evaluate(task.microbatches, even)
-    setting = {name: stages.astype(int).tolist() for name, stages in even._asdict().items()}
-    return BestSetting(task.microbatches, step, need, 1, setting, workload=workload)
+    assigned = problem.pair.assigned
+    step_time, need = problem.evaluate(task.microbatches, assigned)
+    setting = {name: stages.astype(int).tolist() for name, stages in assigned._asdict().items()}
+    return BestSetting(task.microbatches, step_time, need, 1, setting, workload=workload)
 
 
 def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
@@ -388,6 +395,7 @@ def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
 
 
 def _joint_setting(task: TuningTask, joint: JointProblem, tuned: TunedJointly) -> BestSetting:
+    """Convert the result of a joint search."""
     best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
@@ -415,15 +423,17 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
         return {}
     problem = task.problem()
     even = problem.pair.assigned
-    none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
-    settings = {"layers": {"even": even}, "recompute": {"none": none, "full": full}}[what]
-    times: dict[str, float | None] = {}
+    results: dict[str, tuple[float, float]] = {}  # step time [s] and need of memory [B]
     if task.family.is_planned:
-        all_layers = int(even.layers.max())
-        answers = {"none": _planned_setting(task, 0), "full": _planned_setting(task, all_layers)}
-        capacity = problem.capacity
-        return {k: v.step_time if v.memory_bytes <= capacity else None for k, v in answers.items()}
-    for name, assigned in settings.items():
-        step, need = problem.evaluate(task.microbatches, assigned)
-        times[name] = step if need <= problem.capacity else None
-    return times
+        for name, count in (("none", 0), ("full", int(even.layers.max()))):
+            setting = _planned_setting(task, count)
+            results[name] = setting.step_time, setting.memory_bytes
+    else:
+        none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
+        settings = {"layers": {"even": even}, "recompute": {"none": none, "full": full}}[what]
+        for name, assigned in settings.items():
+            results[name] = problem.evaluate(task.microbatches, assigned)
+    return {
+        name: step_time if need <= problem.capacity else None
+        for name, (step_time, need) in results.items()
+    }
