@@ -27,7 +27,7 @@ from pipejax.schedules.table.table_files import to_json
 
 VERSION = 2
 SIZES = ("sizes", "weight_share", "checkpoints")
-AT_WORK = "at_work"  # beside them, where B, I or W recompute by themselves
+AT_WORK = "at_work"  # a further size, if B, I or W recompute by themselves
 
 # the checker imports nothing, so its records get their short repr here
 with_short_repr("ok makespan problems bounds")(Verdict)
@@ -84,10 +84,16 @@ def new_certificate(
     proof: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a certificate, which JSON can hold."""
-    record = json.loads(json.dumps(dataclasses.asdict(links)))
-    parts = {"costs": {"links": record, **costs}, "claim": dict(claim), "proof": dict(proof)}
-    written = json.loads(to_json(table))
-    return ResultDict({"kind": kind, "version": VERSION, "table": written, **parts})
+    return ResultDict(
+        {
+            "kind": kind,
+            "version": VERSION,
+            "table": json.loads(to_json(table)),
+            "costs": {"links": json.loads(json.dumps(dataclasses.asdict(links))), **costs},
+            "claim": dict(claim),
+            "proof": dict(proof),
+        }
+    )
 
 
 def certificate_checksum(parts: Mapping[str, Any]) -> str:
@@ -216,17 +222,17 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Return departure and arrival of each message [s], by name."""
-    table, sent = evaluation.table, evaluation.program.messages
-    cells = table_messages(table)  # in the order of `sent`
+    table, messages = evaluation.table, evaluation.program.messages
+    cells = table_messages(table)  # in the order of `messages`
     transfers = {}
-    for k in range(len(sent.producer)):
-        stage, microbatch = int(sent.stage[k]), int(sent.microbatch[k])
-        name = str(Op(Phase(int(sent.phase[k])), stage, microbatch))
+    for k in range(len(messages.producer)):
+        stage, microbatch = int(messages.stage[k]), int(messages.microbatch[k])
+        name = str(Op(Phase(int(messages.phase[k])), stage, microbatch))
         if not table.grammar.has_usual_messages:
             producer = _op_text(table, int(cells.producer[k]), stage, microbatch)
             consumer = _op_text(table, int(cells.consumer[k]), int(cells.to_stage[k]))
             name = f"{producer} to {consumer}"
-        transfers[f"{name} (worker {sent.sender[k]} to {sent.receiver[k]})"] = {
+        transfers[f"{name} (worker {messages.sender[k]} to {messages.receiver[k]})"] = {
             "leaves": float(evaluation.message_start[k]),
             "arrives": float(evaluation.message_finish[k]),
         }
@@ -234,8 +240,8 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
-    """Return the text of the op in a cell, numbered row by row, with a stage and a microbatch."""
+    """Return the text of the op of a stage, and of a microbatch if it is given, in a cell."""
+    # `cell` is a number, row by row. A cell of a fused pair has two ops.
     ops = table.cell(*table.place(cell))
-    return table.grammar.text(
-        next((op,) for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
-    )
+    op = next(op for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
+    return table.grammar.text((op,))

@@ -42,12 +42,19 @@ def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
 
 
 def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
+    """Yield the record of each op of a run."""
     for bar in bars(run):
-        op = bar.ops[0]
-        names = {"op": bar.label, "kind": "+".join(part.phase.name for part in bar.ops)}
-        place = {"stage": op.stage, "microbatch": op.microbatch, "worker": bar.worker}
-        times = {"lane": bar.lane, "start": bar.start, "finish": bar.finish}
-        yield names | place | times | {"is_critical": bar.is_critical}
+        yield {
+            "op": bar.label,
+            "kind": "+".join(op.phase.name for op in bar.ops),
+            "stage": bar.ops[0].stage,
+            "microbatch": bar.ops[0].microbatch,
+            "worker": bar.worker,
+            "lane": bar.lane,
+            "start": bar.start,
+            "finish": bar.finish,
+            "is_critical": bar.is_critical,
+        }
 
 
 def _columns(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -159,9 +159,8 @@ class Scenario:
 
     def with_edit(self, edit: Edit) -> "Scenario":
         """Return the scenario with an edit in place of that of its kind."""
-        others = (other for other in self.edits if type(other) is not type(edit))
-        order = sorted((*others, edit), key=lambda edit: KINDS.index(type(edit)))
-        return self.replace(edits=tuple(order))
+        edits = [*(old for old in self.edits if type(old) is not type(edit)), edit]
+        return self.replace(edits=tuple(sorted(edits, key=lambda edit: KINDS.index(type(edit)))))
 
     def with_table(self, table: ScheduleTable) -> "Scenario":
         """Return the scenario with a table in place of the schedule and all changes of it."""

@@ -225,7 +225,7 @@ TOLERANCE = 1e-9
 _PHASES: tuple[AnyPhase, ...] = tuple(  # of all schedules
     phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing
 )
-_ON_THE_PATH = {  # costs that the idealised table does not have
+_PATH_COSTS = {  # costs that the idealised table does not have
     ("latency", "transmit", "message"): "messages",
     tuple(phase.name for phase in HOST): "offloads and loads",
     tuple(phase.name for phase in STEP_END): "all-reduce and update",
@@ -333,25 +333,25 @@ def compare(
     run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
     slots = {**mean_slots(costs, table), **(slots or {})}
-    in_table, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
+    table_ratio, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
     formula_in_flight: int | None = None
     reasons: list[str] = []
     if formula is None:
         only_span = "only the bubble within a worker's span is published"
         reasons.append(f"no formula: {only_span if form.span_bubble_ratio else form.assumes}")
-    elif abs(formula - in_table) > TOLERANCE:
-        side = "above" if in_table > formula else "below"
+    elif abs(formula - table_ratio) > TOLERANCE:
+        side = "above" if table_ratio > formula else "below"
         reasons.append(
             f"table {side} formula: the formula assumes {form.assumes}; "
-            f"slots here are {_slots(table, slots)}, M/P = {shape.m / shape.p:g}"
+            f"slots here are {_slots_text(table, slots)}, M/P = {shape.m / shape.p:g}"
         )
     if form.in_flight:
         text, count = form.in_flight
         formula_in_flight = max(count(shape, worker) for worker in range(shape.p))
         if formula_in_flight != peak:
             reasons.append(f"in flight: {text} says {formula_in_flight}, the table holds {peak}")
-    if abs(run.bubble_ratio - in_table) > TOLERANCE:
-        side = "above" if run.bubble_ratio > in_table else "below"
+    if abs(run.bubble_ratio - table_ratio) > TOLERANCE:
+        side = "above" if run.bubble_ratio > table_ratio else "below"
         reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run, slots))
     return Comparison(
         schedule=table.name,
@@ -359,7 +359,7 @@ def compare(
         stages=table.num_stages,
         microbatches=table.num_microbatches // table.grammar.slices,
         formula_bubble_ratio=formula,
-        table_bubble_ratio=in_table,
+        table_bubble_ratio=table_ratio,
         bubble_ratio=run.bubble_ratio,
         formula_in_flight=formula_in_flight,
         peak_in_flight=peak,
@@ -373,7 +373,7 @@ def compare(
     )
 
 
-def _slots(table: ScheduleTable, slots: Slots) -> str:
+def _slots_text(table: ScheduleTable, slots: Slots) -> str:
     used = (phase.name for phase in table.used_phases)
     return ", ".join(f"{letter} = {slots[letter]:.3g}" for letter in used if letter in slots)
 
@@ -381,7 +381,7 @@ def _slots(table: ScheduleTable, slots: Slots) -> str:
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
     """Name the reasons why a run differs from the idealised table."""
     reasons: list[str] = []
-    for names, words in _ON_THE_PATH.items():
+    for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
         if percent > 0:
             total = "it" if reasons else "the critical path"
@@ -401,32 +401,37 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             if abs(factor - 1) > TOLERANCE
         ]
         reasons.append(f"workers are not equally fast ({', '.join(slow)})")
-        by_op = op_factors(table, factors)
-        times = {
-            name: (cost[:, None] if cost.ndim < by_op.ndim and cost.ndim else cost) / by_op
-            for name, cost in times.items()
-        }
-    uneven = {
-        "stages": any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()),
-        "microbatches": any(
-            cost.ndim == 2 and np.ptp(cost, axis=1).max() > TOLERANCE for cost in times.values()
-        ),
+        factors_by_op = op_factors(table, factors)  # (stages) or (stages, microbatches)
+        for name, cost in times.items():
+            if 0 < cost.ndim < factors_by_op.ndim:
+                cost = cost[:, None]
+            times[name] = cost / factors_by_op
+    stage_times = {name: _per_layer_share(table, cost) for name, cost in times.items()}
+    has_uneven_stages = any(np.ptp(seconds) > TOLERANCE for seconds in stage_times.values())
+    has_uneven_microbatches = any(
+        cost.ndim == 2 and np.ptp(cost, axis=1).max() > TOLERANCE for cost in times.values()
+    )
+    if has_uneven_stages:
+        reasons.append("stages are unequal")
+    if has_uneven_microbatches:
+        reasons.append("microbatches are unequal")
+    slot_seconds = {
+        round(float((seconds / (slots[name] or 1.0)).max()), 9)
+        for name, seconds in stage_times.items()
     }
-    reasons += [f"{what} are unequal" for what, differ in uneven.items() if differ]
-    per_slot = {k: _relative(table, cost) / (slots[k] or 1.0) for k, cost in times.items()}
-    ratios = {round(float(seconds.max()), 9) for seconds in per_slot.values()}
-    if factors is None and len(ratios) > 1 and not any(uneven.values()):
-        ratio = ", ".join(f"{k} = {float(c.max()):.3g} s" for k, c in times.items())
+    is_even = factors is None and not has_uneven_stages and not has_uneven_microbatches
+    if is_even and len(slot_seconds) > 1:
+        ratio = ", ".join(f"{name} = {float(cost.max()):.3g} s" for name, cost in times.items())
         reasons.append(f"times are not in the ratio of the slots ({ratio})")
     if np.any(table.partners.phase != Phase.IDLE):
         if costs.pair is not None:
             reasons.append("fused pairs have a time of their own")
         elif costs.pair_factor is not None and np.any(np.asarray(costs.pair_factor) != 1):
-            reasons.append(f"fused pairs overlap (pair factor {_span(costs.pair_factor)})")
+            reasons.append(f"fused pairs overlap (pair factor {_range_text(costs.pair_factor)})")
     return ", ".join(reasons) or "the reason is not known"
 
 
-def _span(value: Any) -> str:
+def _range_text(value: Any) -> str:
     """Write a number, or the smallest and the largest of several."""
     low, high = float(np.min(value)), float(np.max(value))
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
@@ -435,9 +440,9 @@ def _span(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return the time of each worker divided by the median, if ops differ by their worker alone.
+    """Return the time of each worker over the median worker's, if ops differ by worker alone.
 
-    None if all workers are equally fast, or other differences exist.
+    None if all workers are equally fast, or ops of a worker differ.
     """
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
@@ -460,7 +465,7 @@ def _worker_factors(
     return None if factors is None or np.ptp(factors) <= TOLERANCE else factors
 
 
-def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
-    """Return the mean cost of each stage (stages) over its share of the layers."""
+def _per_layer_share(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
+    """Return the mean cost of each stage, divided by the stage's share of the layers."""
     mean = cost.mean(axis=1) if cost.ndim == 2 else cost
     return np.broadcast_to(mean, table.num_stages) / np.asarray(table.stage_shares)

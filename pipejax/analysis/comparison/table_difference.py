@@ -68,7 +68,7 @@ class TableDifference(NamedTuple):
 
 
 def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDifference:
-    """Compare two tables, cell by cell, whatever their sizes are."""
+    """Compare two tables cell by cell; their sizes may differ."""
     if first.grammar.slices != second.grammar.slices:
         raise MismatchError(
             f"{first.name} has {first.grammar.slices} slices of a microbatch, {second.name} "
@@ -79,7 +79,7 @@ def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDiffer
     only_first = [op for op in workers if op not in other_workers]
     only_second = [op for op in other_workers if op not in workers]
     counts, other_counts = (Counter(op.phase for op in ops) for ops in (only_first, only_second))
-    pairs = {op: (worker, other_workers.get(op, worker)) for op, worker in workers.items()}
+    worker_pairs = {op: (worker, other_workers.get(op, worker)) for op, worker in workers.items()}
     sizes = {
         name: (getattr(first, f"num_{name}"), getattr(second, f"num_{name}"))
         for name in ("workers", "stages", "microbatches")
@@ -88,9 +88,9 @@ def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDiffer
     return TableDifference(
         sizes={name: pair for name, pair in sizes.items() if pair[0] != pair[1]},
         rows=[row for row in differences if row is not None],
-        moved={op: pair for op, pair in pairs.items() if pair[0] != pair[1]},
-        split=(_split(only_first, other_workers), _split(only_second, workers)),
-        fused=(_fused(rows), _fused(other_rows)),
+        moved={op: pair for op, pair in worker_pairs.items() if pair[0] != pair[1]},
+        split=(_count_split(only_first, other_workers), _count_split(only_second, workers)),
+        fused=(_count_fused(rows), _count_fused(other_rows)),
         only={
             phase: (counts[phase], other_counts[phase])
             for phase in sorted(counts | other_counts, key=int)
@@ -103,17 +103,17 @@ def row_exchanges(
     table: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
 ) -> Iterator[float | None]:
     """Yield the makespan [s] of `table` with one worker's row from `other`, worker by worker."""
-    rows, others = _rows(table), _rows(other, table.grammar)
+    rows, other_rows = _rows(table), _rows(other, table.grammar)
     for worker in workers:
-        exchanged = [*rows[:worker], others[worker], *rows[worker + 1 :]]
+        new_rows = [*rows[:worker], other_rows[worker], *rows[worker + 1 :]]
         try:
-            yield evaluate(table.with_rows(exchanged), costs, link=link).makespan
+            yield evaluate(table.with_rows(new_rows), costs, link=link).makespan
         except ScheduleError:
             yield None
 
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
-    """Return the cells by row; kinds of the table's own become those of grammar `like`."""
+    """Return the cells by row; phases get the codes that grammar `like` has for their letters."""
     if not table.grammar.custom_phases:
         return [[cell for cell in row if cell] for row in table.rows()]
     phases = {p: cast(Phase, like.by_letters.get(p.name, p)) for p in table.grammar.phases}
@@ -123,7 +123,7 @@ def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
     ]
 
 
-def _fused(rows: Rows) -> int:
+def _count_fused(rows: Rows) -> int:
     return sum(len(cell) == 2 for row in rows for cell in row)
 
 
@@ -138,11 +138,11 @@ def _workers(rows: Rows) -> dict[Op, int]:
 
 
 def _pipes(table: ScheduleTable) -> list[list[int]]:
-    """Return the workers of all stages (stages) for each microbatch."""
+    """Return for each microbatch the workers of all stages."""
     return [table.placement[pipe].tolist() for pipe in table.pipe_of_microbatch.tolist()]
 
 
-def _split(ops: Sequence[Op], other_workers: Mapping[Op, int]) -> int:
+def _count_split(ops: Sequence[Op], other_workers: Mapping[Op, int]) -> int:
     """Count backwards that are I and W among ops of one table, and B in the other."""
     return sum(op.phase is Phase.I and op._replace(phase=Phase.B) in other_workers for op in ops)
 
@@ -160,20 +160,23 @@ def _row_difference(
         min(len(first), len(second)),
     )
     ops, other_ops = _numbered(first), _numbered(second)
-    other_positions = {op: k for k, op in enumerate(other_ops)}
-    shared = [other_positions[op] for op in ops if op in other_positions]
-    reordered = len(shared) - _longest_ascent(shared)
-    only = (len(ops) - len(shared), len(other_ops) - len(shared))
+    position_by_op = {op: k for k, op in enumerate(other_ops)}
+    shared_positions = [position_by_op[op] for op in ops if op in position_by_op]
+    num_shared = len(shared_positions)
+    reordered = num_shared - _longest_ascent(shared_positions)
+    only = (len(ops) - num_shared, len(other_ops) - num_shared)
     return RowDifference(worker, position, (first, second), reordered, only)
 
 
 def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
-    """Return the ops of a row, each with a count of equal ones before: sharding repeats."""
+    """Return the ops of a row, each with the number of equal ones before it."""
+    # only ops without a microbatch repeat, as sharding ops of a stage
     counts: Counter[Op] = Counter()
     numbered = []
     for op in itertools.chain(*row):
         numbered.append((op, counts[op]))
-        counts[op] += op.microbatch == NO_MICROBATCH
+        if op.microbatch == NO_MICROBATCH:
+            counts[op] += 1
     return numbered
 
 

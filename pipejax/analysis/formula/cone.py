@@ -22,9 +22,9 @@ INT64_LIMIT = 2**62  # larger whole numbers are Python's, which have no limit
 BLOCK_ENTRIES = 1 << 22  # of the table (pairs of rays, rays) that one block fills
 MIN_COMPILED_PRODUCTS = 10**6  # fewer multiplications are faster in NumPy than XLA compiles
 
-Whole = NumpyArray  # whole numbers: int64, or Python's where these are too small
+Whole = NumpyArray  # whole numbers: int64, or Python's if these are too small
 Vector = NumpyArray  # (dims)
-Vectors = NumpyArray  # (some, dims)
+Vectors = NumpyArray  # (vectors, dims)
 Facets = tuple[tuple[float, ...], ...]
 
 
@@ -47,7 +47,7 @@ class Cone(NamedTuple):
         """Return the part of the cone where normal . x >= 0; `normal` has shape (dims)."""
         # Rays r1, r2, r3 with heights 2, 0, -1: r1 and r2 stay, r3 goes. If r1 and r3 are
         # neighbours, their edge crosses the border at 1 r1 + 2 r3, a new ray.
-        heights = self.rays @ fitting(normal, int(np.abs(normal).max()) * self.largest_sum)
+        heights = self.rays @ exact_integers(normal, int(np.abs(normal).max()) * self.largest_sum)
         stays = heights >= 0
         above, below = self._crossed_edges(np.flatnonzero(heights > 0), np.flatnonzero(~stays))
         crossings = _crossings(self.rays, heights, above, below)
@@ -97,8 +97,9 @@ def _crossings(
     below: Int[NumpyArray, " edges"],
 ) -> Vectors:
     """Return the points (edges, dims) where edges meet the border, at height 0."""
+    # rays at heights 2 and -1 meet it at 2 r_below + 1 r_above
     bound = 2 * int(np.abs(heights).max(initial=0)) * int(np.abs(rays).max())
-    heights, rays = fitting(heights, bound), fitting(rays, bound)
+    heights, rays = exact_integers(heights, bound), exact_integers(rays, bound)
     return primitive(heights[above, None] * rays[below] - heights[below, None] * rays[above])
 
 
@@ -107,10 +108,10 @@ def primitive(vectors: Vectors) -> Vectors:
     if not len(vectors):
         return vectors
     reduced = vectors // np.gcd.reduce(vectors, axis=1)[:, None]
-    return fitting(reduced, int(np.abs(reduced).max()))
+    return exact_integers(reduced, int(np.abs(reduced).max()))
 
 
-def fitting(whole: NumpyArray, bound: int) -> NumpyArray:
+def exact_integers(whole: NumpyArray, bound: int) -> NumpyArray:
     """Return whole numbers in a type that holds results of up to a bound."""
     return whole.astype(np.int64 if bound < INT64_LIMIT else object)
 
@@ -134,9 +135,9 @@ def rank(vectors: Vectors) -> int:
 
 
 def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
-    """Return rays (rays, dims) of the domain, and the indices that span each facet's region.
+    """Return the rays (rays, dims) of the domain, and for each facet those of its region.
 
-    The cone lies above the facets; its ray (0, .., 0, 1) is left out.
+    The cone lies above the facets; its upward ray (0, .., 0, 1) is no ray of the domain.
     """
     is_above = cone.rays[:, :-1].any(axis=1)
     tight = cone.tight[is_above, len(cone.inequalities) - num_facets :]
@@ -145,7 +146,7 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
     """Cut the region of each facet into simplices; return (facet, ray, ray, ...) of each."""
-    rays, spans = regions(cone, num_facets)
+    rays, rays_by_facet = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
     # A face is the set of its rays, as bits: 0b1010 has rays 1 and 3. An inequality's face, its
     # border, contains the smaller faces on it.
@@ -165,13 +166,13 @@ def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
 
     return [
         (facet, *simplex)
-        for facet, span in enumerate(spans)
-        for simplex in simplices(_bits(span), rays.shape[1])
+        for facet, facet_rays in enumerate(rays_by_facet)
+        for simplex in simplices(_bits(facet_rays), rays.shape[1])
     ]
 
 
 def _bits(members: Int[NumpyArray, " members"]) -> int:
-    return sum(1 << member for member in members.tolist())
+    return sum(1 << member for member in members.tolist())  # 1 and 3 are 0b1010
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:

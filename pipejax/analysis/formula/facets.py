@@ -6,7 +6,7 @@ are known; what they cut out has extreme rays (theta, E(theta)). Where T = E on 
 everywhere, for T is convex: the form is exact. Where T is larger, the longest path there is an
 inequality more. So the program runs at few points, and each is either a facet or part of the proof.
 
-All numbers are whole. T runs beside a ray, at 2^s theta + d with small random d > 0: there the
+All numbers are whole. T runs near a ray, at 2^s theta + d with small random d > 0: there the
 longest path is nearly always unique, so that its counts are a facet and no lower-dimensional face.
 T(theta) follows: T(theta) <= T(theta + d / 2^s) < T(theta) + 1.
 
@@ -21,24 +21,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import Cone, Vectors, Whole, fitting, largest_sum
+from pipejax.analysis.formula.cone import Cone, Vectors, Whole, exact_integers, largest_sum
 from pipejax.analysis.formula.parameters import LinearCosts, linear_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program, run_many_on_host
 
-FACETS_PER_ROUND = 8  # that are added at once: later ones may be cut off by the first
-MAX_OFFSET = 1 << 10  # of points beside rays
+FACETS_PER_ROUND = 8  # facets added at once; the first may make later ones redundant
+MAX_OFFSET = 1 << 10  # of points near rays
 OFFSET_BITS = 20  # of the second offset, of points that prove facets
-ATTEMPTS = 100
+ATTEMPTS = 100  # to find such points
 SEED = 0
 RUNS_PER_CALL = 2048  # of a program, so that its finish times stay in the cache
 MAX_VARYING = 3  # kinds of costs that differ between configurations
 MAX_FACETS = 64  # of the form of a batch
 CHECKED = 32  # configurations of each batch that the recurrence runs too
-ROUNDING = 32  # units in the last place, for each of the sums and the recurrence
-RANGE_STEPS = 1 << 12  # in which ranges are rounded outwards
+ROUNDING = 32  # tolerated error of a makespan in units in the last place, times sqrt(nodes)
+RANGE_STEPS = 1 << 12  # parts of a range to which its ends are rounded outwards
 CONSTANT = "constant"
 
 # (points, parameters) -> (points) makespans, (points, parameters) counts of a longest path
@@ -77,14 +77,15 @@ class _Search:
     def __init__(self, solve: Solve, domain: Cone, num_parameters: int) -> None:
         self.solve, self.cone, self.num_parameters = solve, domain, num_parameters
         self.draw = np.random.default_rng(SEED)
-        self.facets: dict[tuple[int, ...], tuple[int, ...]] = {}  # counts -> where they were found
-        self.lengths: dict[tuple[int, ...], int] = {}
-        self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.points: dict[tuple[int, ...], tuple[int, ...]] = {}
-        # 2^shift is above every makespan of the offsets beside rays
-        ones = np.full((1, num_parameters), MAX_OFFSET, object)
-        self.longest = int(solve(ones)[0][0])
-        self.shift, self.evaluations = self.longest.bit_length() + 1, 1
+        # counts of a facet -> a point where they are those of a longest path
+        self.facets: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.points: dict[tuple[int, ...], tuple[int, ...]] = {}  # the same for all paths so far
+        self.lengths: dict[tuple[int, ...], int] = {}  # theta -> makespan
+        self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}  # theta -> counts of a path
+        # 2^shift is above every makespan of the offsets near rays
+        largest_offsets = np.full((1, num_parameters), MAX_OFFSET, object)
+        self.max_offset_length = int(solve(largest_offsets)[0][0])
+        self.shift, self.evaluations = self.max_offset_length.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
         """List (gap, counts of a longest path) at rays below the makespan, largest gap first.
@@ -106,32 +107,33 @@ class _Search:
         for counts in path_counts[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
-            normal = fitting(normal, max(counts) * self.cone.largest_sum)
+            normal = exact_integers(normal, max(counts) * self.cone.largest_sum)
             if (self.cone.rays @ normal < 0).any():
                 self.cone = self.cone.cut(normal)
                 self.facets[counts] = self.points[counts]
 
     def _thetas(self) -> list[tuple[int, ...]]:
+        """Return the parameters of the cone's rays."""
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
 
     def _run(self, thetas: list[tuple[int, ...]]) -> None:
         """Record makespans and counts of a longest path at the thetas that are new."""
-        # It runs beside them, where the longest path is unique: theta (1, 2) with shift 10 runs at
+        # It runs near them, where the longest path is unique: theta (1, 2) with shift 10 runs at
         # (1024 + d1, 2048 + d2); the makespan 5000 there, shifted back, is 4 at theta.
-        new = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]
-        if not new:
+        new_thetas = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]
+        if not new_thetas:
             return
-        offsets = self.draw.integers(1, MAX_OFFSET, (len(new), self.num_parameters))
-        largest = max(map(max, new)) * self.longest << self.shift
-        points = (fitting(np.array(new, object), largest) << self.shift) + offsets
-        lengths, counts = self.solve(points)
-        self.evaluations += len(new)
-        for theta, length, count, point in zip(
-            new, lengths.tolist(), map(tuple, counts.tolist()), points.tolist(), strict=True
+        offsets = self.draw.integers(1, MAX_OFFSET, (len(new_thetas), self.num_parameters))
+        largest = max(map(max, new_thetas)) * self.max_offset_length << self.shift
+        points = (exact_integers(np.array(new_thetas, object), largest) << self.shift) + offsets
+        lengths, counts = (result.tolist() for result in self.solve(points))
+        self.evaluations += len(new_thetas)
+        for theta, length, path_counts, point in zip(
+            new_thetas, lengths, map(tuple, counts), points.tolist(), strict=True
         ):
             self.lengths[theta] = length >> self.shift
-            self.counts[theta] = count
-            self.points.setdefault(count, tuple(point))
+            self.counts[theta] = path_counts
+            self.points.setdefault(path_counts, tuple(point))
 
     def _facet_points(self, facets: Vectors) -> Vectors:
         """Return points (facets, parameters) where a facet's counts alone are the longest path."""
@@ -151,15 +153,14 @@ class _Search:
     def drop_redundant(self) -> bool:
         """Drop redundant sums and order the others; return whether any were dropped."""
         # the cone's inequalities are those of the domain, then one for each sum in `self.facets`
-        num_domain, count = len(self.cone.inequalities) - len(self.facets), len(self.facets)
-        rows = enumerate(self.facets, num_domain)
-        order = sorted(((counts, k) for k, counts in rows if self.cone.is_facet(k)), reverse=True)
-        columns = [*range(num_domain), *(k for _, k in order)]
-        self.cone = Cone(
-            self.cone.rays, self.cone.inequalities[columns], self.cone.tight[:, columns]
-        )
+        cone, num_sums = self.cone, len(self.facets)
+        num_domain = len(cone.inequalities) - num_sums
+        numbered = enumerate(self.facets, num_domain)
+        order = sorted(((counts, k) for k, counts in numbered if cone.is_facet(k)), reverse=True)
+        selected = [*range(num_domain), *(k for _, k in order)]
+        self.cone = Cone(cone.rays, cone.inequalities[selected], cone.tight[:, selected])
         self.facets = {counts: self.facets[counts] for counts, _ in order}
-        return len(order) < count
+        return len(order) < num_sums
 
     def envelope(self, gap: Fraction) -> Envelope:
         """Return the facets found so far, the largest counts first, with their proof."""
@@ -167,7 +168,7 @@ class _Search:
         if not self.facets:  # a run without any time is one facet of zeros
             self.facets = {(0,) * self.num_parameters: (1,) * self.num_parameters}
         counts = np.array([*self.facets], object)
-        facets = fitting(counts, int(counts.max()))
+        facets = exact_integers(counts, int(counts.max()))
         points = self._facet_points(facets)
         return Envelope(facets, points, self.cone, self.lengths, gap, self.evaluations)
 
@@ -179,9 +180,10 @@ def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, V
         for k in range(0, len(points), RUNS_PER_CALL)
     ]
     lengths, counts = zip(*runs, strict=True)
-    on_paths = np.concatenate(counts, axis=1).T
-    largest = int(weights.max(initial=0)) * int(on_paths.sum(axis=1).max())
-    return np.concatenate(lengths), fitting(on_paths, largest) @ fitting(weights, largest)
+    cost_counts = np.concatenate(counts, axis=1).T  # (points, costs)
+    largest = int(weights.max(initial=0)) * int(cost_counts.sum(axis=1).max())
+    parameter_counts = exact_integers(cost_counts, largest) @ exact_integers(weights, largest)
+    return np.concatenate(lengths), parameter_counts
 
 
 class _Varying(NamedTuple):
@@ -242,12 +244,13 @@ def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], lis
         constant[name] = np.where(is_constant, columns[0], 0).reshape(leaf.shape[1:]).astype(float)
         for column in np.flatnonzero(~is_constant).tolist():
             values = columns[:, column]
-            same = next((kind for kind in varying if np.array_equal(kind.values, values)), None)
-            if same is None:
-                if len(varying) > MAX_VARYING:
+            kind = next((kind for kind in varying if np.array_equal(kind.values, values)), None)
+            if kind is None:
+                if len(varying) > MAX_VARYING:  # too many: the caller gives up
                     return constant, varying
-                varying.append(same := _Varying(values, {}))
-            weights = same.weights.setdefault(name, np.zeros(leaf.shape[1:]))
+                kind = _Varying(values, {})
+                varying.append(kind)
+            weights = kind.weights.setdefault(name, np.zeros(leaf.shape[1:]))
             weights.reshape(-1)[column] = 1.0
     return constant, varying
 

@@ -16,7 +16,7 @@ from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import with_short_repr
 from pipejax.engine.lowering.program import Program
 
-NUM_CHECKS = 2  # numbers of each residue on which a polynomial is checked beside its bases
+NUM_CHECKS = 2  # numbers of each residue on which a polynomial is checked, without its bases
 MAX_FACETS = 60  # of a form whose facets are matched
 MAX_TRIALS = 10**6  # polynomials through the facets of consecutive forms
 
@@ -170,57 +170,52 @@ def formula_family(
     facets_at = {
         n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
     }
-    for period in range(step, step * (len(numbers) // (degree + 1 + NUM_CHECKS)) + 1, step):
-        branches: dict[int, Branch] = {}
-        first = numbers[0]
-        for residue in {n % period for n in numbers}:
-            members = [n for n in numbers if n % period == residue]
-            fit = _branch(members, later, facets_at, period, degree)
-            if fit is None:
-                break
-            start, branches[residue] = fit
-            first = max(first, start - period + step)
-        else:
-            if first > numbers[len(numbers) // 2]:
-                continue
-            names = next(iter(forms.values())).parameters
-            found_on, verified_on = ((*(n for n in ns if n >= first),) for ns in (numbers, later))
-            return Family(symbol, names, first, period, branches, found_on, verified_on)
+    max_period = len(numbers) // (degree + 1 + NUM_CHECKS) * step
+    for period in range(step, max_period + 1, step):
+        fit = _fit_period(numbers, later, facets_at, period, degree)
+        if fit is None or fit[0] > numbers[len(numbers) // 2]:
+            continue
+        first, branches = fit
+        names = next(iter(forms.values())).parameters
+        found_on = tuple(n for n in numbers if n >= first)
+        verified_on = tuple(n for n in later if n >= first)
+        return Family(symbol, names, first, period, branches, found_on, verified_on)
     largest = max(len(facets) for facets in facets_at.values())
-    longest = len(numbers) // (degree + 1 + NUM_CHECKS) * step
     steps = f", in multiples of {step}: rise by 1 for others" if step > 1 else ""
     raise NoFamilyError(
         f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
-        f"{numbers[-1]}: periods up to {longest} show there{steps}; forms have up to {largest} "
+        f"{numbers[-1]}: periods up to {max_period} show there{steps}; forms have up to {largest} "
         "facets; give more numbers, or fewer parameters"
     )
 
 
-def _branch(
+def _fit_period(
     numbers: list[int], later: list[int], facets_at: FacetsAt, period: int, degree: int
-) -> tuple[int, Branch] | None:
-    """Return the first number from which polynomials fit, and the polynomials; None if none do.
-
-    All `numbers` have one residue. The last ones give the polynomials and check them.
-    """
-    tail = numbers[-(degree + 1 + NUM_CHECKS) :]
-    checked = [*tail, *(n for n in later if n % period == numbers[0] % period)]
-    branch = _fit_polynomials(tail[: degree + 1], checked, facets_at)
-    if branch is None:
-        return None
-    start = tail[0]
-    for number in reversed(numbers):
-        if {_counts(facet, number) for facet in branch} != {*facets_at[number]}:
-            break
-        start = number
-    return start, branch
+) -> tuple[int, dict[int, Branch]] | None:
+    """Return the first number from which polynomials fit, and these by residue; None if none do."""
+    # Of each residue, the last numbers give the polynomials and check them.
+    branches: dict[int, Branch] = {}
+    first, step = numbers[0], numbers[1] - numbers[0]
+    for residue in {n % period for n in numbers}:
+        members = [n for n in numbers if n % period == residue]
+        tail = members[-(degree + 1 + NUM_CHECKS) :]
+        checked = [*tail, *(n for n in later if n % period == residue)]
+        branch = _fit_polynomials(tail[: degree + 1], checked, facets_at)
+        if branch is None:
+            return None
+        start = tail[0]
+        for number in reversed(members):
+            if {_counts(facet, number) for facet in branch} != {*facets_at[number]}:
+                break
+            start = number
+        branches[residue] = branch
+        first = max(first, start - period + step)
+    return first, branches
 
 
 def _fit_polynomials(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
-    """Return polynomials through facets at `bases` that equal the facets at all checked numbers.
-
-    None if some checked number has another count of facets, or facets without a polynomial.
-    """
+    """Return polynomials through facets at `bases` that equal the facets at all checked numbers."""
+    # None if two numbers have different counts of facets, or a facet is on no polynomial.
     # Every choice of one facet per base gives a candidate: facets 3F and 5F at M = 1 and 2 give
     # (2M + 1)F, which stays if 7F is a facet at M = 3.
     sizes = {len(facets_at[n]) for n in checked}

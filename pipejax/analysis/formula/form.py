@@ -189,16 +189,19 @@ class Formula:
     def borders(self) -> tuple[Border, ...]:
         """Find the borders of regimes: pairs of facets whose regions share a wall."""
         cone, count = self.envelope.cone, len(self.counts)
-        rays, spans = regions(cone, count)
-        pairs = []
+        rays, rays_by_facet = regions(cone, count)
+        wall_dims, borders = rays.shape[1] - 1, []
         for first in range(count):
             for second in range(first + 1, count):
-                common = np.intersect1d(spans[first], spans[second], assume_unique=True)
-                if len(common) >= rays.shape[1] - 1 and rank(rays[common]) == rays.shape[1] - 1:
-                    pair = zip(self._fractions[first], self._fractions[second], strict=True)
-                    text = comparison_text(self.parameters, smallest([a - b for a, b in pair]))
-                    pairs.append(Border(first, second, text))
-        return tuple(pairs)
+                common = np.intersect1d(
+                    rays_by_facet[first], rays_by_facet[second], assume_unique=True
+                )
+                if len(common) < wall_dims or rank(rays[common]) != wall_dims:
+                    continue
+                pair = zip(self._fractions[first], self._fractions[second], strict=True)
+                text = comparison_text(self.parameters, smallest([a - b for a, b in pair]))
+                borders.append(Border(first, second, text))
+        return tuple(borders)
 
     @functools.cached_property
     def middles(self) -> Float[NumpyArray, "facets parameters"]:
@@ -206,19 +209,22 @@ class Formula:
 
         It is the mean of the region's extreme rays, on each of which the parameters sum up to 1.
         """
-        rays, spans = regions(self.envelope.cone, len(self.counts))
+        rays, rays_by_facet = regions(self.envelope.cone, len(self.counts))
         theta = rays[:, : len(self.parameters)] * self.units
         total = theta.sum(axis=1, keepdims=True)
         is_origin = total[:, 0] == 0  # of a box: a corner of every region
         divisor = np.where(is_origin[:, None], 1, total)
         shares = (theta / divisor).astype(float)
         scales = (ray_scale(self, rays)[:, None] / divisor).astype(float)
-        spans = [span[~is_origin[span]] for span in spans]
-        middle = np.array([shares[span].mean(axis=0) for span in spans])
-        scale = np.array([scales[span].mean(axis=0) for span in spans])
-        middle = middle / np.where(scale > 0, scale, 1.0)  # into the box
+        middles, middle_scales = [], []
+        for facet_rays in rays_by_facet:
+            facet_rays = facet_rays[~is_origin[facet_rays]]
+            middles.append(shares[facet_rays].mean(axis=0))
+            middle_scales.append(scales[facet_rays].mean(axis=0))
+        scale = np.array(middle_scales)
+        middle = np.array(middles) / np.where(scale > 0, scale, 1.0)  # into the box
         fixed = fixed_in(self.parameters, self.box)
-        if fixed is not None:  # not rounded
+        if fixed is not None:  # exactly, without rounding
             middle[:, self.parameters.index(fixed)] = self.box[fixed][0]
         return middle
 
@@ -335,9 +341,10 @@ class Formula:
 
 
 def ray_scale(form: Formula, rays: Vectors) -> Whole:
-    """Return the number (rays) by which to divide a ray so that its parameters lie in the box."""
-    # With a fixed parameter, that decides. In a box it is the last, homogeneous coordinate of the
-    # ray, 0 if no multiple lies in the box. Without a box, the parameters then sum to 1.
+    """Return for each ray the divisor that brings its parameters into the box."""
+    # With a fixed parameter, it brings this one to its value. In a box it is the last, homogeneous
+    # coordinate of the ray, 0 if no multiple lies in the box. Without a box, the parameters then
+    # sum to 1.
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:

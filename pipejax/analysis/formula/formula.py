@@ -25,7 +25,7 @@ from pipejax.schedules.cells.ops import STEP_END, ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table_files import from_json
 
-MOST_FACETS = 200
+MAX_FACETS = 200
 
 
 def formula(
@@ -33,7 +33,7 @@ def formula(
     parameters: Sequence[str] | Weights | None = None,
     *,
     box: Box | None = None,
-    max_facets: int = MOST_FACETS,
+    max_facets: int = MAX_FACETS,
     on_progress: OnProgress | None = None,
 ) -> Formula:
     """Find the makespan of a program as a maximum of linear forms in a few parameters.
@@ -52,11 +52,10 @@ def formula(
         or a stage's number; `c`, `latency` and `transmit` of messages, both ways or with _F, _B.
         Or by name the `Costs` for which a parameter is 1 and the others are 0. If None: F, and B or
         I and W, R and O where the program has them, and c_F and c_B where there are messages.
-      box: range (low, high) of parameters [s]; those that are not named are at least 0. One of
-        them may be fixed, low = high: the form is then of all others beside it.
-      max_facets: at which the search ends.
-      on_progress: called with how many runs were evaluated, None and "runs"; a bar in notebooks if
-        None.
+      box: range (low, high) of parameters [s]; default: at least 0. One parameter may be fixed,
+        low = high: the form then holds at this value.
+      max_facets: number of facets at which the search ends.
+      on_progress: called with the number of runs, None and "runs"; default: a bar in notebooks.
 
     Returns:
       The form.
@@ -67,7 +66,7 @@ def formula(
         or too few facets bound nothing.
 
     Cost:
-      One evaluation for each facet and for each ray where regimes meet: up to ten milliseconds for
+      One run for each facet and for each ray where regimes meet: up to ten milliseconds for
       a handful of facets at 8 x 32, a second for 200.
 
     Example:
@@ -125,15 +124,17 @@ def _domain(costs: LinearCosts, box: Box) -> Cone:
     _check_box(costs.names, box)
     fixed, size = fixed_in(costs.names, box), len(costs.names)
     units = dict(zip(costs.names, costs.units.tolist(), strict=True))
-    if fixed is None:
-        scale_axis, scale, dims = size, Fraction(1), size + 1 + bool(box)
-    else:
-        scale_axis, dims = costs.names.index(fixed), size + 1
+    dims, scale_axis, scale = size + 1, size, Fraction(1)  # h = scale * coordinate scale_axis
+    if fixed is not None:
+        scale_axis = costs.names.index(fixed)
         scale = units[fixed] / Fraction(str(box[fixed][0]))
+    elif box:
+        dims = size + 2
     cone = Cone.orthant(dims)
-    pairs = ((name, ((low, 1), (high, -1))) for name, (low, high) in box.items())
-    for name, bound, sign in [(name, *end) for name, ends in pairs for end in ends]:
-        if name != fixed and 0 < bound < math.inf:  # elsewhere the orthant is the bound
+    for name, (low, high) in box.items():
+        for bound, sign in ((low, 1), (high, -1)):
+            if name == fixed or not 0 < bound < math.inf:
+                continue  # 0 and infinity need no inequality in the orthant
             factor = Fraction(str(bound)) * scale  # as it is written: 0.1 is a tenth
             row = np.zeros(dims, object)
             row[costs.names.index(name)] = sign * units[name] * factor.denominator
@@ -226,5 +227,5 @@ def _cone(content: Form) -> Cone:
     above_facets: Vectors = np.zeros((len(facets), dims + 1), object)
     above_facets[:, :size], above_facets[:, -1] = -facets, 1  # z - counts . theta >= 0
     in_domain = np.column_stack([domain, np.zeros(len(domain), int)])
-    inequalities = np.vstack([in_domain, upwards, above_facets])
+    inequalities = np.vstack([in_domain, upwards, above_facets])  # z >= 0 is upwards . x >= 0
     return Cone(rays, inequalities, tight=rays @ inequalities.T == 0)

@@ -17,15 +17,15 @@ from pipejax.engine.lowering.program import LINK_COSTS, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
 from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, Phase
 
-MAX_DENOMINATOR = 10**4  # into which a weight such as a third divides a unit
+MAX_DENOMINATOR = 10**4  # of a weight such as a third
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
 MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
 PLACES = ("first", "mid", "last")
 BACKWARDS = ("B", "I", "W")
 MAX_SHOWN_DENOMINATOR = 1000  # fractions with a larger one are written as decimals
-MAX_SHOWN_IF_DECIMAL = 8  # the same of fractions that few decimals write exactly
+MAX_SHOWN_IF_DECIMAL = 8  # the same of fractions that six decimals write exactly
 
-Weights = Mapping[str, Costs]  # by parameter: the costs where it is 1 and all others are 0
+Weights = Mapping[str, Costs]  # by parameter: the costs if it is 1 and all others are 0
 Counts = Sequence[Fraction]
 
 
@@ -33,11 +33,13 @@ Counts = Sequence[Fraction]
 class LinearCosts(NamedTuple):
     """Costs as linear functions of parameters, in whole numbers."""
 
-    program: Program  # spread over microbatches where costs differ by them
+    program: Program  # spread over microbatches if costs differ by them
     names: tuple[str, ...]  # of the parameters
-    weights: Whole  # (costs, parameters) of each cost, in the order of `CostLayout`
-    units: Whole  # (parameters) parts into which the weights divide the unit of a parameter
-    costs: tuple[Costs, ...]  # costs where one parameter is 1 and all others are 0
+    # (costs, parameters) factor of a parameter in each cost, times `units`; costs in the order of
+    # `CostLayout`
+    weights: Whole
+    units: Whole  # (parameters) common denominator of the factors of each parameter
+    costs: tuple[Costs, ...]  # costs if one parameter is 1 and all others are 0
 
 
 def default_parameters(program: Program) -> tuple[str, ...]:
@@ -47,10 +49,10 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
     # a load takes as long as its offload
     usual = phases - {Phase[letter] for letter in BACKWARDS} - {Phase.L} | backward
-    chosen = {p for p in usual if p.kind.scope == MICROBATCH} | (phases & {*layout.custom_phases})
+    selected = {p for p in usual if p.kind.scope == MICROBATCH} | (phases & {*layout.custom_phases})
     name_by_field: dict[str, str] = {}
-    for phase in layout.timed:  # of kinds that share a cost the first names it
-        if phase in chosen:
+    for phase in layout.timed:  # of phases that share a cost, the first one names it
+        if phase in selected:
             name_by_field.setdefault(phase.kind.time, phase.name)
     messages = ("c_F", "c_B") if len(program.messages.producer) else ()
     return (*name_by_field.values(), *messages)
@@ -151,13 +153,13 @@ def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
     """Return the costs of a program as sums of parameters; check that these give all of them."""
-    chosen = default_parameters(program) if parameters is None else parameters
-    if isinstance(chosen, str):
-        raise wrong("parameters", f"must be a sequence of names, got {chosen!r}")
-    check_types(parameters=(chosen, Sequence, Mapping))
-    if not isinstance(chosen, Mapping):
-        chosen = named_parameters(program, tuple(chosen))
-    for name, costs in chosen.items():
+    parameters = default_parameters(program) if parameters is None else parameters
+    if isinstance(parameters, str):
+        raise wrong("parameters", f"must be a sequence of names, got {parameters!r}")
+    check_types(parameters=(parameters, Sequence, Mapping))
+    if not isinstance(parameters, Mapping):
+        parameters = named_parameters(program, tuple(parameters))
+    for name, costs in parameters.items():
         check_types(**{f"parameters[{name!r}]": (costs, Costs)})
         costs.check_values()
         if costs.pair_factor is not None:
@@ -165,15 +167,12 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
                 f"parameters[{name!r}]: pair_factor makes no sum of costs, which a form is of: "
                 "give pair"
             )
-    if not chosen:
+    if not parameters:
         raise wrong("parameters", "must name at least one, got none")
-    fields = dict.fromkeys(
-        (*FIELDS, *(field for costs in chosen.values() for field in vars(costs)))
-    )
-    parameter_fields = {
-        field for costs in chosen.values() for field in fields if vars(costs).get(field) is not None
-    }
-    check_known(program, unchecked_costs(dict.fromkeys(parameter_fields, 0.0)))
+    all_costs = [vars(costs) for costs in parameters.values()]
+    all_fields = dict.fromkeys((*FIELDS, *(field for costs in all_costs for field in costs)))
+    fields = [f for f in all_fields if any(costs.get(f) is not None for costs in all_costs)]
+    check_known(program, unchecked_costs(dict.fromkeys(fields, 0.0)))
     if program.links.eager_below:
         raise ArgumentError(
             "eager_below",
@@ -181,21 +180,20 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
             "a closed form knows no eager_below: its parameters say which messages are buffered. "
             "Name pairs of workers whose messages are, as pair_links={(0, 1): 'queued'}",
         )
-    for costs in chosen.values():
+    for costs in parameters.values():
         program = program_for(program, costs)
     is_read = _read_costs(program)
     columns, units, directions = [], [], []
-    for costs in chosen.values():
-        # costs of other parameters are 0 along this one
-        values = {field: vars(costs).get(field) for field in fields if field in parameter_fields}
-        values = {field: 0.0 if value is None else value for field, value in values.items()}
+    for costs in parameters.values():
+        values: dict[str, Any] = dict.fromkeys(fields, 0.0)  # costs of other parameters are 0
+        values |= {field: value for field, value in vars(costs).items() if value is not None}
         directions.append(unchecked_costs(values))
         vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_read
-        unit, column = _whole(vector)
+        unit, column = _to_whole(vector)
         units.append(unit)
         columns.append(column)
     weights = np.stack(columns, axis=1)
-    return LinearCosts(program, tuple(chosen), weights, np.array(units, object), (*directions,))
+    return LinearCosts(program, tuple(parameters), weights, np.array(units, object), (*directions,))
 
 
 def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
@@ -213,13 +211,13 @@ def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
     return is_read
 
 
-def _whole(weights: NumpyArray) -> tuple[int, Whole]:
+def _to_whole(weights: NumpyArray) -> tuple[int, Whole]:
     """Return the smallest unit, and weights times it as whole numbers: [0.5, 1] is 2, [1, 2]."""
     distinct, indices = np.unique(weights, return_inverse=True)
     fractions = [_fraction(weight) for weight in distinct.tolist()]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
-    whole = [int(fraction * unit) for fraction in fractions]
-    return unit, np.array(whole, np.int64 if max(whole) < INT64_LIMIT else object)[indices]
+    numbers = [int(fraction * unit) for fraction in fractions]
+    return unit, np.array(numbers, np.int64 if max(numbers) < INT64_LIMIT else object)[indices]
 
 
 def _fraction(weight: float) -> Fraction:
@@ -232,7 +230,7 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     """Return the weights of one parameter as nested lists, by phase and message part.
 
     Their shape is (stages), or (workers) of a phase with that scope, or (2, pipes, boundaries) of
-    messages, with a last axis of microbatches where costs differ by them. They count 1 / unit.
+    messages, with a last axis of microbatches if costs differ by them. Their unit is 1 / `unit`.
     """
     layout = program.layout
     microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()

@@ -4,6 +4,7 @@ Both makespans are largest sums. For each sum of the second, the parameters at w
 first are at most this one are a cone; the region is the union of these cones.
 """
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -111,44 +112,48 @@ def versus(form: Formula, rival: Formula) -> Versus:
             f"forms must have the same parameters and box, got {', '.join(form.parameters)} in "
             f"{form.box or 'none'} and {', '.join(rival.parameters)} in {rival.box or 'none'}"
         )
-    bounded = next((shown for shown in (form, rival) if not shown.exact), None)
-    if bounded is not None:
+    inexact = next((checked for checked in (form, rival) if not checked.exact), None)
+    if inexact is not None:
         raise ValueError(
-            f"the form of {bounded.program.name} is not exact: give fewer parameters, a box or "
-            f"more than {len(bounded.facets)} facets"
+            f"the form of {inexact.program.name} is not exact: give fewer parameters, a box or "
+            f"more than {len(inexact.facets)} facets"
         )
-    slower, faster = _slowest(form, rival), _slowest(rival, form)
-    if slower[1] <= 1:
-        verdict = "equal" if faster[1] <= 1 else "one is never slower"
+    # the parameters at which a form is slowest against the other one, and the ratio there
+    form_theta, form_ratio = _largest_ratio(form, rival)
+    rival_theta, rival_ratio = _largest_ratio(rival, form)
+    if form_ratio <= 1:
+        verdict = "equal" if rival_ratio <= 1 else "one is never slower"
     else:
-        verdict = "other is never slower" if faster[1] <= 1 else "it depends"
+        verdict = "other is never slower" if rival_ratio <= 1 else "it depends"
     return Versus(
         (form.program.name, rival.program.name),
         form.parameters,
         verdict,
-        _at_most(form, rival) if slower[1] > 1 else (_region(_domain(form), form),),
-        _at_most(rival, form) if faster[1] > 1 else (_region(_domain(form), form),),
-        (slower[0], float(slower[1])),
-        (faster[0], float(faster[1])),
+        _at_most(form, rival) if form_ratio > 1 else (_region(_domain(form), form),),
+        _at_most(rival, form) if rival_ratio > 1 else (_region(_domain(form), form),),
+        (form_theta, float(form_ratio)),
+        (rival_theta, float(rival_ratio)),
     )
 
 
-def _rows(form: Formula) -> Vectors:
-    """Return counts (facets, parameters) of a form, multiplied until they are whole."""
+def _facet_counts(form: Formula) -> Vectors:
+    """Return the counts (facets, parameters) of a form, whole numbers or fractions."""
     return np.array(form.facets, object)
 
 
-def _slowest(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
+def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
     """Return the parameters with the largest ratio of first to second, and that ratio."""
     # Between rays of a region the second is linear and the first convex: no ratio is larger there.
     rays, _ = regions(second.envelope.cone, len(second.counts))
     rays = rays[rays[:, : len(first.parameters)].any(axis=1)]
     theta = rays[:, : len(first.parameters)].astype(object) * second.units.astype(object)
-    makespans = ((theta @ _rows(form).T).max(axis=1).tolist() for form in (first, second))
-    ratios = [
-        Fraction(a) / Fraction(b) if b else (np.inf if a else Fraction(1))
-        for a, b in zip(*makespans, strict=True)
-    ]
+    makespans = ((theta @ _facet_counts(form).T).max(axis=1).tolist() for form in (first, second))
+    ratios: list[Fraction | float] = []
+    for a, b in zip(*makespans, strict=True):
+        if b:
+            ratios.append(Fraction(a) / Fraction(b))
+        else:
+            ratios.append(np.inf if a else Fraction(1))
     k = max(range(len(ratios)), key=ratios.__getitem__)
     scale = ray_scale(second, rays[k : k + 1])[0] or sum(theta[k])
     values = [float(Fraction(value) / Fraction(scale)) for value in theta[k]]
@@ -158,8 +163,8 @@ def _slowest(first: Formula, second: Formula) -> tuple[dict[str, float], Fractio
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
     """Return cones, none inside another, whose union is where the first is at most the second."""
     cones: list[Cone] = []
-    for facet in _rows(second):
-        cone = _below(_domain(first), _rows(first), facet, first.units)
+    for facet in _facet_counts(second):
+        cone = _part_below(_domain(first), _facet_counts(first), facet, first.units)
         if cone is not None and not any(_contains(wider, cone) for wider in cones):
             cones = [*(smaller for smaller in cones if not _contains(cone, smaller)), cone]
     return tuple(_region(cone, first) for cone in cones)
@@ -176,23 +181,26 @@ def _domain(form: Formula) -> Cone:
     return domain
 
 
-def _below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
+def _part_below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
     """Return the part of a cone where all facets are at most a bound; None if it has no interior.
 
     Facets (facets, parameters) and the bound (parameters) are counts of parameters.
     """
     size = len(units)
     for facet in facets:
-        normal = np.zeros(cone.rays.shape[1], object)
-        normal[:size] = [Fraction(b - f) * u for b, f, u in zip(bound, facet, units, strict=True)]
-        if not normal.any():
+        # facet . theta <= bound . theta, as an inequality normal . ray >= 0 in whole numbers
+        fractions = [Fraction(0)] * cone.rays.shape[1]
+        columns = zip(bound, facet, units, strict=True)
+        fractions[:size] = [(Fraction(b) - f) * unit for b, f, unit in columns]
+        if not any(fractions):
             continue
-        denominator = int(np.lcm.reduce([Fraction(n).denominator for n in normal], dtype=object))
-        normal = primitive(np.array([[int(n * denominator) for n in normal]], object))[0]
-        values = cone.rays.astype(object) @ normal.astype(object)
-        if (values <= 0).all():
+        denominator = math.lcm(*(fraction.denominator for fraction in fractions))
+        whole = [int(fraction * denominator) for fraction in fractions]
+        normal = primitive(np.array([whole], object))[0]
+        heights = cone.rays.astype(object) @ normal.astype(object)
+        if (heights <= 0).all():
             return None
-        if (values < 0).any():
+        if (heights < 0).any():
             cone = cone.cut(normal)
     return cone
 
@@ -215,8 +223,8 @@ def _region(cone: Cone, form: Formula) -> Region:
     return Region((*texts,), (*bounds,), (cone.rays[:, :size] * form.units).astype(float))
 
 
-RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in times of the first
-SIDE = 200  # values of each
+RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in units of the first
+SIDE = 200  # values of each parameter
 CELL_OFFSET = 1 / np.pi  # of a value in its cell: off the borders, where two schedules may tie
 
 

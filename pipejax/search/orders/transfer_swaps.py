@@ -73,8 +73,8 @@ class IncrementalPath:
         try:
             self._connect(waits, old_slices)
         except CycleError:
-            for node, nodes in reversed(old_waits.items()):
-                self._set_waits(node, nodes)
+            for node, preds in reversed(old_waits.items()):
+                self._set_waits(node, preds)
             for start, nodes in reversed(old_slices):
                 self._set_order(start, nodes)
             raise
