@@ -34,9 +34,9 @@ class TransferWait(NamedTuple):
       start: start of the transfer; equal to `ready` if they differ by rounding only.
       worker: worker in whose queue it waited, None if it did not.
       cell: its cell in that queue, SEND or RECV.
-      front: the cell in front of it there, whose transfer it waited for last.
-      blocked: part of the wait in which that transfer had not started either: head-of-line
-        blocking.
+      front: the cell in front of it there; its transfer is the last one that it waited for.
+      blocked: part of the wait in which the transfer in front had not started either:
+        head-of-line blocking.
 
     Example:
       >>> from pipejax.schedules.cells.ops import Phase
@@ -156,16 +156,16 @@ def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, in
 def queue_makespans(
     table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
 ) -> dict[str, float | None]:
-    """Return makespans by scope of the queues, None if it deadlocks, and with free messages."""
+    """Return makespans by scope of the queues, None for a deadlock, and without queues [s]."""
     links, makespans = Links.resolve(link), dict[str, float | None]()
     for queues in QUEUES:
         try:
-            under = dataclasses.replace(links, model="rendezvous", queues=queues)
-            makespans[queues] = evaluate(table, costs, link=under).makespan
+            queued_links = dataclasses.replace(links, model="rendezvous", queues=queues)
+            makespans[queues] = evaluate(table, costs, link=queued_links).makespan
         except ScheduleError:
             makespans[queues] = None
-    free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
-    without_messages = Links(host_links=links.host_links)  # no message uses a resource
-    for name, variant in (("delay", costs), ("no messages", free)):
-        makespans[name] = evaluate(table, variant, link=without_messages).makespan
+    delay_links = Links(host_links=links.host_links)  # no message uses a resource
+    no_messages = dataclasses.replace(costs, latency=0.0, transmit=0.0)
+    makespans["delay"] = evaluate(table, costs, link=delay_links).makespan
+    makespans["no messages"] = evaluate(table, no_messages, link=delay_links).makespan
     return makespans

@@ -47,11 +47,11 @@ class RankedPath(NamedTuple):
 
 
 class _PathTo(NamedTuple):
-    """A path to a node: its last edge, and the rank of the rest among paths to the node before."""
+    """A path to a node, as its last edge and a path to the edge's tail."""
 
     length: float
-    column: int
-    rank: int
+    column: int  # of the tail among the node's predecessors
+    rank: int  # of the path to the tail among all paths to the tail
     kind: int
 
 
@@ -63,7 +63,7 @@ class PathRanking:
         preds: Preds,
         duration: Times,
         lag: Lags,
-        ends: Int[NumpyArray, " some"],
+        ends: Int[NumpyArray, " ends"],
         kinds: Kinds | None = None,
     ) -> None:
         """Find the longest path to every node; `ends` are the nodes where paths may end."""
@@ -79,13 +79,15 @@ class PathRanking:
         self._best_column = np.append(arrival.argmax(axis=1), finish[ends].argmax())
         self._max_length = np.append(finish, finish[ends].max())
         self._best_kind = [] if kinds is None else self._best_kinds(kinds)
-        # by node that was visited: its known paths, a heap of candidates (-length, column, rank),
-        # and the (column, rank) of the known path whose next rank is no candidate yet
+        # by node that was visited: its known paths, and a heap of candidates (-length, column,
+        # rank) for the next one
         self._paths: dict[int, list[_PathTo]] = {}
         self._candidates: dict[int, list[tuple[float, int, int]]] = {}
-        self._due: dict[int, tuple[int, int]] = {}
+        # (column, rank) of the last known path: the next rank over this edge is to become a
+        # candidate
+        self._last_edge: dict[int, tuple[int, int]] = {}
         self._exhausted = {SOURCE}  # nodes without another path
-        self._seen: dict[int, set[int]] = {}  # kinds of the known paths
+        self._path_kinds: dict[int, set[int]] = {}  # kinds of the known paths
 
     def paths(self) -> Iterator[RankedPath]:
         """Yield the paths, the longest first."""
@@ -125,13 +127,13 @@ class PathRanking:
             current = stack[-1]
             if current not in self._candidates:
                 self._push_best_paths(current)
-            if current in self._due:
-                column, pred_rank = self._due[current]
+            if current in self._last_edge:
+                column, pred_rank = self._last_edge[current]
                 pred = self._pred(current, column)
                 if pred_rank + 1 == len(self._known_paths(pred)) and pred not in self._exhausted:
                     stack.append(pred)
                     continue
-                del self._due[current]
+                del self._last_edge[current]
                 self._push(current, column, pred_rank + 1)
             elif not self._candidates[current]:
                 self._exhausted.add(stack.pop())
@@ -142,8 +144,8 @@ class PathRanking:
     def _push_best_paths(self, node: int) -> None:
         """Make the longest path over each edge into the node a candidate, except the best one."""
         best_column = int(self._best_column[node])
-        self._candidates[node], self._due[node] = [], (best_column, 0)
-        self._seen[node] = {self._known_paths(node)[0].kind}
+        self._candidates[node], self._last_edge[node] = [], (best_column, 0)
+        self._path_kinds[node] = {self._known_paths(node)[0].kind}
         is_edge = np.ones(len(self._ends)) if node == self._sink else self._is_edge[node]
         for column in np.flatnonzero(is_edge).tolist():
             if column != best_column:
@@ -164,15 +166,15 @@ class PathRanking:
         A candidate is the predecessor's path of a rank, over the edge in a column.
         """
         negative_length, column, rank = heapq.heappop(self._candidates[node])
-        self._due[node] = column, rank  # whose next rank is to become a candidate
+        self._last_edge[node] = column, rank
         kind = 0
         if self._kinds is not None:
             kind = self._known_paths(self._pred(node, column))[rank].kind
             if node != self._sink:
                 kind += self._kinds.edges[node][column] + self._kinds.nodes[node]
-            if kind in self._seen[node]:
+            if kind in self._path_kinds[node]:
                 return False
-            self._seen[node].add(kind)
+            self._path_kinds[node].add(kind)
         self._paths[node].append(_PathTo(-negative_length, column, rank, kind))
         return True
 
@@ -254,28 +256,32 @@ def longest_paths(
     check_types(evaluation=(evaluation, Evaluation), distinct_counts=(distinct_counts, bool))
     count = whole_number(count, "count")
     program, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
-    names, counted = _count_costs(evaluation, program, vector)
-    kinds = _kinds(program, counted) if distinct_counts else None
+    names, counts_by_cost = _count_costs(evaluation, program, vector)
+    kinds = _kinds(program, counts_by_cost) if distinct_counts else None
     duration, lag = vector[program.duration_index], vector[program.lag_index]
     preds = np.asarray(program.preds)
     ranking = PathRanking(preds, duration, lag, _last_nodes(program), kinds)
     labels = {bar.node: bar.label for bar in bars(evaluation)}
-    message_text = _messages(program, evaluation.table.grammar.text)
+    message_texts = _message_texts(program, evaluation.table.grammar.text)
     paths: list[LongPath] = []
     for path in itertools.islice(ranking.paths(), count):
         tails = preds[path.nodes, path.columns]
         lags = program.lag_index[path.nodes, path.columns]
         costs = [*program.duration_index[path.nodes].tolist(), *lags.tolist()]
-        counts = counted[costs].sum(axis=0).tolist()
-        edges = zip(tails.tolist(), path.nodes, lags.tolist(), strict=True)
-        texts = [message_text.get(key) for edge in edges for key in (edge, edge[1])]
+        counts = counts_by_cost[costs].sum(axis=0).tolist()
+        # an edge may be a message, and so may be the node at its head
+        keys = [
+            key
+            for edge in zip(tails.tolist(), path.nodes, lags.tolist(), strict=True)
+            for key in (edge, edge[1])
+        ]
         paths.append(
             LongPath(
                 length=path.length,
                 shorter_by=evaluation.makespan - path.length,
                 counts=dict(zip(names, counts, strict=True)),
                 ops=tuple(labels[node] for node in path.nodes if node in labels),
-                messages=tuple(text for text in texts if text is not None),
+                messages=tuple(message_texts[key] for key in keys if key in message_texts),
                 nodes=tuple(path.nodes),
             )
         )
@@ -285,66 +291,64 @@ def longest_paths(
 def _count_costs(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Return names of costs, and how often an entry of the vector counts for each of them.
+    """Return names of costs, and for each entry of the vector a count of each name.
 
     The vector has entries "F F B B pair latency latency ..": an F counts (1, 0, ..), a pair
     without its own time as its F and its B.
     """
     layout = program.layout
     groups = np.array(layout.groups, object)
-    num_boundaries = math.prod(layout.link_shape) // 2  # of one direction, and the first half is F
+    num_boundaries = math.prod(layout.link_shape) // 2  # of one direction; F comes first
+    suffixes = np.repeat(["_F", "_B"], num_boundaries).tolist()
     for name in LINK_COSTS:
-        suffixes = np.repeat(["_F", "_B"], num_boundaries).tolist()
-        groups[groups == name] = [_MESSAGE[name] + way for way in suffixes]
-    parts = [[group] for group in groups.tolist()]
+        groups[groups == name] = [_MESSAGE[name] + suffix for suffix in suffixes]
+    names_by_entry = [[group] for group in groups.tolist()]
     if evaluation.costs.pair is None and evaluation.costs.pair_factor is None:
         entries = np.flatnonzero(groups == "pair")
         for entry, pair in zip(entries, program.pair_index, strict=True):
-            parts[entry] = groups[pair].tolist()
+            names_by_entry[entry] = groups[pair].tolist()
     used = np.union1d(program.duration_index, program.lag_index)
     used = used[(vector[used] > 0) | ~np.isin(groups[used], ("latency_F", "latency_B"))]
-    present = {name for entry in used.tolist() for name in parts[entry]}
-    messages = (f"{name}_{way}" for name in ("c", "latency") for way in "FB")
+    used_names = {name for entry in used.tolist() for name in names_by_entry[entry]}
+    messages = (f"{name}_{direction}" for name in ("c", "latency") for direction in "FB")
     order = (*(phase.name for phase in layout.timed), "pair", *messages)
-    names = [name for name in order if name in present]
-    counted = np.array([[part.count(name) for name in names] for part in parts], int)
-    return names, counted.reshape(len(parts), len(names))
+    names = [name for name in order if name in used_names]
+    counts = [[entry_names.count(name) for name in names] for entry_names in names_by_entry]
+    return names, np.array(counts, int).reshape(len(counts), len(names))
 
 
-# names of message costs: on a link that queues, c is the transmit time, and latency is apart
+# names of message costs; on a link that queues, transmit time and latency are two costs
 _MESSAGE = {"latency": "latency", "transmit": "c", "message": "c"}
 
 
-def _kinds(program: Program, counted: Int[NumpyArray, "costs names"]) -> Kinds:
+def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> Kinds:
     """Write the counts of nodes and edges as one number each: a digit for every name."""
     # With base 1000, 3 F and 2 B are 2003. Numbers add up along a path, as no digit overflows.
     base = 4 * program.num_nodes  # above twice the nodes and edges of a path, of two ops each
-    powers = [base**k for k in range(counted.shape[1])]
-    numbers = [sum(map(operator.mul, row, powers)) for row in counted.tolist()]
+    powers = [base**k for k in range(counts_by_cost.shape[1])]
+    numbers = [sum(map(operator.mul, row, powers)) for row in counts_by_cost.tolist()]
     return Kinds(
         [numbers[entry] for entry in program.duration_index.tolist()],
         [[numbers[entry] for entry in row] for row in program.lag_index.tolist()],
     )
 
 
-def _last_nodes(program: Program) -> Int[NumpyArray, " some"]:
+def _last_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
     """List the nodes that no other waits for, without padding."""
     is_last = program.phase != Phase.IDLE
     is_last[program.preds] = False
     return np.flatnonzero(is_last)
 
 
-def _messages(
+def _message_texts(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
     """Return the text of each message by the node that carries it, or by its edge.
 
     An edge is (producer, consumer, index of its lag in the cost vector).
     """
-    sent = program.messages
-    edges = zip(*(x.tolist() for x in (sent.producer, sent.consumer, sent.lag_index)), strict=True)
-    keys = [
-        edge if node == SOURCE else node
-        for node, edge in zip(sent.carrier.tolist(), edges, strict=True)
-    ]
-    return {key: text(sent.cells(message)[:1]) for message, key in enumerate(keys)}
+    messages = program.messages
+    columns = (messages.carrier, messages.producer, messages.consumer, messages.lag_index)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    keys = [tuple(edge) if node == SOURCE else node for node, *edge in rows]
+    return {key: text(messages.cells(message)[:1]) for message, key in enumerate(keys)}

@@ -26,7 +26,7 @@ from pipejax.schedules.table.held_activations import END, START, memory_ledger
 from pipejax.schedules.table.table import ScheduleTable
 
 COMPUTE, COLLECTIVES, BESIDE, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
-_LINKS = {HOST_LINK: "host link"}  # what lanes are called, if not by their name
+_LANE_TITLES = {HOST_LINK: "host link"}  # default: the name of the lane
 _NANOSECONDS, _PER_MICROSECOND = 1e9, 1000
 
 Event = dict[str, Any]
@@ -36,13 +36,13 @@ class Track(NamedTuple):
     """Track of a worker; overlapping slices go on several tracks of the same name."""
 
     worker: int
-    kind: int  # which also orders the tracks of a worker
+    kind: int  # one of the kinds above; it also orders the tracks of a worker
     number: int  # of the other worker, or of the lane beside compute
     title: str
     category: str  # of its slices
 
 
-def _compute(worker: int) -> Track:
+def _compute_track(worker: int) -> Track:
     return Track(worker, COMPUTE, 0, "compute", "compute")
 
 
@@ -91,8 +91,8 @@ def chrome_trace(evaluation: Evaluation) -> str:
     check_types(evaluation=(evaluation, Evaluation))
     ops, messages = bars(evaluation), arrows(evaluation)
     lanes = list(phases_beside(evaluation.table))
-    op_slices = [_slices_of_op(evaluation.table, bar, lanes) for bar in ops]
-    message_slices = [_slices_of_message(evaluation.table, arrow) for arrow in messages]
+    op_slices = [_op_slices(evaluation.table, bar, lanes) for bar in ops]
+    message_slices = [_message_slices(evaluation.table, arrow) for arrow in messages]
     slices = [*itertools.chain(*op_slices, *message_slices)]
     names = _assign_threads(slices, evaluation.workers)
     slice_by_node = {bar.node: parts[0] for bar, parts in zip(ops, op_slices, strict=True)}
@@ -129,14 +129,14 @@ def _duration(start: int, end: int) -> float:
     return duration
 
 
-def _slices_of_op(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Slice]:
+def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Slice]:
     """Return the slice of an op, or one on each worker that takes part in a collective."""
-    op, tracks = bar.ops[0], [_compute(bar.worker)]
+    op, tracks = bar.ops[0], [_compute_track(bar.worker)]
     if bar.worker == NO_WORKER:
         workers = sorted(set(table.placement[:, op.stage].tolist()))
         tracks = [Track(w, COLLECTIVES, 0, "collectives", "collective") for w in workers]
     elif bar.lane in lanes:
-        title = _LINKS.get(bar.lane, bar.lane)
+        title = _LANE_TITLES.get(bar.lane, bar.lane)
         tracks = [Track(bar.worker, BESIDE, lanes.index(bar.lane), title, title)]
     microbatch, part = divmod(op.microbatch, bar.slices)
     args = {
@@ -149,7 +149,7 @@ def _slices_of_op(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[
     return [_slice(track, bar, bar.label, args) for track in tracks]
 
 
-def _slices_of_message(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
+def _message_slices(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
     """Return the slices of a message at its sender and receiver; none if it takes no time."""
     sender, receiver, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
     tracks = (
@@ -167,7 +167,7 @@ def _slice(track: Track, timed: Bar | Arrow, name: str, args: dict[str, Any]) ->
 
 def _assign_threads(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
     """Set the thread of every slice, so that none overlap; return events that name threads."""
-    slices_by_track: dict[Track, list[_Slice]] = {_compute(w): [] for w in range(num_workers)}
+    slices_by_track: dict[Track, list[_Slice]] = {_compute_track(w): [] for w in range(num_workers)}
     for piece in slices:
         slices_by_track.setdefault(piece.track, []).append(piece)
     names = _name_events("process", num_workers, COMPUTE, "pipeline", 0)
@@ -220,18 +220,19 @@ def _flows(
     """
     # A flow binds to the slice around its time, or to the last one that began on its track: so it
     # is a nanosecond inside, since others may begin and end at the borders.
-    events, sent = [], evaluation.program.messages
-    rows = zip(sent.producer.tolist(), sent.consumer.tolist(), messages, strict=True)
-    for number, (producer, consumer, message) in enumerate(rows):
+    events, program_messages = [], evaluation.program.messages
+    ends = zip(program_messages.producer.tolist(), program_messages.consumer.tolist(), strict=True)
+    for number, (producer, consumer) in enumerate(ends):
         source, target = slices[producer], slices[consumer]
         if source.start == source.end or target.start == target.end:
             continue  # nothing can lie inside
-        chain = [("s", source, max(source.start, source.end - 1))]
-        chain += [("t", piece, min(piece.start + 1, piece.end - 1)) for piece in message[:1]]
-        chain += [("f", target, min(target.start + 1, target.end - 1))]
-        name = evaluation.table.grammar.text(sent.cells(number)[:1])
+        steps = [("s", source, max(source.start, source.end - 1))]  # kind of event, slice, time
+        for sent in messages[number][:1]:
+            steps.append(("t", sent, min(sent.start + 1, sent.end - 1)))
+        steps.append(("f", target, min(target.start + 1, target.end - 1)))
+        name = evaluation.table.grammar.text(program_messages.cells(number)[:1])
         fields = {"cat": "message", "id": number, "bp": "e"}
-        for kind, piece, time in chain:
+        for kind, piece, time in steps:
             events.append(_event(kind, piece.track.worker, piece.tid, name, time, **fields))
     return events
 
@@ -242,7 +243,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
     Other items that kinds take and free have their own counters, by name.
     """
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
-    item = {table.grammar.parts[name]: name for name in table.grammar.items}
+    item_by_part = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, change by item
     for bar in ops:  # in the order of the row, so that at equal times ends come before starts
         entries = [entry for op in bar.ops for entry in ledger.get(op.phase, ())]
@@ -250,7 +251,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
             change = Counter[str]()
             for entry in entries:
                 if entry.moment == moment:
-                    change[item.get(entry.part, "activations")] += entry.change
+                    change[item_by_part.get(entry.part, "activations")] += entry.change
             if any(change.values()):
                 changes.append((round(seconds * _NANOSECONDS), bar.worker, change))
     zeros = dict.fromkeys(["activations", *table.grammar.items], 0)
@@ -263,13 +264,13 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
 
 def _idle_workers(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
     """Return a counter of workers whose compute is idle, at each time at which it changes."""
-    change = Counter({0: num_workers})
+    changes = Counter({0: num_workers})  # of the number of idle workers, by time [ns]
     for piece in slices:
         if piece.track.kind == COMPUTE:
-            change[piece.start] -= 1
-            change[piece.end] += 1
-    times = sorted(change)
-    counts = itertools.accumulate(change[time] for time in times)
+            changes[piece.start] -= 1
+            changes[piece.end] += 1
+    times = sorted(changes)
+    counts = itertools.accumulate(changes[time] for time in times)
     return [
         _event("C", num_workers, COMPUTE, "idle", time, args={"workers": count})
         for time, count in zip(times, counts, strict=True)

@@ -140,13 +140,13 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     costs.check_values()
     with np.errstate(over="ignore", invalid="ignore"):  # overflows are refused below
-        run = _evaluated(table, costs, link)
+        run = _evaluate_unchecked(table, costs, link)
     check_finite(run.makespan, costs)
     check_finite({name: getattr(run, name) for name in _SUMS_AND_RATIOS}, costs)
     return run
 
 
-_SUMS_AND_RATIOS = (  # fields that may overflow beside the makespan
+_SUMS_AND_RATIOS = (  # further fields that may overflow
     "busy",
     "bubble_ratio",
     "bubble_overhead",
@@ -156,7 +156,7 @@ _SUMS_AND_RATIOS = (  # fields that may overflow beside the makespan
 )
 
 
-def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
+def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
     """Evaluate a schedule without a check of overflows."""
     program, vector = lower_and_price(table, costs, link)
     run = run_on_host(program, vector)
@@ -165,15 +165,16 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
     critical, edges = longest_path.critical_path(run.preds, run.finish, run.lag)
     busy = busy_times(program, vector)
     span = float(spans(program, run.duration, finish).max())
-    nodes, sent = program.node_of_cell, program.messages
-    has_node = sent.carrier != SOURCE  # else a message is an edge from producer to consumer
-    # two fused pairs may send each other an activation and a gradient: the lag tells them apart
-    is_edge = (program.preds[sent.consumer] == sent.producer[:, None]) & (
-        program.lag_index[sent.consumer] == sent.lag_index[:, None]
+    nodes, messages = program.node_of_cell, program.messages
+    has_node = messages.carrier != SOURCE  # else a message is an edge from producer to consumer
+    # two fused pairs may send each other an activation and a gradient, whose lags differ
+    is_edge = (program.preds[messages.consumer] == messages.producer[:, None]) & (
+        program.lag_index[messages.consumer] == messages.lag_index[:, None]
     )
-    is_edge_critical = (edges[sent.consumer] & is_edge).any(axis=1)
-    leaves = np.where(has_node, start[sent.carrier], finish[sent.producer])
-    arrives = np.where(has_node, finish[sent.carrier], finish[sent.producer])
+    is_edge_critical = (edges[messages.consumer] & is_edge).any(axis=1)
+    producer_finish = finish[messages.producer]
+    departure = np.where(has_node, start[messages.carrier], producer_finish)
+    arrival = np.where(has_node, finish[messages.carrier], producer_finish)
     return Evaluation(
         schedule=table.name,
         workers=table.num_workers,
@@ -196,9 +197,9 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
         node_start=start,
         node_finish=finish,
         node_duration=run.duration,
-        message_start=leaves,
-        message_finish=arrives + vector[sent.lag_index],
-        message_critical=np.where(has_node, critical[sent.carrier], is_edge_critical),
+        message_start=departure,
+        message_finish=arrival + vector[messages.lag_index],
+        message_critical=np.where(has_node, critical[messages.carrier], is_edge_critical),
         peak_in_flight=peak_in_flight(table),
     )
 
@@ -355,29 +356,31 @@ def activation_memory(
     """
     check_types(evaluation=(evaluation, Evaluation))
     shape = evaluation.stages, evaluation.microbatches
-    full = per_stage("sizes", sizes, shape)
-    checkpoint_sizes = full if checkpoints is None else per_stage("checkpoints", checkpoints, shape)
-    shares = _shaped("weight_share", weight_share, shape)
+    activations = per_stage("sizes", sizes, shape)
+    checkpoint_sizes = activations
+    if checkpoints is not None:
+        checkpoint_sizes = per_stage("checkpoints", checkpoints, shape)
+    shares = _read_numbers("weight_share", weight_share, shape)
     recomputed = [per_stage("at_work", size, shape) for size in at_work]
-    size, share, by_i = _same_axes(full, shares, recomputed[AT_WORK.index(IN_I)])
-    if not ((share >= 0) & (share * size <= (size + by_i) * (1 + _ROUNDING))).all():
+    size, share, size_in_i = _same_axes(activations, shares, recomputed[AT_WORK.index(IN_I)])
+    if not ((share >= 0) & (share * size <= (size + size_in_i) * (1 + _ROUNDING))).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.from_content(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
-    arrays = _same_axes(full, shares, checkpoint_sizes, *recomputed)
+    arrays = _same_axes(activations, shares, checkpoint_sizes, *recomputed)
     if arrays[0].ndim == 2:
         # each microbatch of a stage counts as a stage: stage 1 of 4 microbatches becomes 4 to 7
         microbatch = evaluation.table.ops.microbatch[is_in_ledger(evaluation.table)]
         microbatch = np.maximum(microbatch, 0)  # ops without microbatch count as microbatch 0
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
         arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]
-    size, share, *others = arrays
+    size, share, *other_sizes = arrays
     has_work = any(size.any() for size in recomputed)
     parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=has_work)
-    steps = _steps(parts, np.stack([size, share * size, *others]), evaluation.workers)
+    steps = _steps(parts, np.stack([size, share * size, *other_sizes]), evaluation.workers)
     work = np.stack(np.broadcast_arrays(*_same_axes(*recomputed)))
-    return ActivationMemory(*steps, full, shares, checkpoint_sizes, work)
+    return ActivationMemory(*steps, activations, shares, checkpoint_sizes, work)
 
 
 @with_short_repr("peak peak_at time held worker")
@@ -450,19 +453,19 @@ def _steps(
 
 def _same_axes(*sizes: PerStage) -> list[PerStage]:
     """Give all sizes an axis of microbatches if any has one."""
-    differ = any(size.ndim == 2 for size in sizes)
-    return [size[:, None] if differ and size.ndim == 1 else size for size in sizes]
+    has_microbatches = any(size.ndim == 2 for size in sizes)
+    return [size[:, None] if has_microbatches and size.ndim == 1 else size for size in sizes]
 
 
 def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
     """Read sizes: one number, one for each stage, or one for each of its microbatches."""
-    values = _shaped(name, value, shape)
+    values = _read_numbers(name, value, shape)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"{name} must be finite numbers of at least 0, got {value!r}")
     return values
 
 
-def _shaped(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
+def _read_numbers(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
     """Return numbers as (stages), or (stages, microbatches) if they differ by microbatch."""
     values, (stages, microbatches) = as_floats(value, name), shape
     if values.shape not in ((), (stages,), shape):

@@ -121,11 +121,11 @@ def staleness(
 
     Args:
       table: the schedule.
-      costs: unbatched costs [s]; every op takes one slot and messages nothing if None.
+      costs: unbatched costs [s]; default: every op takes one slot, messages take no time.
       link: link model, or `Links`.
 
     Returns:
-      Weight versions and delays; where an update applies several gradients, each counts.
+      Weight versions and delays; if an update applies several gradients, each counts.
 
     Raises:
       ValueError: if an asynchronous table has fewer microbatches than stages, or as `evaluate`.
@@ -174,14 +174,14 @@ def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
     """Return the block update that applies each gradient, and the model that its forward reads."""
-    same = SAME_MOMENT * float(finish.max())
+    tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs
     ends = finish.ravel()[updates]
-    # Ends within `same` of each other are one moment: ends 3, 1, 1, 2 are moments 2, 0, 0, 1.
+    # Ends within the tolerance are one moment: ends 3, 1, 1, 2 are moments 2, 0, 0, 1.
     by_end = np.argsort(ends, kind="stable")
     moment = np.empty(len(updates), np.int64)
-    moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > same))
+    moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > tolerance))
     # Each run is a model of its own and numbers its updates from 0, by moment, then stage.
     # Sorted runs 0, 0, 0, 1, 1 begin at 0, 0, 0, 3, 3: the numbers are 0, 1, 2, 0, 1.
     stage = table.cells.stage.ravel()[updates]
@@ -189,14 +189,14 @@ def _block_updates(
     number = np.empty(len(updates), np.int64)
     number[order] = np.arange(len(updates)) - np.searchsorted(run[order], run[order])
     applied = number[np.searchsorted(updates, versions.update_cell)]
-    # A forward sees the updates of its run that have ended when it begins.
-    begins = start.ravel()[table.where[Phase.F]] + same
+    # A forward reads a model with the updates of its run that have ended when it starts.
+    forward_start = start.ravel()[table.where[Phase.F]] + tolerance
     microbatch_run = np.arange(table.num_microbatches) % runs
-    seen = np.empty_like(applied)
+    newest_model = np.empty_like(applied)
     for k in range(runs):
         run_ends, in_run = np.sort(ends[run == k]), microbatch_run == k
-        seen[:, in_run] = np.searchsorted(run_ends, begins[:, in_run], side="right")
-    return applied, np.minimum(seen, _successors(table, versions, applied))
+        newest_model[:, in_run] = np.searchsorted(run_ends, forward_start[:, in_run], side="right")
+    return applied, np.minimum(newest_model, _successors(table, versions, applied))
 
 
 def _successors(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:

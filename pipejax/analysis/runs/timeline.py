@@ -78,7 +78,7 @@ class Arrow(NamedTuple):
     is_critical: bool  # whether it is on the critical path
 
 
-def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
+def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " nodes"]:
     """Return nodes of all-reduces and updates without a cell that take any time."""
     nodes = evaluation.program.beside_cells
     return nodes[evaluation.node_finish[nodes] > evaluation.node_start[nodes]]
@@ -150,17 +150,17 @@ def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:
     """List every message between workers."""
-    sent = evaluation.program.messages
+    messages = evaluation.program.messages
     return [
         Arrow(
-            int(sent.sender[k]),
-            int(sent.receiver[k]),
+            int(messages.sender[k]),
+            int(messages.receiver[k]),
             float(evaluation.message_start[k]),
             float(evaluation.message_finish[k]),
-            Op(Phase(int(sent.phase[k])), int(sent.stage[k]), int(sent.microbatch[k])),
+            Op(Phase(int(messages.phase[k])), int(messages.stage[k]), int(messages.microbatch[k])),
             bool(evaluation.message_critical[k]),
         )
-        for k in range(len(sent.producer))
+        for k in range(len(messages.producer))
     ]
 
 
@@ -184,17 +184,17 @@ def segment_window(run: Evaluation, segment: str) -> Window:
     first_backward, last_forward = np.full(run.workers, np.inf), np.full(run.workers, -np.inf)
     np.minimum.at(first_backward, worker[is_backward], start[is_backward])
     np.maximum.at(last_forward, worker[is_forward], finish[is_forward])
-    warm = float(first_backward[np.isfinite(first_backward)].max())
-    cool = float(last_forward[np.isfinite(last_forward)].min())
+    warmup_end = float(first_backward[np.isfinite(first_backward)].max())
+    cooldown_start = float(last_forward[np.isfinite(last_forward)].min())
     window = {
-        "warmup": Window(0.0, warm),
-        "steady": Window(warm, cool),
-        "cooldown": Window(cool, run.makespan),
+        "warmup": Window(0.0, warmup_end),
+        "steady": Window(warmup_end, cooldown_start),
+        "cooldown": Window(cooldown_start, run.makespan),
     }[name]
     if window.start >= window.stop:
         raise ValueError(
-            f"part {name}: {run.schedule} has none: its workers are warm at {warm:.4g}, and the "
-            f"first of them is out of forwards at {cool:.4g}"
+            f"part {name}: {run.schedule} has none: its workers are warm at {warmup_end:.4g}, and "
+            f"the first of them is out of forwards at {cooldown_start:.4g}"
         )
     return window
 
@@ -289,10 +289,10 @@ def _busy_and_hidden(
     # Compute done up to a time is a line that rises while an op runs. Ops from 1 to 3 and 4 to 5:
     # at times 1 3 4 5 it is 0 2 2 3, so a lane op from 2 to 4.5 hides 2.5 - 1 = 1.5.
     nodes = np.flatnonzero(np.asarray(evaluation.program.worker) == worker)
-    begins, ends = evaluation.node_start[nodes], evaluation.node_finish[nodes]
-    times = np.stack([begins, ends], axis=1).ravel()
-    done = np.stack([np.zeros(len(nodes)), ends - begins], axis=1).ravel().cumsum()
+    op_start, op_end = evaluation.node_start[nodes], evaluation.node_finish[nodes]
+    times = np.stack([op_start, op_end], axis=1).ravel()
+    compute = np.stack([np.zeros(len(nodes)), op_end - op_start], axis=1).ravel().cumsum()
     if not len(times):
-        times, done = np.zeros(1), np.zeros(1)
-    hidden = np.interp(finish, times, done) - np.interp(start, times, done)
+        times, compute = np.zeros(1), np.zeros(1)
+    hidden = np.interp(finish, times, compute) - np.interp(start, times, compute)
     return float((finish - start).sum()), float(hidden.sum())
