@@ -15,7 +15,7 @@ from daily import daily
 from markupsafe import escape
 
 import pipejax as pj
-from pipejax.analysis.step.step_report import WAITS, stages_alike, step_parts
+from pipejax.analysis.step.step_report import WAITS, step_parts, with_equal_stages
 from pipejax.schedules.table.communication_cells import with_transfers
 from pipejax.search.remedies.candidates import first_candidate
 from pipejax.search.remedies.changes import schedules
@@ -75,7 +75,7 @@ def test_levels_are_runs(link):
 
     parts = {part.name: part.seconds for part in step_parts(pj.evaluate(table, costs, link=link))}
 
-    alike = last_end(table, stages_alike(silent, table, microbatches=True))
+    alike = last_end(table, with_equal_stages(silent, table, microbatches=True))
     bubble = parts["start"] + parts["gaps"] + parts["end"]
     assert parts["compute"] + bubble == pytest.approx(alike, rel=1e-12)
     silent_end, sent = last_end(table, silent), last_end(table, costs)

@@ -341,9 +341,11 @@ def compare(
         reasons.append(f"no formula: {only_span if form.span_bubble_ratio else form.assumes}")
     elif abs(formula - table_ratio) > TOLERANCE:
         side = "above" if table_ratio > formula else "below"
+        used = (phase.name for phase in table.used_phases if phase.name in slots)
+        slots_text = ", ".join(f"{letter} = {slots[letter]:.3g}" for letter in used)
         reasons.append(
             f"table {side} formula: the formula assumes {form.assumes}; "
-            f"slots here are {_slots_text(table, slots)}, M/P = {shape.m / shape.p:g}"
+            f"slots here are {slots_text}, M/P = {shape.m / shape.p:g}"
         )
     if form.in_flight:
         text, count = form.in_flight
@@ -371,11 +373,6 @@ def compare(
         why="; ".join(reasons) or "all three agree",
         slots=slots,
     )
-
-
-def _slots_text(table: ScheduleTable, slots: Slots) -> str:
-    used = (phase.name for phase in table.used_phases)
-    return ", ".join(f"{letter} = {slots[letter]:.3g}" for letter in used if letter in slots)
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:

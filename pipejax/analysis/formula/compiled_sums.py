@@ -24,13 +24,10 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
     if is_traced(*values):
         return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
     with jax.core.eval_context(), accept_type(dtype):
-        largest = _compiled(facets, tuple(_as(dtype, value) for value in values))
-        return to_output_dtype(jax.block_until_ready(largest))  # nothing reads the arrays any more
-
-
-def _as(dtype: np.dtype, value: Any) -> Any:
-    """Return a value in a type, without a copy if it has that type."""
-    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
+        # no copy of an array that has the type
+        arrays = (x if isinstance(x, jax.Array) else np.asarray(x) for x in values)
+        largest = _compiled(facets, tuple(array.astype(dtype, copy=False) for array in arrays))
+        return to_output_dtype(jax.block_until_ready(largest))  # the arrays are not needed any more
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -166,12 +166,13 @@ def from_numbers(row: Sequence[float]) -> tuple[Regime, tuple[float, ...]]:
 
 def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
     """Return records in the form of `EVIDENCE` as runs."""
-    return tuple(
-        Runs(r["source"], r["system"], r["stack"], regime, errors, memory.get(regime, ()))
-        for r in records
-        for memory in [dict(map(from_numbers, r.get("memory", ())))]
-        for regime, errors in map(from_numbers, r["errors"])
-    )
+    runs = []
+    for record in records:
+        memory = dict(map(from_numbers, record.get("memory", ())))
+        source, system, stack = record["source"], record["system"], record["stack"]
+        for regime, errors in map(from_numbers, record["errors"]):
+            runs.append(Runs(source, system, stack, regime, errors, memory.get(regime, ())))
+    return tuple(runs)
 
 
 @functools.cache
@@ -190,7 +191,7 @@ def _generation(system: str) -> str:
     return next((name for name, systems in GENERATIONS.items() if system in systems), "")
 
 
-def _alike(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
+def _with_equal_experts(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
     """Return the runs of models that have experts as the regime does."""
     return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
 
@@ -203,15 +204,15 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     latter case the next wider class decides: all generations, then all models. All sources count
     alike, and so do all runs of a source. The range leaves 5 (K - 1) / (K + 1) % at either end.
     """
-    everything, generation = tuple(runs), _generation(system)
-    similar = _alike(everything, regime)
-    near = [group for group in similar if generation == _generation(group.system)]
+    all_runs, generation = tuple(runs), _generation(system)
+    all_generations = _with_equal_experts(all_runs, regime)
+    near = [group for group in all_generations if generation == _generation(group.system)]
     if not generation or not near:
         return None
     ratios: list[float] = []
     weights: list[float] = []
     share = 1.0
-    for level in (near, similar, everything):
+    for level in (near, all_generations, all_runs):
         errors: dict[str, list[float]] = {}
         for group in level:
             errors.setdefault(group.source, []).extend(group.errors)
@@ -257,22 +258,31 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
         rows = map(from_numbers, record.evidence)
         runs = [Runs(record.source, system.name, record.stack or software, *row) for row in rows]
         bands = (band for band in record.bands if band.percent == PERCENT)
-        ranges = (ErrorRange(band.low, band.high, "its own runs") for band in bands)
-        factors = next(ranges, None)
+        factors = next((ErrorRange(b.low, b.high, "its own runs") for b in bands), None)
     groups: dict[tuple[str, str, Regime], list[Runs]] = {}
-    for group in _alike(runs, regime):
+    for group in _with_equal_experts(runs, regime):
         groups.setdefault((group.system, group.stack, group.regime), []).append(group)
+    facts = *regime.facts, system.name, software
     candidates = []
-    for (name, other, kind), parts in groups.items():
-        pairs = zip((*regime.facts, system.name, software), (*kind.facts, name, other), strict=True)
-        errors = tuple(error for part in parts for error in part.errors)
-        sources = tuple(dict.fromkeys(part.source for part in parts))
-        differs = tuple(fact for fact, measured in pairs if fact != measured)
+    for (run_system, run_stack, run_regime), members in groups.items():
+        run_facts = *run_regime.facts, run_system, run_stack
+        candidate = Evidence(
+            run_regime,
+            errors=tuple(error for group in members for error in group.errors),
+            sources=tuple(dict.fromkeys(group.source for group in members)),
+            system=run_system,
+            stack=run_stack,
+            differs=tuple(a for a, b in zip(facts, run_facts, strict=True) if a != b),
+        )
         # a calibration holds for its own regime only
-        ends = factors if record is None or not differs else None
-        candidates.append(Evidence(kind, errors, sources, name, other, differs, ends))
-    # few runs count only if there are no others
-    nearness = lambda runs: (runs.is_many, -len(runs.differs), runs.configurations)  # noqa: E731
+        if record is None or not candidate.differs:
+            candidate = candidate._replace(factors=factors)
+        candidates.append(candidate)
+
+    def nearness(evidence: Evidence) -> tuple[bool, int, int]:
+        # few runs count only if there are no others
+        return evidence.is_many, -len(evidence.differs), evidence.configurations
+
     return max(candidates, key=nearness, default=None)
 
 
@@ -290,6 +300,7 @@ def are_tied(
       >>> are_tied([7.0, 7.09, 7.1, 7.0], [runs, runs, runs, None]).tolist()
       [True, True, False, False]
     """
-    spreads = [math.nan if record is None else record.spread / 100 for record in evidence]
     lags = np.array(times) / min(times) - 1
-    return np.array(lags <= spreads) | (lags == 0) & np.array([r is not None for r in evidence])
+    spreads = np.array([math.nan if x is None else x.spread / 100 for x in evidence])
+    has_evidence = np.array([x is not None for x in evidence])
+    return (lags <= spreads) | ((lags == 0) & has_evidence)

@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.step.step_report import LANE, RULES, Part, step_parts, without_rules
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.base.medians import medians_of_others
@@ -23,12 +23,12 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.table import ScheduleTable
 
 MIN_SLOW_RATIO = 1.02  # of a time to the median of the others; below, they count as equal
-SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which one stage or worker is named alone
+SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which a single place is the cause
 UNEVEN_DIFFERENCE = 0.1  # difference of a stage from the median that makes a split uneven
 SHARED_BLAME = 0.5  # share of the largest difference from which other stages share the blame
 # share of a worker's slowdown that each of its stages must show: half where two pipes share them
 STAGE_SHARE_OF_SLOWDOWN = 0.4
-ENOUGH = 2  # microbatches per worker from which start and end are no fault (ours)
+ENOUGH = 2  # microbatches per worker from which start and end are no fault
 NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
 
@@ -44,14 +44,10 @@ class Fault(NamedTuple):
       seconds: time that the step would save without it [s]; of memory that rules out a schedule,
         the time that this would save beyond the best that fits.
       why: one sentence.
-      worker: the worker to blame, if there is one.
-      stage: likewise.
-      link: pair of workers, likewise.
+      worker: the worker with the fault, if there is one.
+      stage: the stage with the fault, if there is one.
+      link: the pair of workers with the fault, if there is one.
       rules: scaling of times that removes it, as `scaled_costs` reads it; empty if none does.
-
-    Example:
-      >>> Fault("exchange", 2.0, "the exchange of gradients is waited for").worker is None
-      True
     """
 
     kind: str
@@ -192,7 +188,10 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
         # No single one is to blame if stages on other workers differ by half as much. The first and
         # last stage are a little longer in most models: that alone hides no slow stage.
         differences = np.abs(ratios - 1)
-        largest = float(differences[_fault_stages(single, table)].max())
+        is_blamed = (table.placement == single.worker).any(axis=0)  # (stages)
+        if single.stage is not None:
+            is_blamed = np.arange(len(ratios)) == single.stage
+        largest = float(differences[is_blamed].max())
         is_uneven = differences > max(UNEVEN_DIFFERENCE, SHARED_BLAME * largest)
         is_on_others = (table.placement != single.worker).all(axis=0)
         if not (is_uneven & is_on_others).any():
@@ -210,13 +209,6 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
         stage=int(stages[times.stages[stages].argmax()]),
         rules=even_rules,
     )
-
-
-def _fault_stages(fault: Fault, table: ScheduleTable) -> Int[NumpyArray, " stages"]:
-    """Return the stages of a fault: its own, or those of its worker."""
-    if fault.stage is not None:
-        return np.array([fault.stage])
-    return np.flatnonzero((table.placement == fault.worker).any(axis=0))
 
 
 def _share(seconds: float, total: float) -> str:

@@ -30,7 +30,7 @@ from pipejax.engine.batched.pricing import Rows, in_parts, priced, pulled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
-HOST_SYSTEMS = 512  # up to so many systems are priced on the host, whatever differs
+HOST_SYSTEMS = 512  # systems up to which the host prices all
 NETWORK = ("network", "memory_capacity", "memory_reserve", "price")  # no kernel depends on these
 MIN_STAGES, MIN_BOUNDARIES = 8, 16  # distinct ones are padded to a power of two, at least to these
 
@@ -160,11 +160,11 @@ def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
 def are_few_numbers(systems: System) -> bool:
     """Return whether pricing a batch on the host takes less time than compiling for it."""
     # True for few systems, or if only networks differ: each kernel is priced once then.
-    without: dict[str, Any] = dict.fromkeys(NETWORK)
-    others = dataclasses.replace(systems, **without)
-    return len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS or not any(
-        isinstance(to_many(leaf), Many) for leaf in jax.tree.leaves(others)
-    )
+    if len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS:
+        return True
+    no_network: dict[str, Any] = dict.fromkeys(NETWORK)
+    numbers = jax.tree.leaves(dataclasses.replace(systems, **no_network))
+    return not any(isinstance(to_many(number), Many) for number in numbers)
 
 
 def many_systems(systems: System, *, slopes: bool = False) -> System:
@@ -208,9 +208,11 @@ def _slopes_by_resource(
         return {name: _get(system_slopes, FIELDS[name]) for name in POWER}
     slopes = {name: np.zeros(len(np.asarray(priced.systems.gpus_per_node))) for name in POWER}
     for field, cost in vars(priced.slope_costs).items():
-        for name, slope in cost.slopes.items() if isinstance(cost, Many) else ():
-            count = np.asarray(getattr(counts, field))
-            axes = "abcd"[: count.ndim - 1]  # all axes but the batch are summed
+        if not isinstance(cost, Many):
+            continue
+        count = np.asarray(getattr(counts, field))
+        axes = "abcd"[: count.ndim - 1]  # all axes but the batch are summed
+        for name, slope in cost.slopes.items():
             slopes[name] += np.einsum(f"n{axes},n{axes}->n", count, slope[:, 0])
     return slopes
 

@@ -26,10 +26,10 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Parts of any step that sum to its time.
 #
-# The mean worker computes for a part of the step and waits for the rest. Each reason to wait is as
-# long as the step grows when that reason joins those before it, so the parts telescope to the step:
+# The mean worker computes for a part of the step and waits for the rest. Each reason to wait has
+# the time by which the step grows when the run gets this reason too. So the parts sum to the step:
 #
-#     stages alike, no messages            compute + start + gaps + end
+#     equal stages, no messages            compute + start + gaps + end
 #     rules of the table among usual ops   + rules
 #     microbatches as they are             + uneven microbatches
 #     stages as they are                   + imbalance
@@ -51,8 +51,8 @@ WAITS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-LANE = "lane "  # of parts that are a table's own
-RULES = "rules"  # likewise
+LANE = "lane "  # prefix of a part of a lane that a table declares
+RULES = "rules"  # part of the rules of a table
 
 
 @short_repr
@@ -64,10 +64,6 @@ class Part(NamedTuple):
         table among usual ops, or a lane.
       seconds: time that it adds to the step [s].
       meaning: the part in words.
-
-    Example:
-      >>> Part("update", 0.5, "optimizer").seconds
-      0.5
     """
 
     name: str
@@ -132,40 +128,40 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
 def without_rules(table: ScheduleTable) -> ScheduleTable | None:
     """Return a table without its rules among usual ops, which order no data; None without any."""
     rules = table.grammar.rules
-    others = [rule for rule in rules if {rule.consumer, *rule.producers} - {*Phase}]
-    if len(others) == len(rules):
+    other_rules = [rule for rule in rules if {rule.consumer, *rule.producers} - {*Phase}]
+    if len(other_rules) == len(rules):
         return None
-    return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, rules=others))
+    return dataclasses.replace(table, grammar=dataclasses.replace(table.grammar, rules=other_rules))
 
 
 def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
     """Yield name and seconds of each part, in order: by how much it makes the makespan longer."""
-    table, free = evaluation.table, Links("delay")
-    waits = {field: 0.0 for fields in _waits(table).values() for field in fields}
-    compute_costs = with_leaves(evaluation.costs, waits)  # of ops alone
-    program, vector = lower_and_price(table, compute_costs, free)
+    table, delay = evaluation.table, Links("delay")
+    no_waits = {field: 0.0 for fields in _waits(table).values() for field in fields}
+    compute_costs = with_leaves(evaluation.costs, no_waits)
+    program, vector = lower_and_price(table, compute_costs, delay)
     compute = float(busy_times(program, vector).mean())
-    even_costs = stages_alike(compute_costs, table, microbatches=True)
+    even_costs = with_equal_stages(compute_costs, table, microbatches=True)
     ruleless = without_rules(table)
-    program, run = _run(ruleless or table, even_costs, free)
+    program, run = _run(ruleless or table, even_costs, delay)
     makespan = float(run.finish.max())
-    start, gaps = _idle_until_turns(table, program, run)
+    start, gaps = _start_and_gaps(table, program, run)
     yield "compute", compute
     yield "start", start
     yield "gaps", gaps
     yield "end", makespan - compute - start - gaps
     levels = [*_levels(evaluation, compute_costs)]
     if ruleless is not None:
-        levels.insert(0, (RULES, (even_costs, free)))
-    for name, level in levels:
-        previous, makespan = makespan, float(_run(table, *level)[1].finish.max())
+        levels.insert(0, (RULES, (even_costs, delay)))
+    for name, (costs, links) in levels:
+        previous, makespan = makespan, float(_run(table, costs, links)[1].finish.max())
         yield name, makespan - previous
 
 
-def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
-    """Return the mean worker's idle time until its first backward, then until its last forward.
+def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
+    """Return the mean worker's idle time before its first backward, then to its last forward [s].
 
-    Both in seconds. Without backwards, the first forward takes the place of the first backward.
+    Without backwards, the first forward takes the place of the first backward.
     """
     # Ops of a row run one after the other: the idle time up to the end of an op is this end less
     # the durations so far. Durations 1 2, ends 1 5: idle 0, then 5 - (1 + 2) = 2.
@@ -176,11 +172,11 @@ def _idle_until_turns(table: ScheduleTable, program: Program, run: HostRun) -> t
         for phases in (INPUT_GRADS, (Phase.F,))
     )
     # argmax is the first True; of the reversed row, the last one from its end
-    first_turn = (is_backward if is_backward.any() else is_forward).argmax(axis=1)
+    first_backward = (is_backward if is_backward.any() else is_forward).argmax(axis=1)
     last_forward = nodes.shape[1] - 1 - is_forward[:, ::-1].argmax(axis=1)
     last_forward = np.where(is_forward.any(axis=1), last_forward, 0)
     workers = np.arange(len(nodes))
-    start = idle[workers, first_turn]  # 0 in a row without backwards: all idle time is the end
+    start = idle[workers, first_backward]  # 0 in a row without backwards: all idle time is the end
     gaps = np.maximum(idle[workers, last_forward] - start, 0.0)
     return float(start.mean()), float(gaps.mean())
 
@@ -191,15 +187,16 @@ def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[C
     `costs` are those of compute ops alone; each level adds some of the evaluation's.
     """
     links = Links("delay")
-    yield "uneven microbatches", (stages_alike(costs, evaluation.table), links)
+    yield "uneven microbatches", (with_equal_stages(costs, evaluation.table), links)
     yield "imbalance", (costs, links)
     for name, fields in _waits(evaluation.table).items():
         costs = with_leaves(costs, {field: getattr(evaluation.costs, field) for field in fields})
-        links = evaluation.links if name == "blocking" else links
+        if name == "blocking":
+            links = evaluation.links
         yield name, (costs, links)
 
 
-def stages_alike(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
+def with_equal_stages(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
     """Give all stages the mean times of ops; with `microbatches` all microbatches too."""
     leaves = {}
     for name in (*ScaledFields.from_table(table).words["compute"], "pair_factor"):
@@ -216,7 +213,7 @@ def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, Hos
     return program, run_on_host(program, vector)
 
 
-# parts of the step by their names here, where workers are not distinguished
+# parts of the step by their names in a report, which does not distinguish workers
 REPORTED_PARTS: Mapping[str, tuple[str, ...]] = {
     "bubble": ("start", "gaps", "end", "uneven microbatches", "imbalance"),
     "messages": ("messages", "blocking"),
@@ -243,8 +240,8 @@ class StepReport:
       flops_per_accelerator: the model's FLOP per second and accelerator.
       tokens_per_second: of the whole job.
       bands: bounds of the step time by percent, from the system's calibration [s].
-      cost_per_step: None where the system has no price [USD].
-      cost_per_token: likewise [USD].
+      cost_per_step: None if the system has no price [USD].
+      cost_per_token: None if the system has no price [USD].
 
     Example:
       >>> import pipejax as pj
@@ -384,7 +381,7 @@ def fitting_change(
 
 
 def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
-    """Yield every combination of possible changes, as fields of the workload, but not none."""
+    """Yield every combination of one or more possible changes, as fields of the workload."""
     values: dict[str, list[Any]] = {name: [None] for name, _ in COST_RANKS}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         values["sequence_parallel"].append(True)

@@ -39,12 +39,12 @@ from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-PAIRS_PER_CALL = 512  # of a row and a set of values that are priced at once
-PAIRS_PER_CALL_OF_FIT, MAX_ROWS_OF_FIT = 64, 8  # the same in a batch of few rows
+PAIRS_PER_CALL = 512  # pairs of a row and a set of values that are priced at once
+SMALL_CALL, MAX_SMALL_ROWS = 64, 8  # the same in a batch of few rows, and its largest size
 
 Rows = Int[NumpyArray, " rows"]
 Leaves = dict[str, Array]
-Known = dict[str, NumpyArray]
+CostArrays = dict[str, NumpyArray]  # by field of `Costs`
 Shapes = tuple[tuple[int, ...], ...]
 Values = Float[NumpyArray, "batch values"]
 
@@ -73,10 +73,10 @@ class Setting(NamedTuple):
 class PricingKind:
     """Costs of one row, for the pricer."""
 
-    reads: tuple[str, ...]  # fields of `Costs` that the programs read
-    form: Any  # tree structure of the row's work and setting
+    fields: tuple[str, ...]  # fields of `Costs` that the programs read
+    structure: Any  # of the tree of the row's work and setting
     shapes: Shapes  # of the tree's leaves, whose numbers are concatenated
-    names: tuple[str, ...] = ()  # numbers of the system that values are given for
+    names: tuple[str, ...] = ()  # numbers of the system that vary
 
     def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
         """Return the work and the setting of a row from its numbers."""
@@ -84,7 +84,7 @@ class PricingKind:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
         parts = zip(jnp.split(numbers, ends[:-1]), self.shapes, strict=True)
         leaves = [part.reshape(shape) for part, shape in parts]
-        row: tuple[StageWork, Setting] = jax.tree.unflatten(self.form, leaves)
+        row: tuple[StageWork, Setting] = jax.tree.unflatten(self.structure, leaves)
         return row
 
     def __call__(self, system: System, values: Array, numbers: Array) -> Leaves:
@@ -104,7 +104,7 @@ class PricingKind:
                 recomputed=tuple(count * factor for count in work.recomputed),
             )
         costs = work_costs(work, system)
-        return {name: jnp.asarray(getattr(costs, name), float) for name in self.reads}
+        return {name: jnp.asarray(getattr(costs, name), float) for name in self.fields}
 
 
 class RowBatch(NamedTuple):
@@ -116,16 +116,16 @@ class RowBatch(NamedTuple):
     programs: tuple[tuple[Program, Rows], ...]  # with the rows of the batch that run it
     ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
 
-    def prices(self, kind: PricingKind, system: System, values: Values) -> Known:
+    def prices(self, kind: PricingKind, system: System, values: Values) -> CostArrays:
         """Return costs by field (batch, rows, ...) of all rows under each set of values."""
         from pipejax.engine.batched.pricing import priced  # rows are read without JAX
 
         price = functools.partial(priced, kind, system, quickly=True)
-        costs: Known = self._map_pairs(lambda pairs: price(*pairs), values, {})
+        costs: CostArrays = self._map_pairs(lambda pairs: price(*pairs), values, {})
         return costs
 
     def slopes(
-        self, kind: PricingKind, system: System, values: Values, counts: Known
+        self, kind: PricingKind, system: System, values: Values, counts: CostArrays
     ) -> Float[NumpyArray, "batch rows values"]:
         """Return derivatives by the values of each row's step time, the sum of counts * costs."""
         from pipejax.engine.batched.pricing import pulled
@@ -135,17 +135,21 @@ class RowBatch(NamedTuple):
         )
         return slopes
 
-    def _map_pairs(self, function: Callable[..., Any], values: Values, counts: Known) -> Any:
+    def _map_pairs(self, function: Callable[..., Any], values: Values, counts: CostArrays) -> Any:
         """Call a function on blocks of (values, row) pairs; return leaves (batch, rows, ...)."""
         from pipejax.engine.batched.pricing import in_parts
 
         size, rows = len(values), len(self.rows)
-        # 2 sets of values and 3 rows: value_of_pair is 0 0 0 1 1 1, row_of_pair 0 1 2 0 1 2
-        value_of_pair, row_of_pair = (index.ravel() for index in np.indices((size, rows)))
-        flat = {name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()}
-        pairs = (values[value_of_pair], self.numbers[row_of_pair], *([flat] if flat else []))
-        is_fit = rows <= MAX_ROWS_OF_FIT
-        result = in_parts(function, pairs, PAIRS_PER_CALL_OF_FIT if is_fit else PAIRS_PER_CALL)
+        # 2 sets of values and 3 rows: value_index is 0 0 0 1 1 1, row_index 0 1 2 0 1 2
+        value_index, row_index = (index.ravel() for index in np.indices((size, rows)))
+        pairs: tuple[Any, ...] = (values[value_index], self.numbers[row_index])
+        if counts:
+            pair_counts = {
+                name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()
+            }
+            pairs = (*pairs, pair_counts)
+        block_size = SMALL_CALL if rows <= MAX_SMALL_ROWS else PAIRS_PER_CALL
+        result = in_parts(function, pairs, block_size)
         return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), result)
 
 
@@ -171,7 +175,8 @@ class StepTimes:
         self.workloads = row_workloads(rows)
         self.tables = row_tables(rows)
         self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
-        self.read = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
+        # what was measured in each row: `STEP`, or an op and its stage
+        self.timed = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         self._links = [name or link for name in rows.link.tolist()]
         self.programs = list(map(self._lower, self.tables, self._links))
@@ -190,10 +195,11 @@ class StepTimes:
         if not builder.planned:
             return self.programs[row]
         size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-        several = "stages_per_worker" in builder.options
-        options = {"stages_per_worker": table.stages_per_worker} if several else {}
-        planned = build_for_run(builder, size, options, lambda _: costs)
-        return self._lower(planned, self._links[row])
+        options = {}
+        if "stages_per_worker" in builder.options:
+            options["stages_per_worker"] = table.stages_per_worker
+        planned_table = build_for_run(builder, size, options, lambda _: costs)
+        return self._lower(planned_table, self._links[row])
 
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
@@ -203,33 +209,38 @@ class StepTimes:
         leaves: list[list[NumpyArray]] = []
         for k, inputs in enumerate(self.inputs):
             padded = inputs._replace(stages=_pad_stages(inputs.stages, max_stages))
-            numbers, form = jax.tree.flatten((_work(padded), padded.setting))
+            numbers, structure = jax.tree.flatten((_work(padded), padded.setting))
             leaves.append([np.asarray(leaf, float) for leaf in numbers])
-            groups.setdefault((form, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
+            groups.setdefault((structure, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
         return tuple(
-            self._make_batch(np.array(rows), [leaves[k] for k in rows], form, shapes)
-            for (form, shapes), rows in groups.items()
+            self._make_batch(np.array(rows), [leaves[k] for k in rows], structure, shapes)
+            for (structure, shapes), rows in groups.items()
         )
 
     def _make_batch(
-        self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], form: Any, shapes: Shapes
+        self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], structure: Any, shapes: Shapes
     ) -> RowBatch:
-        """Lay out rows as one batch; their leaves have one structure `form` and equal shapes."""
-        read = [self.read[row] for row in rows]  # STEP or an op, and its stage
-        programs = {k: self.programs[row] for k, row in enumerate(rows) if read[k][0] == STEP}
-        ops = _rows_by_op(read)
-        fields = {"forward"} | _reads(programs.values()) | {field for field, _, _ in ops}
-        kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), form, shapes)
+        """Lay out rows as one batch; their leaves have one structure and equal shapes."""
+        timed = [self.timed[row] for row in rows]
+        programs = {k: self.programs[row] for k, row in enumerate(rows) if timed[k][0] == STEP}
+        ops = _rows_by_op(timed)
+        fields = {"forward"} | _program_fields(programs.values()) | {field for field, _, _ in ops}
+        kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), structure, shapes)
         numbers = np.array([np.concatenate([leaf.ravel() for leaf in row]) for row in leaves])
         return RowBatch(rows, numbers, kind, _rows_by_program(programs), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
         """Predict the step time of each row [s]."""
-        costs = self._costs(system)
-        programs = map(self._program, range(self.size), costs)
-        return np.array(
-            [_step_or_op(*run) for run in zip(costs, programs, self.read, strict=True)], float
-        )
+        seconds = np.empty(self.size)
+        for row, costs in enumerate(self._costs(system)):
+            op, stage = self.timed[row]
+            if op == STEP:
+                program = self._program(row, costs)
+                vector = np.asarray(cost_vector(program, costs))
+                seconds[row] = makespan_on_host(program, vector)
+            else:  # an op of one microbatch
+                seconds[row] = np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage]
+        return seconds
 
     def _costs(self, system: System) -> list[Costs]:
         """Return the costs of each row; equal rows are priced once."""
@@ -283,14 +294,6 @@ def _with_rate(link: Link, rate: Number) -> Link:
     """Return a link that reaches a measured rate [B/s], or the link itself for 0."""
     bandwidth = xp.where(rate > 0, rate / link.efficiency, link.bandwidth)
     return dataclasses.replace(link, bandwidth=bandwidth)
-
-
-def _step_or_op(costs: Costs, program: Program, read: tuple[str, int]) -> float:
-    """Return the seconds of a step, or of an op of one microbatch on a stage, as `read` says."""
-    op, stage = read
-    if op != STEP:
-        return float(np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage])
-    return makespan_on_host(program, np.asarray(cost_vector(program, costs)))
 
 
 def _numbers(system: System) -> System:
@@ -355,14 +358,14 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
     return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
 
 
-def _rows_by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
+def _rows_by_op(timed: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
     """Group rows of profiles by op: a field of `Costs`, the rows, and their stages."""
-    row_ops, stages = (np.array(column) for column in zip(*read, strict=True))
+    row_ops, stages = (np.array(column) for column in zip(*timed, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}
     return tuple((PHASE_FIELDS[op], rows, stages[rows]) for op, rows in by_op.items() if len(rows))
 
 
-def _reads(programs: Iterable[Program]) -> set[str]:
+def _program_fields(programs: Iterable[Program]) -> set[str]:
     """Name the times of ops that any of the programs reads."""
     layouts = {id(program): program.layout for program in programs}.values()
     phases = {phase for layout in layouts for phase in (*layout.phases, *layout.paired_phases)}
@@ -394,11 +397,11 @@ def _solve(
     for program, rows in batch.programs:
         index = _program_index(rows, program.layout.num_stages)
         shape = len(seconds), len(rows)
-        read = {name: leaf[index(name, leaf)] for name, leaf in costs.items()}
-        flat = {
-            name: leaf.reshape(math.prod(shape), *leaf.shape[2:]) for name, leaf in read.items()
-        }
-        makespans, path_counts = in_parts(functools.partial(_solve_part, program), flat)
+        pair_costs = {}  # (pairs of values and row, ...)
+        for name, leaf in costs.items():
+            row_leaf = leaf[index(name, leaf)]
+            pair_costs[name] = row_leaf.reshape(math.prod(shape), *row_leaf.shape[2:])
+        makespans, path_counts = in_parts(functools.partial(_solve_part, program), pair_costs)
         seconds[:, rows] = makespans.reshape(shape)
         for name, leaf in counts.items():
             count = path_counts[name]
@@ -419,8 +422,9 @@ def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple
     """Return a function that indexes some rows in a leaf (batch, rows, ..), less padded stages."""
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
-        """Return the index into the leaf of a field; messages have a boundary less than stages."""
-        real_stages = slice(stages - (name in MESSAGE_FIELDS))
-        return (slice(None), rows, ..., real_stages) if leaf.ndim > 2 else (slice(None), rows)
+        """Return the index into the leaf of a field; there are fewer boundaries than stages."""
+        if leaf.ndim <= 2:
+            return slice(None), rows
+        return slice(None), rows, ..., slice(stages - 1 if name in MESSAGE_FIELDS else stages)
 
     return index

@@ -215,26 +215,26 @@ class Validation:
 
     @property
     def ranking(self) -> Ranking | None:
-        """Judge how predictions rank layouts of one job; None where no job has several."""
-        once = self.by_configuration
-        is_finite = np.isfinite(once.errors)
-        rows, times = once.measured.take(is_finite), once.predicted.seconds[is_finite]
+        """Compare the orders of layouts of one job; None if no job has two layouts."""
+        means = self.by_configuration
+        is_finite = np.isfinite(means.errors)
+        rows, times = means.measured.take(is_finite), means.predicted.seconds[is_finite]
         names = "model", "accelerators", "global_batch", "precision", "system", "stack"
         columns = [rows.column(name).astype(str).tolist() for name in (*SIZES, *names)]
         rows_by_job: dict[tuple[str, ...], list[int]] = {}
         for k, job in enumerate(zip(*columns, strict=True)):
             rows_by_job.setdefault(job, []).append(k)
-        several = [np.array(job_rows) for job_rows in rows_by_job.values() if len(job_rows) > 1]
-        if not several:
+        jobs = [np.array(job_rows) for job_rows in rows_by_job.values() if len(job_rows) > 1]
+        if not jobs:
             return None
         taus, regrets = [], []
-        for job_rows in several:
+        for job_rows in jobs:
             measured, predicted = rows.seconds[job_rows], times[job_rows]
             taus.append(_kendall(predicted, measured))
             regrets.append(100 * (measured[predicted.argmin()] / measured.min() - 1))
         return Ranking(
-            jobs=len(several),
-            layouts=sum(map(len, several)),
+            jobs=len(jobs),
+            layouts=sum(map(len, jobs)),
             kendall=float(np.mean(taus)),
             best_found=100 * float(np.mean(np.array(regrets) == 0)),
             regret=float(np.mean(regrets)),
@@ -347,7 +347,7 @@ def validate(
     if system is not None:
         machine = system if isinstance(system, System) else load_system(system)
         if machine.calibration is None:  # a fit to the rows replaces what they name
-            _say_overridden(rows, machine.name)
+            _warn_overridden(rows, machine.name)
         return Validation(rows, _predict(rows, machine, predict))
     is_nameless = rows.system == ""
     if is_nameless.any():
@@ -387,7 +387,7 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
     return joined([read_rows(path, stack) for path in files or measured_tables()])
 
 
-def _say_overridden(rows: MeasuredRows, system: str) -> None:
+def _warn_overridden(rows: MeasuredRows, system: str) -> None:
     """Warn of rows that name another system than the one that predicts them."""
     other_rows = rows.system[(rows.system != "") & (rows.system != system)]
     if len(other_rows):

@@ -131,7 +131,7 @@ def _run(
     def run_corner(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
         """Return makespan, total negative slack and slack (nodes) of one corner."""
         finish, tail = finish_and_tails(preds, duration, lag)
-        late = jnp.zeros(()) if target is None else negative_slack_sum(finish[ends], target)
-        return finish.max(), late, node_slack(finish, tail, target)
+        slack_sum = jnp.zeros(()) if target is None else negative_slack_sum(finish[ends], target)
+        return finish.max(), slack_sum, node_slack(finish, tail, target)
 
     return jax.vmap(run_corner)(duration, lag)

@@ -18,7 +18,7 @@ from pipejax.base.display import short_repr
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
-SMALLEST_SPREAD = 1e-9  # smaller ones vanish in single precision
+SMALLEST_SPREAD = 1e-9  # smaller spreads vanish in single precision
 NORMAL_LIMIT = 0.25  # four standard deviations to 0: cutting there takes 0.06 % off the spread
 
 Scores = Float[NumpyArray, " knots"]
@@ -75,13 +75,6 @@ class Distribution:
 
     Raises:
       ValueError: if the name is unknown, or the spread negative or too large for it.
-
-    Example:
-      >>> import pipejax as pj
-      >>> pj.analysis.Distribution("uniform", 0.7)
-      Traceback (most recent call last):
-      ...
-      ValueError: the spread of uniform must be a number from 0 to 0.577, got 0.7
     """
 
     name: str = "lognormal"
@@ -116,11 +109,6 @@ class Straggler:
 
     Raises:
       ValueError: if the probability is not in [0, 1], or the slowdown below 1 or not finite.
-
-    Example:
-      >>> import pipejax as pj
-      >>> str(pj.analysis.Straggler(probability=0.01, slowdown=2.0))
-      '0.01:2'
     """
 
     probability: float = 0.0
@@ -152,11 +140,6 @@ class Jitter:
       message: factor of each message, of latency and transmit time alike.
       straggler: rare slowdown of a worker in a whole sample.
       op_straggler: rare slowdown of single ops.
-
-    Example:
-      >>> import pipejax as pj
-      >>> str(pj.analysis.Jitter(op=pj.analysis.Distribution("gamma", 0.1)).op)
-      'gamma:0.1'
     """
 
     op: Distribution = Distribution()

@@ -166,21 +166,24 @@ def jitter(
     per_op = per_op_costs(run.program, _price(run, costs))
     slowest = _Slowest(samples, replicas)
     draws = samples * replicas
-    with _settings(), telling("jitter", on_progress) as tell:
+    with _random_settings(), telling("jitter", on_progress) as tell:
         for start, values, on_path in _blocks(per_op, factors, run.workers, draws, seed, max_bytes):
             slowest.add(start, values, on_path)
             tell((start + len(values)) // replicas, samples, "samples")
     makespans, counts = slowest.makespans, slowest.counts
     with np.errstate(over="ignore", invalid="ignore"):
         check_finite([makespans, makespans.sum()], costs)
-    nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(per_op.messages))
-    nodes[per_op.ops] = counts[: len(per_op.ops)] / samples
-    width = len(per_op.op_seconds)
-    messages[per_op.messages] = counts[width : width + len(per_op.messages)] / samples
+    # columns of counts are ops, padding, then messages
+    node_share, message_share = np.zeros(run.program.num_nodes), np.zeros(len(per_op.messages))
+    node_share[per_op.ops] = counts[: len(per_op.ops)] / samples
+    first_message = len(per_op.op_seconds)
+    message_counts = counts[first_message : first_message + len(per_op.messages)]
+    message_share[per_op.messages] = message_counts / samples
     carrier = run.program.messages.carrier
-    nodes[carrier[carrier > 0]] = messages[carrier > 0]
-    nodes[0] = 1.0  # every path starts at the source
-    return Jittered(run, factors, int(seed), makespans, nodes, messages, replicas, slowest.draws)
+    node_share[carrier[carrier > 0]] = message_share[carrier > 0]
+    node_share[0] = 1.0  # every path starts at the source
+    results = makespans, node_share, message_share, replicas, slowest.draws
+    return Jittered(run, factors, int(seed), *results)
 
 
 class _Slowest:
@@ -189,7 +192,8 @@ class _Slowest:
     def __init__(self, samples: int, replicas: int) -> None:
         self.makespans = np.full(samples, -np.inf)
         self.draws = np.zeros(samples, np.int64)
-        self.counts = self._last = np.zeros(1, np.int64)  # of all samples, and of the last one
+        # counts of columns on the longest paths of all samples, and of the last sample
+        self.counts = self._last_counts = np.zeros(1, np.int64)
         self._replicas = replicas
 
     def add(
@@ -207,9 +211,9 @@ class _Slowest:
         if not len(slowest):
             return
         if np.isfinite(self.makespans[samples[slowest[0]]]):
-            self.counts = self.counts - self._last
+            self.counts = self.counts - self._last_counts
         self.counts = self.counts + on_path[:, slowest].sum(axis=1, dtype=np.int64)
-        self._last = on_path[:, slowest[-1]].astype(np.int64)
+        self._last_counts = on_path[:, slowest[-1]].astype(np.int64)
         self.makespans[samples[slowest]] = values[slowest]
         self.draws[samples[slowest]] = draws[slowest]
 
@@ -220,7 +224,7 @@ def _price(run: Evaluation, costs: Costs) -> NodeCosts:
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
+def _random_settings() -> Iterator[None]:
     """Fix the JAX settings that random numbers depend on: precision, and partitionable keys."""
     with jax.enable_x64(True), jax.threefry_partitionable(True):
         yield
@@ -230,13 +234,13 @@ def _sampler(
     per_op: PerOpCosts, factors: Jitter, workers: int, seed: int
 ) -> Callable[..., tuple[Array, ...]]:
     """Return `_durations` of a program under a jitter: a function of first sample and size."""
-    spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
-    rare = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
+    factor_tables = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
+    stragglers = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
     return functools.partial(
         _durations,
         jax.random.key(seed, impl="threefry2x32"),
-        spread,
-        np.array(rare, np.float64),
+        factor_tables,
+        np.array(stragglers, np.float64),
         per_op.op_seconds,
         per_op.op_worker,
         per_op.message_seconds,
@@ -265,8 +269,8 @@ def _blocks(
 @functools.partial(compiled, static_argnames=("size", "num_workers"))
 def _durations(
     key: Array,
-    spread: tuple[Array, ...],
-    rare: Array,
+    factor_tables: tuple[Array, ...],
+    stragglers: Float[Array, "2 2"],
     op_seconds: Float[Array, " ops"],
     op_worker: Int[Array, " ops"],
     message_seconds: tuple[Float[Array, " messages"], ...],
@@ -277,8 +281,8 @@ def _durations(
 ) -> tuple[Float[Array, "samples _"], ...]:
     """Return durations [s] of ops (samples, ops), and of one or two sets of messages.
 
-    `spread` holds the factor tables of ops, workers and messages, `rare` a row (probability,
-    slowdown) for stragglers and for ops that straggle.
+    The factor tables are those of ops, workers and messages. `stragglers` has a row (probability,
+    slowdown) for workers and for ops.
     """
     # Every sample has its own keys, so that blocks and the padding of columns do not matter.
     sample = first + jnp.arange(size, dtype=jnp.uint32)
@@ -297,13 +301,16 @@ def _durations(
         chance = draw(stream, jax.random.uniform, count)
         return jnp.where(chance < straggler[0], straggler[1], 1.0)
 
-    worker = draw_factors(WORKERS, spread[1], num_workers)
-    worker *= draw_slowdowns(STRAGGLERS, rare[0], num_workers)
+    op_table, worker_table, message_table = factor_tables
+    worker = draw_factors(WORKERS, worker_table, num_workers)
+    worker *= draw_slowdowns(STRAGGLERS, stragglers[0], num_workers)
     worker = worker.at[:, NO_WORKER].set(1.0)  # entry -1: all-reduces, which run on no worker
     ops = len(op_seconds)
-    op = draw_factors(OPS, spread[0], ops) * draw_slowdowns(OP_STRAGGLERS, rare[1], ops)
+    op = draw_factors(OPS, op_table, ops) * draw_slowdowns(OP_STRAGGLERS, stragglers[1], ops)
     op *= worker[:, op_worker]
-    message = draw_factors(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else op
+    if not message_seconds:
+        return (op * op_seconds[None, :],)
+    message = draw_factors(MESSAGES, message_table, len(message_seconds[0]))
     messages = (message * seconds[None, :] for seconds in message_seconds)
     return op * op_seconds[None, :], *messages
 
@@ -337,10 +344,6 @@ class Robustness(NamedTuple):
       fastest_share: share of the samples in which no other schedule is faster.
       fits: whether its machine has the memory; schedules that do not fit rank after all that do,
         and never count as the fastest.
-
-    Example:
-      >>> Robustness("gpipe", 10.0, 12.0, 1.2, 1, 1, 0.9).slowdown_rank
-      1
     """
 
     schedule: str
@@ -386,9 +389,9 @@ def robustness(
         check_types(runs=(run, Jittered))
     settings = {(run.jitter, run.seed, len(run.makespans), run.replicas) for run in runs}
     if len(settings) != 1:
+        texts = " and ".join(sorted(map(_setting_text, settings))) or "no run"
         raise ValueError(
-            "runs must have the same jitter, seed, number of samples and replicas, got "
-            + ("no run" if not runs else " and ".join(map(str, sorted(map(_words, settings)))))
+            f"runs must have the same jitter, seed, number of samples and replicas, got {texts}"
         )
     makespan = np.array([run.quantile(quantile) for run in runs])
     slowdown = np.array([run.slowdown(quantile) for run in runs])
@@ -452,7 +455,7 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     )
 
 
-def _words(setting: tuple[object, int, int, int]) -> str:
+def _setting_text(setting: tuple[object, int, int, int]) -> str:
     jitter, seed, samples, replicas = setting
     return f"({jitter}, seed {seed}, {samples} samples, {replicas} replicas)"
 

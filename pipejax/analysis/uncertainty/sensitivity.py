@@ -247,11 +247,7 @@ class PlaceSensitivity(NamedTuple):
       place: stage, worker or boundary with its number, as rules of `scaled_costs` name them.
       what: compute or message.
       share: share of the critical path there, which is the elasticity of the step time.
-      step_times: of each factor [s].
-
-    Example:
-      >>> PlaceSensitivity("stage2", "compute", 0.75, (10.0, 20.0)).rule(1.5)
-      'compute@stage2*1.5'
+      step_times: step time with each factor [s].
     """
 
     place: str
@@ -260,7 +256,7 @@ class PlaceSensitivity(NamedTuple):
     step_times: tuple[float, ...]
 
     def rule(self, factor: float) -> str:
-        """Return the rule that scales it."""
+        """Return the rule that scales it, such as "compute@stage2*1.5"."""
         return f"{self.what}@{self.place}*{factor!r}"
 
 
