@@ -21,7 +21,6 @@ from pipejax.search.schedule.store import (
     SolvedProblems,
     StoreWarning,
     bound_from,
-    default_folder,
     prover,
     stretch,
 )
@@ -120,12 +119,12 @@ def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
 
 def test_default_folder(monkeypatch):
     monkeypatch.setenv("PIPEJAX_CACHE", "/here")
-    assert str(default_folder()) == "/here"
+    assert str(SolvedProblems().path) == "/here"
     monkeypatch.delenv("PIPEJAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert str(default_folder()) == "/caches/pipejax/optimize"
+    assert str(SolvedProblems().path) == "/caches/pipejax/optimize"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_folder().parts[-3:] == (".cache", "pipejax", "optimize")
+    assert SolvedProblems().path.parts[-3:] == (".cache", "pipejax", "optimize")
 
 
 def test_a_search_that_was_ended_goes_on_from_its_best(store):

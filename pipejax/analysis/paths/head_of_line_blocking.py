@@ -37,12 +37,6 @@ class TransferWait(NamedTuple):
       front: the cell in front of it there; its transfer is the last one that it waited for.
       blocked: part of the wait in which the transfer in front had not started either:
         head-of-line blocking.
-
-    Example:
-      >>> from pipejax.schedules.cells.ops import Phase
-      >>> send, front = Op(Phase.SEND_F, 0, 1), Op(Phase.RECV_B, 0, 0)
-      >>> TransferWait(send, 0, 1, 2.0, 7.0, 0, send, front, 4.0).wait
-      5.0
     """
 
     send: Op

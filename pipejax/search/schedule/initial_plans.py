@@ -171,7 +171,12 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
     if not is_pipe(problem):
         return
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
-    options, times = _options(problem), _times(problem)
+    options = {
+        "memory_limit": float((problem.limits / problem.sizes).min()),
+        "weight_share": float((problem.weight_sizes / problem.sizes).max()),
+        "host_links": problem.host_links,
+    }
+    times = _times(problem)
     plan = ada_offload_plan(problem)
     if keeps_limits(problem, plan):
         yield "ada-offload", to_table(problem, plan, "ada-offload")
@@ -186,14 +191,6 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
             variants = [{"offload_share": share} for share in offload_shares]
         for variant in variants:
             yield name, builder.function(**size, **arguments | variant)
-
-
-def _options(problem: Problem) -> Mapping[str, Any]:
-    return {
-        "memory_limit": float((problem.limits / problem.sizes).min()),
-        "weight_share": float((problem.weight_sizes / problem.sizes).max()),
-        "host_links": problem.host_links,
-    }
 
 
 def _times(problem: Problem) -> Mapping[str, NumpyArray]:

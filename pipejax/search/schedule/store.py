@@ -157,7 +157,9 @@ class SolvedProblems:
     """A folder of solved problems, created by the first write."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = default_folder() if path is None else Path(path)
+        if path is None:
+            path = os.environ.get(CACHE) or cache_folder("optimize")
+        self.path = Path(path)
         self._reported: set[Path] = set()
 
     def get(self, problem: Problem) -> Entry | None:
@@ -252,12 +254,6 @@ def _time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def default_folder() -> Path:
-    """Return the folder of the user's store."""
-    user_path = os.environ.get(CACHE)
-    return Path(user_path) if user_path else cache_folder("optimize")
 
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:

@@ -211,9 +211,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         table = self._build_table(options)
         peak = gathered_peak(table, self._sizes)
         ahead, residency, *_ = zip(*options, strict=True)
-        costs, links = self._run_arguments
-        makespan = evaluate(table, costs, link=links).makespan
-        return Gathering(table, ahead, residency, peak), makespan
+        return Gathering(table, ahead, residency, peak), self._table_makespan(table)
 
     def _choose(self, worker: int) -> None:
         """Take the best option of a worker, all others unchanged."""
@@ -256,8 +254,11 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
     def _evaluate(self, options: Sequence[_Option | None]) -> float:
         self.evaluated += 1
+        return self._table_makespan(self._build_table(options))
+
+    def _table_makespan(self, table: ScheduleTable) -> float:
         costs, links = self._run_arguments
-        return float(evaluate(self._build_table(options), costs, link=links).makespan)
+        return evaluate(table, costs, link=links).makespan
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
         """Build the table with the row of each worker's option; None: without sharding cells."""
@@ -273,14 +274,11 @@ class LookaheadSearch(LocalSearch[Gathering]):
         table = insert_sharding(
             self.table, lookahead=PYTORCH - 1, residency=PYTORCH, counted=STAGES, lane=self._lane
         )
-        if (gathered_peak(table, self._sizes) > limits).any():
-            return None
-        costs, links = self._run_arguments
-        return float(evaluate(table, costs, link=links).makespan)
+        exceeds = gathered_peak(table, self._sizes) > limits
+        return None if exceeds.any() else self._table_makespan(table)
 
     def _relaxed_bound(self) -> float:
         """Return a lower bound [s]: stages are gathered once, reductions have their own lane."""
-        costs, links = self._run_arguments
         compute = self.table.grammar.compute
         rows = []
         for row in self._rows:
@@ -292,8 +290,9 @@ class LookaheadSearch(LocalSearch[Gathering]):
             self.table.grammar,
             lanes={"UNSHARD": self._lane, "REDUCE_GRAD": f"{self._lane}, reductions"},
         )
-        table = dataclasses.replace(self.table.with_rows(rows), grammar=grammar)
-        return float(evaluate(table, costs, link=links).makespan)
+        return self._table_makespan(
+            dataclasses.replace(self.table.with_rows(rows), grammar=grammar)
+        )
 
 
 def _list_options(
