@@ -84,16 +84,10 @@ def new_certificate(
     proof: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a certificate, which JSON can hold."""
-    return ResultDict(
-        {
-            "kind": kind,
-            "version": VERSION,
-            "table": json.loads(to_json(table)),
-            "costs": {"links": json.loads(json.dumps(dataclasses.asdict(links))), **costs},
-            "claim": dict(claim),
-            "proof": dict(proof),
-        }
-    )
+    table_content = json.loads(to_json(table))
+    all_costs = {"links": json.loads(json.dumps(dataclasses.asdict(links))), **costs}
+    parts = {"costs": all_costs, "claim": dict(claim), "proof": dict(proof)}
+    return ResultDict({"kind": kind, "version": VERSION, "table": table_content, **parts})
 
 
 def certificate_checksum(parts: Mapping[str, Any]) -> str:
@@ -176,10 +170,9 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Return costs [s] as nested lists by letters: (stages), or (2, pipes, boundaries) of messages.
-
-    Phases with the scope worker have (workers). Times that differ by microbatch have it last.
-    """
+    """Return costs [s] as nested lists by letters."""
+    # Their shape is (stages), (workers) for phases with the scope worker, or (2, pipes, boundaries)
+    # for messages. Times that differ by microbatch have it last.
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
     values = {phase.name: costs.time(phase) for phase in layout.timed}
     shapes: dict[str, tuple[int, ...]] = {

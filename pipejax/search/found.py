@@ -12,12 +12,7 @@ GAP = 0.001  # that ends a local search, far below the error of any measured tim
 
 
 def gap(value: float, lower_bound: float) -> float:
-    """Return the largest share of a value that an unknown candidate could save.
-
-    Example:
-      >>> gap(10.0, 7.5)
-      0.25
-    """
+    """Return the largest share of a value that an unknown candidate could save."""
     return 1 - lower_bound / value if value > lower_bound else 0.0
 
 

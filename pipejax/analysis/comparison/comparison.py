@@ -257,13 +257,6 @@ class Comparison(NamedTuple):
       path_share: share of the critical path by cost.
       why: reasons why the levels disagree.
       slots: durations of F, B, I and W in the idealised table, in units of F.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> both = pj.compare(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.0))
-      >>> round(both.table_bubble_ratio, 3), round(both.bubble_ratio, 3)
-      (0.273, 0.51)
     """
 
     schedule: str
@@ -437,10 +430,8 @@ def _range_text(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return the time of each worker over the median worker's, if ops differ by worker alone.
-
-    None if all workers are equally fast, or ops of a worker differ.
-    """
+    """Return the time of each worker over the median worker's, if ops differ by worker alone."""
+    # None if all workers are equally fast, or ops of a worker differ.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:

@@ -229,10 +229,8 @@ def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
 
 
 def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], list[_Varying]]:
-    """Return the constant costs by field, and the varying ones in groups of equal values.
-
-    Leaves have shape (batch, ..), or () if they are one number for all.
-    """
+    """Return the constant costs by field, and the varying ones in groups of equal values."""
+    # Leaves have shape (batch, ..), or () if they are one number for all.
     constant: dict[str, NumpyArray] = {}
     varying: list[_Varying] = []
     for name, leaf in leaves.items():

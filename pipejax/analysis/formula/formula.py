@@ -115,10 +115,8 @@ def formula(
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
-    """Return the cone of (parameters, z), where z is a time; in a box (parameters, 1, z).
-
-    Multiples of these vectors belong to it too, so that a range is an inequality through 0.
-    """
+    """Return the cone of (parameters, z), where z is a time; in a box (parameters, 1, z)."""
+    # Multiples of these vectors belong to it too, so that a range is an inequality through 0.
     # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the coordinate that is 1. If the box fixes
     # a parameter, say B = 4, then h = B / 4 and needs no coordinate.
     _check_box(costs.names, box)

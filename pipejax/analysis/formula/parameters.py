@@ -98,11 +98,9 @@ def named_parameters(
 def _add_derived_times(
     share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Add the cost fields that follow from a parameter's field: B = I + W, or I = W = B / 2; L = O.
-
-    `share` has the one field that the parameter names, `times` those that any parameter names. If
-    no parameter names I or W, {"backward": 1} becomes the same with input_grad and weight_grad 0.5.
-    """
+    """Add the cost fields that follow from a parameter's: B = I + W, or I = W = B / 2; L = O."""
+    # `share` has the one field that the parameter names, `times` those that any parameter names. If
+    # no parameter names I or W, {"backward": 1} gets input_grad and weight_grad 0.5, too.
     b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
     factors = {}  # of a derived field, by the field that it follows from
     if b in times and i not in times and w not in times:
@@ -116,10 +114,8 @@ def _add_derived_times(
 
 
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
-    """Return the field of `Costs` that a parameter like "F_first" names, and its mask of 1 and 0.
-
-    The mask has an entry per stage or worker, or (2, pipes, boundaries) for messages.
-    """
+    """Return the field of `Costs` that a parameter like "F_first" names, and a mask of 1 and 0."""
+    # The mask has an entry per stage or worker, or (2, pipes, boundaries) for messages.
     layout = program.layout
     phases = {phase.name: phase for phase in layout.timed}
     # a phase's letters may contain a _: take the longest that the name begins with

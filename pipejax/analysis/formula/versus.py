@@ -49,17 +49,6 @@ class Versus(NamedTuple):
         makespans there, 1 if it is never slower. The parameters lie in the box, or sum to 1 without
         a box or where the ratio is a limit of ever larger ones.
       other_slower: the same of the second.
-
-    Example:
-      >>> import pipejax as pj
-      >>> size = {"num_workers": 4, "num_microbatches": 4}
-      >>> forms = [
-      ...     pj.formula(pj.lower(pj.schedules.build(name, **size)), ("F", "B", "c"))
-      ...     for name in ("chimera", "1f1b")
-      ... ]
-      >>> found = pj.analysis.versus(*forms)
-      >>> found.verdict, f"1F1B takes up to {found.other_slower[1]:.2f} times as long"
-      ('one is never slower', '1F1B takes up to 1.43 times as long')
     """
 
     names: tuple[str, str]
@@ -99,12 +88,14 @@ def versus(form: Formula, rival: Formula) -> Versus:
 
     Example:
       >>> import pipejax as pj
-      >>> size = {"num_workers": 4, "num_microbatches": 8}
+      >>> size = {"num_workers": 4, "num_microbatches": 4}
       >>> forms = [
-      ...     pj.formula(pj.lower(pj.schedules.build(name, **size))) for name in ("gpipe", "1f1b")
+      ...     pj.formula(pj.lower(pj.schedules.build(name, **size)), ("F", "B", "c"))
+      ...     for name in ("chimera", "1f1b")
       ... ]
-      >>> pj.analysis.versus(*forms).verdict
-      'one is never slower'
+      >>> result = pj.analysis.versus(*forms)
+      >>> result.verdict, f"1F1B takes up to {result.other_slower[1]:.2f} times as long"
+      ('one is never slower', '1F1B takes up to 1.43 times as long')
     """
     check_types(form=(form, Formula), rival=(rival, Formula))
     if form.parameters != rival.parameters or dict(form.box) != dict(rival.box):
@@ -182,10 +173,8 @@ def _domain(form: Formula) -> Cone:
 
 
 def _part_below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
-    """Return the part of a cone where all facets are at most a bound; None if it has no interior.
-
-    Facets (facets, parameters) and the bound (parameters) are counts of parameters.
-    """
+    """Return the part of a cone where all facets are at most a bound; None without interior."""
+    # Facets (facets, parameters) and the bound (parameters) are counts of parameters.
     size = len(units)
     for facet in facets:
         # facet . theta <= bound . theta, as an inequality normal . ray >= 0 in whole numbers

@@ -64,16 +64,6 @@ class TransferWaits(NamedTuple):
       by_front: by worker and cell, the wait of the transfers directly behind that cell [s]; the
         largest first.
       by_worker: (workers) wait in the queues of each worker [s].
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
-      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
-      >>> waits = transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
-      >>> waits.by_worker.tolist()
-      [1.5, 0.0]
-      >>> {str(front): wait for (_, front), wait in waits.by_front.items()}
-      {'0SEND_F1': 1.0, '0SEND_F0': 0.5}
     """
 
     transfers: tuple[TransferWait, ...]
@@ -97,9 +87,12 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
-      >>> worst = pj.links.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers[0]
+      >>> waits = pj.links.transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
+      >>> worst = waits.transfers[0]
       >>> f"{worst.cell} waits {worst.wait} s behind {worst.front}, {worst.blocked} s blocked"
       '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
+      >>> waits.by_worker.tolist()
+      [1.5, 0.0]
     """
     check_types(evaluation=(evaluation, Evaluation))
     if not LINK_MODELS[evaluation.links.model].is_rendezvous:

@@ -161,10 +161,8 @@ class PathRanking:
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
     def _pop(self, node: int) -> bool:
-        """Move the longest candidate to the known paths; return False if its kind is known.
-
-        A candidate is the predecessor's path of a rank, over the edge in a column.
-        """
+        """Move the longest candidate to the known paths; return False if its kind is known."""
+        # A candidate is the predecessor's path of a rank, over the edge in a column.
         negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._last_edge[node] = column, rank
         kind = 0
@@ -291,11 +289,9 @@ def longest_paths(
 def _count_costs(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Return names of costs, and for each entry of the vector a count of each name.
-
-    The vector has entries "F F B B pair latency latency ..": an F counts (1, 0, ..), a pair
-    without its own time as its F and its B.
-    """
+    """Return names of costs, and for each entry of the vector a count of each name."""
+    # The vector has entries "F F B B pair latency latency ..": an F counts (1, 0, ..), a pair
+    # without its own time as its F and its B.
     layout = program.layout
     groups = np.array(layout.groups, object)
     num_boundaries = math.prod(layout.link_shape) // 2  # of one direction; F comes first
@@ -343,10 +339,8 @@ def _last_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
 def _message_texts(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
-    """Return the text of each message by the node that carries it, or by its edge.
-
-    An edge is (producer, consumer, index of its lag in the cost vector).
-    """
+    """Return the text of each message by the node that carries it, or by its edge."""
+    # An edge is (producer, consumer, index of its lag in the cost vector).
     messages = program.messages
     columns = (messages.carrier, messages.producer, messages.consumer, messages.lag_index)
     rows = zip(*(column.tolist() for column in columns), strict=True)

@@ -214,10 +214,8 @@ def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Return flows from every producer over its message to the consumer, where both take time.
-
-    `slices` are those of ops by node; `messages` has the slices of each message.
-    """
+    """Return flows from every producer over its message to the consumer, where both take time."""
+    # `slices` are those of ops by node; `messages` has the slices of each message.
     # A flow binds to the slice around its time, or to the last one that began on its track: so it
     # is a nanosecond inside, since others may begin and end at the borders.
     events, program_messages = [], evaluation.program.messages
@@ -238,10 +236,8 @@ def _flows(
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Return counters of activations by worker: one more from F on, one less after B or W.
-
-    Other items that kinds take and free have their own counters, by name.
-    """
+    """Return counters of activations by worker: one more from F on, one less after B or W."""
+    # Other items that kinds take and free have their own counters, by name.
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item_by_part = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, change by item

@@ -342,9 +342,6 @@ def activation_memory(
       ValueError: if a size is no finite number of at least 0, there are not as many as stages and
         microbatches, or W needs more than there is when I ends.
 
-    Cost:
-      That of sorting the ops by time, and a pass for each different size.
-
     Example:
       >>> import pipejax as pj
       >>> row = ["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]

@@ -266,23 +266,15 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
     candidates = []
     for (run_system, run_stack, run_regime), members in groups.items():
         run_facts = *run_regime.facts, run_system, run_stack
-        candidate = Evidence(
-            run_regime,
-            errors=tuple(error for group in members for error in group.errors),
-            sources=tuple(dict.fromkeys(group.source for group in members)),
-            system=run_system,
-            stack=run_stack,
-            differs=tuple(a for a, b in zip(facts, run_facts, strict=True) if a != b),
-        )
+        differs = tuple(a for a, b in zip(facts, run_facts, strict=True) if a != b)
+        errors = tuple(error for group in members for error in group.errors)
+        sources = tuple(dict.fromkeys(group.source for group in members))
         # a calibration holds for its own regime only
-        if record is None or not candidate.differs:
-            candidate = candidate._replace(factors=factors)
-        candidates.append(candidate)
-
-    def nearness(evidence: Evidence) -> tuple[bool, int, int]:
-        # few runs count only if there are no others
-        return evidence.is_many, -len(evidence.differs), evidence.configurations
-
+        ends = factors if record is None or not differs else None
+        runs_evidence = run_regime, errors, sources, run_system, run_stack, differs, ends
+        candidates.append(Evidence(*runs_evidence))
+    # few runs count only if there are no others
+    nearness = lambda x: (x.is_many, -len(x.differs), x.configurations)  # noqa: E731
     return max(candidates, key=nearness, default=None)
 
 

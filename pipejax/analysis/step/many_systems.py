@@ -269,10 +269,8 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
 def _distinct(
     rows: Any, min_size: int
 ) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
-    """Return an example of each distinct column, and the index of every column among these.
-
-    Examples are padded to a power of two, by the last one.
-    """
+    """Return an example of each distinct column, and the index of every column among these."""
+    # Examples are padded to a power of two, by the last one.
     # one row [7 5 7] and size 4: the distinct columns 5, 7 have examples [1 0 0 0], indices [1 0 1]
     _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
     padding = _padded_size(len(examples), min_size) - len(examples)

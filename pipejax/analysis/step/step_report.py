@@ -159,10 +159,8 @@ def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
 
 def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
-    """Return the mean worker's idle time before its first backward, then to its last forward [s].
-
-    Without backwards, the first forward takes the place of the first backward.
-    """
+    """Return the mean idle time of a worker to its first backward, then to its last forward [s]."""
+    # Without backwards, the first forward takes the place of the first backward.
     # Ops of a row run one after the other: the idle time up to the end of an op is this end less
     # the durations so far. Durations 1 2, ends 1 5: idle 0, then 5 - (1 + 2) = 2.
     nodes = program.node_of_cell  # (workers, slots); empty slots are the source, at time 0
@@ -182,10 +180,8 @@ def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tup
 
 
 def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Yield names of parts with the costs and links of the run that has them and all before.
-
-    `costs` are those of compute ops alone; each level adds some of the evaluation's.
-    """
+    """Yield names of parts with the costs and links of the run that has them and all before."""
+    # `costs` are those of compute ops alone; each level adds some of the evaluation's.
     links = Links("delay")
     yield "uneven microbatches", (with_equal_stages(costs, evaluation.table), links)
     yield "imbalance", (costs, links)
@@ -242,16 +238,6 @@ class StepReport:
       bands: bounds of the step time by percent, from the system's calibration [s].
       cost_per_step: None if the system has no price [USD].
       cost_per_token: None if the system has no price [USD].
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
-      >>> system = pj.load_system("h100")
-      >>> run = pj.evaluate(table, pj.stage_costs(workload, system, table))
-      >>> report = pj.step_report(run, workload, system)
-      >>> report.accelerators, max(report.breakdown, key=report.breakdown.get)
-      (32, 'compute')
     """
 
     step_time: float
@@ -287,6 +273,8 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
       >>> system = pj.load_system("h100")
       >>> run = pj.evaluate(table, pj.stage_costs(workload, system, table))
       >>> report = pj.step_report(run, workload, system)
+      >>> report.accelerators, max(report.breakdown, key=report.breakdown.get)
+      (64, 'compute')
       >>> abs(sum(report.breakdown.values()) / run.step_time - 1) < 1e-9
       True
     """

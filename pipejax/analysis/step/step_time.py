@@ -383,10 +383,8 @@ def _rows_by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Ro
 def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
-    """Return times (batch, rows) [s], and counts of all costs on the critical paths.
-
-    Costs and counts have shape (batch, rows, ...), by field. A row of a profile reads one op.
-    """
+    """Return times (batch, rows) [s], and counts of all costs on the critical paths."""
+    # Costs and counts have shape (batch, rows, ...), by field. A row of a profile reads one op.
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
     seconds = np.empty(costs["forward"].shape[:2])
     for field, rows, stages in batch.ops:

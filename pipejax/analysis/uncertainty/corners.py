@@ -41,16 +41,6 @@ class Corners:
       slack: (corners, nodes) longest delay of each node that keeps the target.
       worst_slack: (nodes) smallest slack over the corners.
       binding: (nodes) index of the corner with the smallest slack, the first at a tie.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
-      >>> slow = pj.costing.scaled_costs(costs, table, "transmit*4")
-      >>> both = {"nominal": costs, "slow": slow}
-      >>> found = pj.analysis.corners(pj.lower(table), both, target=40.0)
-      >>> found.makespan.tolist(), found.total_negative_slack.tolist()
-      ([37.0, 49.0], [0.0, -18.0])
     """
 
     names: tuple[str, ...]

@@ -55,14 +55,6 @@ class Jittered:
       replicas: number of pipelines in a sample, each with its own factors; the sample takes as long
         as the slowest of them.
       draws: (samples) index of the draw that was the slowest replica of each sample.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
-      >>> costs = pj.Costs(forward=1.0, backward=2.0)
-      >>> run = pj.jitter(table, costs, pj.analysis.Jitter(), samples=3)
-      >>> run.makespans.tolist(), run.mean, run.slowdown(0.95)
-      ([15.0, 15.0, 15.0], 15.0, 1.0)
     """
 
     evaluation: Evaluation
@@ -251,10 +243,8 @@ def _sampler(
 def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
-    """Yield the first sample, makespans (samples) [s] and counts on their paths of each block.
-
-    A column is an op or a message. The size of a block is a power of two within `max_bytes`.
-    """
+    """Yield the first sample, makespans (samples) [s] and counts on their paths of each block."""
+    # A column is an op or a message. The size of a block is a power of two within `max_bytes`.
     columns = len(per_op.op_seconds) + sum(map(len, per_op.message_seconds))
     max_size = max(LANES, min(MAX_BLOCK, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (max_size.bit_length() - 1), max(MIN_BLOCK, 1 << (samples - 1).bit_length()))
@@ -279,11 +269,9 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Return durations [s] of ops (samples, ops), and of one or two sets of messages.
-
-    The factor tables are those of ops, workers and messages. `stragglers` has a row (probability,
-    slowdown) for workers and for ops.
-    """
+    """Return durations [s] of ops (samples, ops), and of one or two sets of messages."""
+    # The factor tables are those of ops, workers and messages. `stragglers` has a row (probability,
+    # slowdown) for workers and for ops.
     # Every sample has its own keys, so that blocks and the padding of columns do not matter.
     sample = first + jnp.arange(size, dtype=jnp.uint32)
 

@@ -63,14 +63,6 @@ class Sensitivity(NamedTuple):
       step_time: [s].
       elasticity: by parameter: d log(step time) / d log(parameter).
       share: by resource: its share of the critical path; they sum to 1.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-      >>> found = pj.sensitivity(table, workload, pj.load_system("slow_nw_mid_cp"))
-      >>> found.bound_by, round(found.elasticity["network.bandwidth"], 2)
-      ('compute.peak', -0.05)
     """
 
     step_time: float
@@ -108,9 +100,9 @@ def sensitivity(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-      >>> found = pj.sensitivity(table, workload, pj.load_system("mid_nw_mid_cp"))
-      >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
-      0.992, all 1.000
+      >>> result = pj.sensitivity(table, workload, pj.load_system("slow_nw_mid_cp"))
+      >>> result.bound_by, round(result.elasticity["network.bandwidth"], 2)
+      ('compute.peak', -0.05)
     """
     check_types(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)

@@ -44,7 +44,9 @@ def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
     if kind in _KINDS:
         folds = _KINDS[kind](rows, argument, np.random.default_rng(seed))
     elif "=" in hold_out:
-        folds = _value(rows, hold_out)
+        name, _, value = hold_out.partition("=")
+        is_out = _column(rows, name).astype(str) == value.strip()
+        folds = Folds((hold_out,), is_out[None])
     else:
         raise wrong("hold_out", f"must be such as {EXAMPLES}, got {hold_out!r}")
     counts = folds.left_out.sum(axis=1)
@@ -61,12 +63,6 @@ def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
 def _column(rows: MeasuredRows, name: str) -> NumpyArray:
     name = resolve_choice(name.strip(), (*COLUMNS, *LETTERS), "hold_out: column")
     return rows.column(LETTERS.get(name, name))
-
-
-def _value(rows: MeasuredRows, hold_out: str) -> Folds:
-    name, _, value = hold_out.partition("=")
-    column = _column(rows, name)
-    return Folds((hold_out,), (column.astype(str) == value.strip())[None])
 
 
 def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:

@@ -439,12 +439,8 @@ class DealSearch(LocalSearch[list[Deal]]):
 
     def best_so_far(self) -> tuple[list[Deal], float]:
         """Return the best deal of each step so far, and the mean of their values [s]."""
-        orders = self.best - self._first_member
-        deals = [
-            Deal(order, in_order(costs, order))
-            for costs, order in zip(self._step_costs, orders, strict=True)
-        ]
-        return deals, self.value
+        pairs = zip(self._step_costs, self.best - self._first_member, strict=True)
+        return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
 
     def split_by_step(self, total: Found[list[Deal]]) -> list[Found[Deal]]:
         """Split the result of all steps into one per step."""

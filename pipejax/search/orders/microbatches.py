@@ -81,9 +81,6 @@ def microbatches(
       ValueError: as `evaluate`; if no cost differs by microbatch, or iterations, seed or time_limit
         is negative.
 
-    Cost:
-      A batch holds all M (M - 1) / 2 swaps and (M - 1)^2 insertions of an order, or at most 2,048.
-
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)

@@ -52,10 +52,6 @@ class LocalSearch(abc.ABC, Generic[Best]):
     def best_so_far(self) -> tuple[Best, float]:
         """Return the best candidate, and its value as `evaluate` computes it [s]."""
 
-    def choose(self, values: Float[NumpyArray, " candidates"]) -> int:
-        """Choose the least value; ties at random."""
-        return int(np.lexsort((self.rng.random(len(values)), values))[0])
-
     def run(
         self,
         iterations: int,
@@ -143,7 +139,7 @@ class PermutationSearch(LocalSearch[Best]):
             self._shake()
         orders = next(self._batches)
         times = self.times(orders)
-        row = self.choose(times)
+        row = int(np.lexsort((self.rng.random(len(times)), times))[0])  # the least, ties at random
         self.stale = 0 if times[row] < self._current_time else self.stale + 1
         self.current, self._current_time = orders[row], float(times[row])
         if self._current_time < self.value:
@@ -311,10 +307,8 @@ def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
 def _shortest_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Workers]:
-    """Run a table in which every op takes the mean of its `replicas` shortest times.
-
-    Return its program, its makespan, and per worker the time before, between and after its ops [s].
-    """
+    """Run a table in which every op takes the mean of its `replicas` shortest times."""
+    # Return the program, the makespan, and per worker the time before, between and after ops [s].
     shortest_costs = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )

@@ -93,9 +93,6 @@ def places(
       ValueError: as `evaluate`; if places are of another number of workers, or iterations, seed or
         time_limit is negative.
 
-    Cost:
-      A batch holds all swaps and insertions of a placement that change which nodes workers are on.
-
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=8)

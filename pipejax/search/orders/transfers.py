@@ -94,9 +94,6 @@ def messages(
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
         link model is not rendezvous, iterations or time_limit is negative, or gap no share.
 
-    Cost:
-      An iteration makes up to 64 swaps, each with an incremental run; nothing is compiled.
-
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)

@@ -33,13 +33,7 @@ from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import TIME_LIMIT, Found, gap
-from pipejax.search.partition.holdings import (
-    Point,
-    Shares,
-    Splits,
-    default_layouts,
-    price_holdings,
-)
+from pipejax.search.partition.holdings import Point, Shares, Splits, default_layouts, price_holdings
 from pipejax.search.partition.integer_program import (
     SLACK,
     PathCuts,
@@ -155,10 +149,7 @@ class SplitSearch:
                 self._add_paths(self.splits.shares(point))
 
     def _add_paths(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or mixture, and add its new paths as cuts.
-
-        Return its makespan [s], and whether it had a new path.
-        """
+        """Run a split or mixture; return its makespan [s], and whether it has new paths: cuts."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)
@@ -186,11 +177,10 @@ class SplitSearch:
             """Run the solution, and the centre of the solutions so far."""
             nonlocal centre, shares
             shares = self.integer.shares
-            if centre is None:
-                centre = shares
-            else:
+            if centre is not None:
                 centre = CENTRE_WEIGHT * centre + (1 - CENTRE_WEIGHT) * shares
             makespan, has_new_path = self._add_paths(shares)
+            centre = shares if centre is None else centre
             has_new_path |= self._add_paths(centre)[1]
             return has_new_path and makespan * (1 - RELAXATION_GAP) > self.integer.bound
 

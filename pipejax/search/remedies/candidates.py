@@ -159,8 +159,7 @@ def _check_layers(layers: Sequence[int] | None, scenario: Scenario) -> tuple[int
     counts, stages = [whole_number(c, "stage_layers") for c in layers], scenario.table().num_stages
     if len(counts) != stages:
         raise MismatchError(
-            f"stage_layers has {len(counts)} entries, the table has {stages} stages",
-            "stage_layers",
+            f"stage_layers has {len(counts)} entries, the table has {stages} stages", "stage_layers"
         )
     return tuple(counts)
 

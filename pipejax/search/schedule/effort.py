@@ -24,12 +24,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.done = self.under_way = 0.0
-        self._lock = threading.Lock()
-
-    def add(self, effort: float) -> None:
-        """Add effort."""
-        with self._lock:
-            self.done += effort
+        self.lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +69,8 @@ class Budget:
 
     def spend(self, effort: float) -> None:
         """Add effort."""
-        self.meter.add(effort)
+        with self.meter.lock:
+            self.meter.done += effort
 
     def new_solver(self, num_threads: int, limit: float = math.inf) -> cp_model.CpSolver:
         """Return a solver within the budget and a limit of deterministic time."""

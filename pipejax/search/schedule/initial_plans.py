@@ -25,10 +25,7 @@ from pipejax.schedules.heuristics.building_block import (
     number_legs,
 )
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
-from pipejax.schedules.heuristics.memory_limited_pipe import (
-    LimitedPipe,
-    ada_offload_starts,
-)
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, ada_offload_starts
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import paths

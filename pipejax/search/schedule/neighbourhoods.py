@@ -81,10 +81,8 @@ def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) 
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)
-    free = {
-        letter: (starts >= first) & (starts <= first + window)
-        for letter, starts in plan.starts.items()
-    }
+    last = first + window
+    free = {letter: (start >= first) & (start <= last) for letter, start in plan.starts.items()}
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])
 
 
@@ -184,10 +182,8 @@ class NeighbourhoodSearch:
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
         orders = (True,) if self._base.in_order else (True, False)
-        self._arms = [
-            Arm(kind, in_order, share)
-            for kind, in_order in itertools.product(sorted(kinds), orders)
-        ]
+        pairs = itertools.product(sorted(kinds), orders)
+        self._arms = [Arm(kind, in_order, share) for kind, in_order in pairs]
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0  # deterministic time since the last gain
 

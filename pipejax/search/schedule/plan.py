@@ -82,10 +82,8 @@ class Plan:
 
     def with_starts(self, change: Callable[[PerOp], PerOp]) -> "Plan":
         """Return the plan with changed starts; `NEVER` stays as it is."""
-        starts = {
-            letter: np.where(start == NEVER, NEVER, change(start))
-            for letter, start in self.starts.items()
-        }
+        pairs = self.starts.items()
+        starts = {phase: np.where(at == NEVER, NEVER, change(at)) for phase, at in pairs}
         return Plan.from_starts(starts, self.whole)
 
     @property
