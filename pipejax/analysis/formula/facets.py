@@ -64,11 +64,11 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int
     """Return the facets of a makespan over a domain, at most `max_facets`, with their proof."""
     search = _Search(solve, domain, num_parameters)
     while True:
-        above = search.rays_below_makespan()
-        if not above or (len(search.facets) >= max_facets and not search.drop_redundant()):
-            gap = above[0][0] if above else Fraction(0)
-            return search.envelope(gap)
-        search.add([counts for _, counts in above], max_facets)
+        missing = search.rays_below_makespan()  # (gap, counts of a path), the largest gap first
+        is_full = len(search.facets) >= max_facets
+        if not missing or (is_full and not search.drop_redundant()):
+            return search.envelope(missing[0][0] if missing else Fraction(0))
+        search.add([counts for _, counts in missing], max_facets)
 
 
 class _Search:

@@ -363,7 +363,7 @@ def activation_memory(
     if not ((share >= 0) & (share * size <= (size + size_in_i) * (1 + _ROUNDING))).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.from_content(evaluation.table)
-    cell = ops.worker, ops.start
+    cell = ops.worker, ops.start  # starts are slots
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     arrays = _same_axes(activations, shares, checkpoint_sizes, *recomputed)
     if arrays[0].ndim == 2:
@@ -427,7 +427,7 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     check_types(evaluation=(evaluation, Evaluation))
     size = per_stage("sizes", sizes, (evaluation.stages, 0))
     ops = HeldOps.gathers_from_content(evaluation.table)
-    cell = ops.worker, ops.start
+    cell = ops.worker, ops.start  # starts are slots
     parts = HeldParts.from_gathers(
         ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     )

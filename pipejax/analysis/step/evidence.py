@@ -270,9 +270,9 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
         errors = tuple(error for group in members for error in group.errors)
         sources = tuple(dict.fromkeys(group.source for group in members))
         # a calibration holds for its own regime only
-        ends = factors if record is None or not differs else None
-        runs_evidence = run_regime, errors, sources, run_system, run_stack, differs, ends
-        candidates.append(Evidence(*runs_evidence))
+        error_factors = factors if record is None or not differs else None
+        fields = run_regime, errors, sources, run_system, run_stack, differs, error_factors
+        candidates.append(Evidence(*fields))
     # few runs count only if there are no others
     nearness = lambda x: (x.is_many, -len(x.differs), x.configurations)  # noqa: E731
     return max(candidates, key=nearness, default=None)

@@ -278,17 +278,18 @@ def message_times(
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
     """Return mean times of messages [s] by pair of workers and stage boundary."""
     edges = table.grammar.edges(table.num_stages)
-    shape = 2, table.num_pipes, len(edges)  # forth and back
-    times = np.zeros(shape)
+    times = np.zeros((2, table.num_pipes, len(edges)))  # by direction, pipe and boundary
     for name in MESSAGE_FIELDS:
-        value = np.asarray(getattr(costs, name), float)
-        times = times + np.broadcast_to(value.mean(axis=-1) if value.ndim == 4 else value, shape)
+        seconds = np.asarray(getattr(costs, name), float)
+        if seconds.ndim == 4:  # the last axis is that of microbatches
+            seconds = seconds.mean(axis=-1)
+        times += seconds
     times_by_pair: dict[tuple[int, int], dict[int, float]] = {}
     placement = table.placement[0]
-    for boundary, seconds in enumerate(times.mean(axis=(0, 1)).tolist()):
+    for boundary, mean in enumerate(times.mean(axis=(0, 1)).tolist()):
         first, second = sorted(placement[list(edges[boundary])].tolist())
         if first != second:
-            times_by_pair.setdefault((first, second), {})[boundary] = seconds
+            times_by_pair.setdefault((first, second), {})[boundary] = mean
     return times_by_pair
 
 

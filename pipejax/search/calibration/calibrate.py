@@ -168,7 +168,7 @@ def calibrate(
       >>> rows = read_rows("runs.csv")  # doctest: +SKIP
       >>> pj.calibrate(rows, pj.load_system("a100"), hold_out="t=8").held_out  # doctest: +SKIP
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     check_types(rows=(rows, MeasuredRows), system=(system, System))
     starts = whole_number(starts, "starts", maximum=MAX_STARTS)
     rows = rows.take(np.isfinite(rows.seconds))
@@ -192,9 +192,9 @@ def calibrate(
             problem, chosen = _choose_numbers(problem, as_is, seed)
         minimum = robust_fit(problem.residuals, points, weights)
         best = int(minimum.objective.argmin())
-        left_out = _left_out(problem, folds, minimum.point[best])
-    comparison, seconds = (as_is, chosen), time.perf_counter() - began
-    return _result(problem, minimum, best, folds, left_out, comparison, seconds)
+        fold_residual = _fit_folds(problem, folds, minimum.point[best])
+    comparison, seconds = (as_is, chosen), time.perf_counter() - start_time
+    return _result(problem, minimum, best, folds, fold_residual, comparison, seconds)
 
 
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
@@ -341,7 +341,7 @@ def _choose_numbers(
     if len(folds.names) > 1:
         for names in LADDER:
             candidate = sample._replace(free=np.isin(problem.parameters.names, names))
-            fold_residual = _left_out(candidate, folds, np.zeros(len(candidate.free)))
+            fold_residual = _fit_folds(candidate, folds, np.zeros(len(candidate.free)))
             # of each row, the residual of the fit without it
             residual = fold_residual[folds.left_out.argmax(axis=0), np.arange(len(sample_rows))]
             if np.abs(np.expm1(residual)).mean() < np.abs(np.expm1(best_residual)).mean():
@@ -360,7 +360,7 @@ def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
     return Folds(names, configuration_fold[row_configuration] == np.arange(num_folds)[:, None])
 
 
-def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
+def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
     """Fit once without the rows of each fold; return log(predicted / measured) of all rows."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
@@ -374,7 +374,7 @@ def _result(
     minimum: RobustFit,
     best: int,
     folds: Folds,
-    left_out: Float[NumpyArray, "folds rows"],
+    fold_residual: Float[NumpyArray, "folds rows"],
     comparison: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
@@ -386,7 +386,7 @@ def _result(
     numbers = tuple(itertools.compress(fitted[: problem.num_numbers], problem.free))
     layer_factors = fitted[problem.num_numbers :]
     # of each fold, the residuals of the rows that it leaves out
-    by_fold = [row[is_out] for row, is_out in zip(left_out, folds.left_out, strict=True)]
+    by_fold = [row[is_out] for row, is_out in zip(fold_residual, folds.left_out, strict=True)]
     as_is, chosen = comparison
     is_far = np.abs(residual) > OUTLIER * noise
     # error bands come from rows outside a fit where there are such rows
@@ -428,23 +428,23 @@ def _result(
         },
         as_is=prediction_errors(as_is, rows.seconds),
         left_out=None if chosen is None else _errors(chosen.residual, rows.seconds[chosen.rows]),
-        coverage=band_coverage(by_fold, left_out, folds.left_out),
+        coverage=band_coverage(by_fold, fold_residual, folds.left_out),
         outliers=_outliers(rows, predicted, residual, is_far),
         remarks=_remarks(residual),
         noise=noise,
         predicted=predicted,
-        predicted_unseen=rows.seconds * np.exp(_mean_left_out(left_out, folds)),
+        predicted_unseen=rows.seconds * np.exp(_mean_residual(fold_residual, folds)),
         starts_differ=float(np.abs(values / values[best] - 1).max()),
         seconds=seconds,
     )
 
 
-def _mean_left_out(
-    left_out: Float[NumpyArray, "folds rows"], folds: Folds
+def _mean_residual(
+    fold_residual: Float[NumpyArray, "folds rows"], folds: Folds
 ) -> Float[NumpyArray, " rows"]:
     """Return the mean residual of each row over the folds without it; NaN if there is none."""
     num_folds = folds.left_out.sum(axis=0)
-    total = (left_out * folds.left_out).sum(axis=0)
+    total = (fold_residual * folds.left_out).sum(axis=0)
     return np.where(num_folds > 0, total / np.maximum(num_folds, 1), np.nan)
 
 

@@ -317,8 +317,8 @@ def _torchtitan(layers: int, stages: int) -> list[int] | None:
     """Return the layers of stages by torchtitan's rule; None if a stage would be empty."""
     if stages == 1:
         return [layers]
-    per_stage, remainder = divmod(layers + 2, stages)
-    split = [per_stage + (stage < remainder) for stage in range(stages)]
+    per_stage, remainder = divmod(layers + 2, stages)  # embedding and head count as one layer each
+    split = [per_stage + 1] * remainder + [per_stage] * (stages - remainder)
     split[0] -= 1
     split[-1] -= 1
     return split if per_stage else None

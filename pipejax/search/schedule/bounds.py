@@ -137,7 +137,7 @@ def _stage_bound(problem: Problem, stage_paths: Paths, pipe: int, stage: int, co
 class _Kind(NamedTuple):
     """Activations of one stage and pipe on a worker; times in units, sizes in parts."""
 
-    count: int
+    num_activations: int
     head: int  # least time before F
     tail: int  # least time after I
     step_end: int  # time after the gradient
@@ -162,13 +162,13 @@ class _Memory(NamedTuple):
     def link_time(self, end: int) -> float:
         """Return the least time of the host link in a run of this length, infinite if too short."""
         window = end - min(k.head for k in self.kinds) - min(k.tail for k in self.kinds)
-        if window < sum(k.count * (k.forward + k.input_grad) for k in self.kinds):
+        if window < sum(k.num_activations * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf
         excess = self.demand - self.limit * window
         if excess <= 0:
             return 0
         offloadable = [k for k in self.kinds if k.saved_area]
-        if excess > sum(k.count * k.saved_area for k in offloadable):
+        if excess > sum(k.num_activations * k.saved_area for k in offloadable):
             return math.inf
         # Two relaxations: whole activations, each with the largest saving and the shortest link
         # time of any; and parts of activations, those that save most for their link time first.
@@ -176,7 +176,7 @@ class _Memory(NamedTuple):
         whole_bound = num_offloads * min(k.link_time for k in offloadable)
         fractional_bound = 0
         for kind in sorted(offloadable, key=lambda k: k.link_time / k.saved_area):
-            area = min(excess, kind.count * kind.saved_area)
+            area = min(excess, kind.num_activations * kind.saved_area)
             fractional_bound += -(-area * kind.link_time // kind.saved_area)
             excess -= area
         return max(whole_bound, fractional_bound)
@@ -241,11 +241,12 @@ def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
     # parts that a running W blocks
     blocked_parts = [max(0, limit - usable_parts(room - k.weight_size)) for k in kinds]
     blocked_area = sum(
-        k.count * k.weight_grad * parts for k, parts in zip(kinds, blocked_parts, strict=True)
+        kind.num_activations * kind.weight_grad * parts
+        for kind, parts in zip(kinds, blocked_parts, strict=True)
     )
     time_after_window = min(k.tail for k in kinds) - min(k.step_end for k in kinds)
     blocked_area = max(0, blocked_area - max(blocked_parts) * time_after_window)
-    activation_area = sum(k.count * k.size * k.turn for k in kinds)
+    activation_area = sum(k.num_activations * k.size * k.turn for k in kinds)
     return _Memory(limit, activation_area + unused_area + blocked_area, kinds)
 
 
@@ -265,7 +266,7 @@ def _kinds(problem: Problem, stage_paths: Paths, worker: int) -> Iterator[_Kind]
         can_be_whole = int(problem.backward[stage]) < input_grad + weight_grad
         if count:
             yield _Kind(
-                count=count,
+                num_activations=count,
                 head=0 if is_span else int(stage_paths.head[pipe, stage]),
                 tail=after_input if is_span else int(stage_paths.tail[pipe, stage]),
                 step_end=0 if is_span else int(problem.step_end[stage]),

@@ -183,7 +183,7 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
         arguments = {option: options[option] for option in builder.options if option in options}
         if builder.planned:
             ((_, arguments),) = plans(builder, arguments, times)
-        variants = [{}]
+        variants: list[dict[str, float]] = [{}]
         if name == "pipe-offload":
             variants = [{"offload_share": share} for share in offload_shares]
         for variant in variants:
