@@ -355,7 +355,8 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 def fitting_change(
     workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
 ) -> Change | None:
-    """Find the smallest change, that a launcher runs, with which a workload fits memory [B]."""
+    """Return the smallest change with which a workload fits in `room` bytes; None without one."""
+    # If a launcher is named, it must run the changed workload.
 
     def rank(change: Change) -> tuple[int, int]:
         return sum(COST_RANKS[entry] for entry in change.items()), len(change)

@@ -379,6 +379,7 @@ def _result(
     seconds: float,
 ) -> Calibration:
     """Assemble the result of the best fit, with errors on fitted and on left-out rows."""
+    # `fold_residual` has the residuals of all rows in the fit without a fold's rows
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)

@@ -338,14 +338,15 @@ def _blocked_times(program: Program, run: HostRun) -> Workers:
 def _worker_ops(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
-    """Yield (worker, count, times by member [s]) of each kind of op of each worker."""
+    """Yield a worker, the number of its ops of a phase and stage, and their times by member [s]."""
     shape = table.num_stages, table.num_microbatches * replicas
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)
     for (worker, phase, stage, _), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
-        time = np.asarray(getattr(costs, PHASE_FIELDS[Phase(phase).name]), float)
-        times = np.broadcast_to(time if time.ndim == 2 else time[..., None], shape)
-        yield worker, count, times[stage]
+        times = np.asarray(getattr(costs, PHASE_FIELDS[Phase(phase).name]), float)
+        if times.ndim < 2:  # equal for all members
+            times = times[..., None]
+        yield worker, count, np.broadcast_to(times, shape)[stage]
 
 
 def _on_workers(program: Program) -> Bool[NumpyArray, " nodes"]:
