@@ -182,8 +182,8 @@ class SwapSearch:
         self._random = random.Random(int(rng.integers(2**63)))
         self.moves = 0
         preds = order_preds(graph, order)
-        number = _topological_numbers(preds)
-        nodes = np.argsort(number)
+        number = _topological_numbers(preds)  # of each node of the program
+        nodes = np.argsort(number)  # the nodes of the program in topological order
         self._dependencies = WaitsFor.from_preds(number[graph.preds[nodes]])
         self._duration = graph.duration[nodes].tolist()
         self._size = len(nodes)

@@ -56,8 +56,10 @@ class ScheduleModel:
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
         self.whole: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
         self.out: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
-        self._input_end: dict[Key, Variable] = {}
-        self._gradient_end: dict[Key, Variable] = {}
+        self._input_end: dict[Key, Variable] = {}  # end of I, or of B
+        self._gradient_end: dict[Key, Variable] = {}  # end of W, or of B
+        # intervals of ops by worker, of O and L by group of workers, of messages by pair of
+        # workers, and of memory by worker, with its parts
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
         self._on_host: dict[tuple[int, ...], list[Interval]] = {}
         self._on_link: dict[tuple[int, int], list[Interval]] = {}
