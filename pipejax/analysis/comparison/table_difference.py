@@ -114,12 +114,12 @@ def row_exchanges(
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
     """Return the cells by row; phases get the codes that grammar `like` has for their letters."""
+    rows = [[cell for cell in row if cell] for row in table.rows()]
     if not table.grammar.custom_phases:
-        return [[cell for cell in row if cell] for row in table.rows()]
+        return rows
     phases = {p: cast(Phase, like.by_letters.get(p.name, p)) for p in table.grammar.phases}
     return [
-        [tuple(op._replace(phase=phases[op.phase]) for op in cell) for cell in row if cell]
-        for row in table.rows()
+        [tuple(op._replace(phase=phases[op.phase]) for op in cell) for cell in row] for row in rows
     ]
 
 

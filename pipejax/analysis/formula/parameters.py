@@ -288,8 +288,8 @@ def latex_symbol(name: str) -> str:
 def polynomial_text(symbol: str, coefficients: Counts) -> str:
     """Write a polynomial as `7/4 M + 12`; its coefficients begin with the constant."""
     powers = ["", symbol, *(f"{symbol}^{k}" for k in range(2, len(coefficients)))]
-    constant, *others = coefficients
-    text = _sum(powers[:0:-1], others[::-1], _text_factor)
+    constant, *higher = coefficients  # written from the highest power down
+    text = _sum(powers[:0:-1], higher[::-1], _text_factor)
     if not constant:
         return text
     if text == "0":

@@ -242,9 +242,9 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     for name, form in forms.items():
         if not form.exact:
             raise ValueError(f"the form of {name} is not exact: give a box or more facets")
-    unit, *others = first.parameters
-    box = {unit: (0.0, np.inf), **dict(zip(others, RANGES, strict=True)), **first.box}
-    for name in others:
+    unit, *axes = first.parameters
+    box = {unit: (0.0, np.inf), **dict(zip(axes, RANGES, strict=True)), **first.box}
+    for name in axes:
         low, high = box[name]
         if not low < high < np.inf:
             raise wrong("box", f"of {name} must be a range to draw a map, got {low:g} to {high:g}")
@@ -253,9 +253,9 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     steps = (np.arange(SIDE) + CELL_OFFSET) / SIDE
     across, up = (
         float(low) + (float(high) - float(low)) * steps
-        for low, high in (box[name] for name in others)
+        for low, high in (box[name] for name in axes)
     )
     theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
     times = np.stack([form(theta) for form in forms.values()])
-    ranges = {unit: (1.0, 1.0)} | {name: box[name] for name in others}
+    ranges = {unit: (1.0, 1.0)} | {name: box[name] for name in axes}
     return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), ranges)

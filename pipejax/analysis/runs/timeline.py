@@ -130,7 +130,7 @@ def second_pipe(table: ScheduleTable) -> frozenset[Op]:
 def name_of_second(tables: Iterable[ScheduleTable]) -> str:
     """Name the result of `second_pipe` for a legend; "" if no table has a second pipe."""
     pipes = max((table.num_pipes for table in tables), default=1)
-    return "" if pipes == 1 else "second pipe" if pipes == 2 else "every second pipe"
+    return {1: "", 2: "second pipe"}.get(pipes, "every second pipe")
 
 
 def depths(table: ScheduleTable) -> list[float]:
@@ -145,7 +145,7 @@ def depths(table: ScheduleTable) -> list[float]:
 def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
     """Name the shades of `depths` for a legend; "" if workers have one stage each."""
     stages = max((table.stages_per_worker for table in tables), default=1)
-    return "" if stages == 1 else f"darker: {'first' if stages == 2 else 'earlier'} stages"
+    return {1: "", 2: "darker: first stages"}.get(stages, "darker: earlier stages")
 
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:

@@ -94,11 +94,11 @@ class Predictions(NamedTuple):
     high: Float[NumpyArray, " rows"]
     fits: Float[NumpyArray, " rows"] | None = None
 
-    def take(self, which: NumpyArray) -> "Predictions":
+    def take(self, index: NumpyArray) -> "Predictions":
         """Select rows by a mask or by their indices."""
-        fits = None if self.fits is None else self.fits[which]
+        fits = None if self.fits is None else self.fits[index]
         return Predictions(
-            self.seconds[which], self.memory_bytes[which], self.low[which], self.high[which], fits
+            self.seconds[index], self.memory_bytes[index], self.low[index], self.high[index], fits
         )
 
 
@@ -196,9 +196,9 @@ class Validation:
             return None
         return float(100 * np.mean(((low <= seconds) & (seconds <= high))[has_band]))
 
-    def take(self, which: NumpyArray) -> "Validation":
+    def take(self, index: NumpyArray) -> "Validation":
         """Select rows by a mask or by their indices."""
-        return Validation(self.measured.take(which), self.predicted.take(which))
+        return Validation(self.measured.take(index), self.predicted.take(index))
 
     @property
     def by_configuration(self) -> "Validation":

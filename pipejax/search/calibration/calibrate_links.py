@@ -134,9 +134,9 @@ def _times(
         for k, name in enumerate(names):
             machine = machine.with_number(name, values[k])
         if kind == MESSAGE:
-            is_near, near, far = inside > 1, machine.peer_link, machine.network
-            latency = jnp.where(is_near, near.latency, far.latency)
-            seconds = latency + volume / jnp.where(is_near, near.rate, far.rate)
+            in_node, node, network = inside > 1, machine.peer_link, machine.network
+            latency = jnp.where(in_node, node.latency, network.latency)
+            seconds = latency + volume / jnp.where(in_node, node.rate, network.rate)
         else:
             group = Group(ranks, inside)
             seconds = jnp.asarray(collective_time(machine, kind, volume, group))

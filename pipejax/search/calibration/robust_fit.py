@@ -171,13 +171,14 @@ def _step(
     step *= np.minimum(1, MAX_STEP / largest_move)[:, None]
     trial = point + step
     new_residual, new_jacobian = model(trial)
-    before = _objective(residual, point, noise, weights, loss)
-    after = _objective(new_residual, trial, noise, weights, loss)
-    is_better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
+    objective = _objective(residual, point, noise, weights, loss)
+    new_objective = _objective(new_residual, trial, noise, weights, loss)
+    is_better = new_objective <= objective + ROUNDING * np.abs(objective)  # a minimum is flat
     predicted_gain = (step * (added_diagonal * step - gradient)).sum(axis=1) / 2
     # if all rows are fitted exactly, the predicted gain is 0
-    min_gain = ROUNDING * np.abs(before) + np.finfo(float).tiny
-    gain_ratio = np.where(is_better, before - after, 0.0) / np.maximum(predicted_gain, min_gain)
+    min_gain = ROUNDING * np.abs(objective) + np.finfo(float).tiny
+    gain = np.where(is_better, objective - new_objective, 0.0)
+    gain_ratio = gain / np.maximum(predicted_gain, min_gain)
     shrink = np.maximum(1 / 3, 1 - (2 * np.clip(gain_ratio, 0, 1) - 1) ** 3)
 
     def accept(new: NumpyArray, old: NumpyArray) -> NumpyArray:

@@ -329,9 +329,9 @@ def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
     """Return the result so far; raise ValueError if no split fits in memory."""
     best = search.best
     if best is None:
-        least = min(split.memory_bytes for split in search.splits_run.values())
+        need = min(split.memory_bytes for split in search.splits_run.values())
         raise ValueError(
-            f"nothing fits: the smallest need found is {least / 1e9:.1f} GB per accelerator; the "
+            f"nothing fits: the smallest need found is {need / 1e9:.1f} GB per accelerator; the "
             f"system has {search.capacity / 1e9:.1f} GB"
         )
     workload = dataclasses.replace(search.workload, pipeline_layout=str(best.layout))

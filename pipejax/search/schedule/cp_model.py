@@ -212,7 +212,9 @@ class ScheduleModel:
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             microbatches = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
-            ordered_phases = "FI" if self.in_order else "F" if stage == 0 else ""
+            ordered_phases = "F" if stage == 0 else ""
+            if self.in_order:
+                ordered_phases = "FI"
             for letter in ordered_phases:
                 for first, second in itertools.pairwise(microbatches):
                     first_end = self.end(letter, (stage, first))

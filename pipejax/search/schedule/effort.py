@@ -33,13 +33,13 @@ class Budget:
 
     meter: Meter  # effort of all parts together
     end: float  # effort on the meter at which this part is over
-    until: float  # time at which it is over in any case, by `time.monotonic` [s]
+    deadline: float  # time at which it is over in any case, by `time.monotonic` [s]
 
     @classmethod
     def start(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
         """Start a budget; None is no limit."""
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        return cls(Meter(), math.inf if effort is None else effort, until)
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        return cls(Meter(), math.inf if effort is None else effort, deadline)
 
     @property
     def spent(self) -> float:
@@ -49,12 +49,12 @@ class Budget:
     @property
     def remaining(self) -> float:
         """Return the effort that remains; seconds if effort has no limit."""
-        return self.end - self.spent if self.end < math.inf else self.until - time.monotonic()
+        return self.end - self.spent if self.end < math.inf else self.deadline - time.monotonic()
 
     @property
     def is_late(self) -> bool:
         """Return whether the time is up."""
-        return time.monotonic() >= self.until
+        return time.monotonic() >= self.deadline
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +65,7 @@ class Budget:
         """Return a part of the budget, in the unit of `remaining`."""
         if self.end < math.inf:
             return dataclasses.replace(self, end=min(self.end, self.spent + limit))
-        return dataclasses.replace(self, until=min(self.until, time.monotonic() + limit))
+        return dataclasses.replace(self, deadline=min(self.deadline, time.monotonic() + limit))
 
     def spend(self, effort: float) -> None:
         """Add effort."""
@@ -78,8 +78,8 @@ class Budget:
         # microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
         # deterministic time hardly counts them.
         solver = cp_model.CpSolver()
-        if self.until < math.inf:
-            solver.parameters.max_time_in_seconds = max(self.until - time.monotonic(), 0.01)
+        if self.deadline < math.inf:
+            solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
         allowed = max(self.end - self.spent, 0.01) / SOLVER  # each thread has as much
         if min(limit, allowed) < math.inf:
             solver.parameters.max_deterministic_time = min(limit, allowed)

@@ -104,8 +104,8 @@ KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], dict[s
 
 def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> Free:
     """Draw the free ops of a neighbourhood; `share` says how large it is, up to 1 for all."""
-    nothing = np.zeros(plan.forward.shape, bool)
-    return dict.fromkeys("FIWOL", nothing) | KINDS[kind](problem, plan, share, rng)
+    no_ops = np.zeros(plan.forward.shape, bool)
+    return dict.fromkeys("FIWOL", no_ops) | KINDS[kind](problem, plan, share, rng)
 
 
 def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
