@@ -43,16 +43,6 @@ class Family(NamedTuple):
       branches: facets by the number's residue: in each a polynomial by parameter.
       found_on: numbers that gave it, or that it was checked on, in equal steps.
       verified_on: later numbers that it was checked on.
-
-    Example:
-      >>> import pipejax as pj
-      >>> def program(m):
-      ...     return pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=m))
-      >>> found = pj.analysis.formula_family(program, range(1, 9), ("F", "B", "c"))
-      >>> print(found)
-      (M + 3)F + (M + 3)B + 6c for M >= 1
-      >>> found(100)(F=1.0, B=2.0, c=0.0)
-      309.0
     """
 
     symbol: str
@@ -155,8 +145,11 @@ def formula_family(
       >>> def program(m):
       ...     return pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=m))
       >>> names = ("F", "B", "c")
-      >>> print(pj.analysis.formula_family(program, range(4, 44, 4), names, verify_on=[80]))
+      >>> family = pj.analysis.formula_family(program, range(4, 44, 4), names, verify_on=[80])
+      >>> print(family)
       (M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0
+      >>> family(100)(F=1.0, B=2.0, c=0.0)
+      309.0
     """
     whole_number(degree, "degree", minimum=0, maximum=2)
     numbers, later = [*numbers], [*verify_on]

@@ -64,13 +64,6 @@ class Evaluation(Drawn):
       message_start: (messages) time at which each message of the program leaves.
       message_finish: (messages) time at which it arrives.
       message_critical: (messages) whether it is on the critical path.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
-      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> run.busy.tolist(), run.makespan, run.bubble_ratio, run.bound_by
-      ([12.0, 12.0], 15.0, 0.2, 'B')
     """
 
     schedule: str
@@ -134,8 +127,8 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
       >>> result = pj.evaluate(table, pj.Costs.uniform(table, forward=1.0, backward=2.0))
-      >>> result.makespan, result.peak_in_flight.tolist()
-      (33.0, [8, 8, 8, 8])
+      >>> result.makespan, result.busy.tolist(), result.bound_by, result.peak_in_flight.tolist()
+      (33.0, [24.0, 24.0, 24.0, 24.0], 'B', [8, 8, 8, 8])
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     costs.check_values()
