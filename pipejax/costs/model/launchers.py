@@ -193,6 +193,12 @@ def pipeline_launches(
     )
 
 
+def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) -> str:
+    """Name the features that a launcher lacks for a job, without its options; empty if none."""
+    record = find_launcher(launcher)
+    return Launch(record.name, {}, tuple(record.lacks(_Job(workload, table)))).refusal
+
+
 class _Pipeline:
     """Stages and order of a schedule, in terms that launchers share."""
 

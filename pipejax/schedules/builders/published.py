@@ -1,5 +1,6 @@
 """The record of a schedule that can be built, and the decorator that makes one."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -47,17 +48,18 @@ class Builder(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """Return the parameters beyond workers, microbatches and slots."""
         common = {"num_workers", "num_microbatches", "slots"}
-        return tuple(name for name in self._parameters if name not in common)
+        return tuple(name for name in _parameters(self.function) if name not in common)
 
     @property
     def takes(self) -> tuple[str, ...]:
         """Return the options, and slots if the schedule is drawn in slots."""
-        return (*self.options, *(["slots"] if "slots" in self._parameters else []))
+        return (*self.options, *(["slots"] if "slots" in _parameters(self.function) else []))
 
-    @property
-    def _parameters(self) -> list[str]:
-        parameters = inspect.signature(self.function).parameters.values()
-        return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+@functools.cache
+def _parameters(function: Callable[..., ScheduleTable]) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
 
 
 ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"

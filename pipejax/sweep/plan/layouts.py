@@ -20,7 +20,7 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
-from pipejax.costs.model.launchers import find_launcher, launches
+from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
@@ -273,8 +273,8 @@ def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
     """Name the features that the launcher lacks for each layout (layouts); empty if none."""
     if not request.launcher:
         return np.full(len(rows), "", object)
-    # Launchers refuse schedules, numbers of microbatches modulo P, and combinations of exchanges:
-    # one layout speaks for all with the same schedule that use the same ones.
+    # Launchers refuse schedules, numbers of microbatches that P does not divide, and combinations
+    # of exchanges: one layout speaks for all of the same schedule that use the same ones.
     few_microbatches = 2 * rows.pipeline + rows.microbatches % rows.pipeline
     columns = rows._asdict() | {
         "microbatches": np.minimum(rows.microbatches, few_microbatches),
@@ -283,15 +283,16 @@ def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
     short, used = Layouts(**columns), columns.copy()
     for name in ("tensor", "context", "expert", "expert_tensor", "data"):
         used[name] = columns[name] > 1
+    used["microbatches"] = rows.microbatches % rows.pipeline == 0
     alike = rows.expert_tensor == rows.tensor, rows.data % rows.expert == 0
     kinds = np.stack([*used.values(), *alike], axis=1)
     _, first, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
     reasons = [
-        launches(
+        launcher_refusal(
+            request.launcher,
             layout_workload(request, short, row),
             build_table(program_shape(request, short, row), int(short.microbatches[row])),
-            request.launcher,
-        )[0].refusal
+        )
         for row in first.tolist()
     ]
     return np.array(reasons, object)[which.ravel()]
