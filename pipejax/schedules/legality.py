@@ -39,6 +39,7 @@ from pipejax.schedules.cells.ops import (
     ScheduleError,
     Slots,
     format_number,
+    is_phase,
 )
 
 
@@ -95,7 +96,7 @@ def check_rows(content: Content) -> None:
         raise ScheduleError(
             f"worker {worker} has no op: every worker runs a stage", place=(worker, None)
         )
-    is_pair = (phase == Phase.F) & np.isin(partner, INPUT_GRADS)
+    is_pair = (phase == Phase.F) & is_phase(partner, INPUT_GRADS)
     reason = "{op} on worker {worker} fuses other ops than a forward and a backward"
     _check_cells(content, np.flatnonzero((partner != Phase.IDLE) & ~is_pair), reason)
 
@@ -103,8 +104,8 @@ def check_rows(content: Content) -> None:
 def check_ranges(content: Content) -> None:
     """Check that stages, microbatches and pipes of ops exist, with all slices in one pipe."""
     ops, grammar, stages = content.ops, content.grammar, content.num_stages
-    has_microbatch = ~np.isin(ops.phase, grammar.sharding)
-    has_stage = ~np.isin(ops.phase, grammar.worker_phases)
+    has_microbatch = ~is_phase(ops.phase, grammar.sharding)
+    has_stage = ~is_phase(ops.phase, grammar.worker_phases)
     reason = "op {op} on worker {worker} has a stage: its kind has none"
     _check_cells(content, ops.cell[~has_stage & (ops.stage != NO_STAGE)], reason)
     graph_stages = {stage for edge in grammar.graph for stage in edge}
@@ -130,8 +131,8 @@ def check_ranges(content: Content) -> None:
 
 def check_workers(content: Content) -> None:
     """Check that every op is on the worker of its stage, and every microbatch in one pipe."""
-    is_sharding = np.isin(content.ops.phase, content.grammar.sharding)
-    is_worker_op = np.isin(content.ops.phase, content.grammar.worker_phases)
+    is_sharding = is_phase(content.ops.phase, content.grammar.sharding)
+    is_worker_op = is_phase(content.ops.phase, content.grammar.worker_phases)
     ops, sharding = content.ops.take(~is_sharding & ~is_worker_op), content.ops.take(is_sharding)
     stage_workers = content.placement[ops.pipe, ops.stage]
     if fault := _first_true(stage_workers != ops.cell // content.num_slots):
@@ -153,9 +154,9 @@ def check_workers(content: Content) -> None:
 def check_once(content: Content) -> None:
     """Check that no op stands twice in the table."""
     grammar = content.grammar
-    ops = content.ops.take(~np.isin(content.ops.phase, grammar.sharding))
+    ops = content.ops.take(~is_phase(content.ops.phase, grammar.sharding))
     # the place of an op is its stage, or its worker if it has no stage
-    is_worker_op = np.isin(ops.phase, grammar.worker_phases)
+    is_worker_op = is_phase(ops.phase, grammar.worker_phases)
     place = np.where(is_worker_op, ops.cell // content.num_slots, ops.stage)
     num_places = max(content.num_stages, content.num_workers)
     sizes = len(grammar.phases), num_places, content.num_microbatches
@@ -267,7 +268,7 @@ def _check_passes(content: Content) -> None:
         op, worker = _op_and_worker(content, Phase.F, *missing)
         raise _missing_error(content, op, worker, "there is no forward")
     if content.grammar.forward_only:
-        is_backward = np.isin(content.ops.phase, (*BACKWARDS, *UPDATES))
+        is_backward = is_phase(content.ops.phase, (*BACKWARDS, *UPDATES))
         reason = "op {op} on worker {worker}: the table is forward_only"
         _check_cells(content, content.ops.cell[is_backward], reason)
         return
@@ -315,7 +316,7 @@ def check_gathered(content: Content) -> None:
     phases = np.append(content.cells.phase.ravel(), Phase.RESHARD)  # the last serves `NOWHERE`
     is_gathered = phases[previous_turn] == Phase.UNSHARD
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
-    is_sharded = np.isin(copy, copy[np.isin(ops.phase, turns)])
+    is_sharded = np.isin(copy, copy[is_phase(ops.phase, turns)])
     gathers = ops.phase == Phase.UNSHARD
     # weights must be absent before a gather, and there before any other op
     if fault := _first_true(is_sharded & (is_gathered == gathers)):
@@ -379,7 +380,7 @@ def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"
 def check_communication(content: Content) -> None:
     """Check that each message has a SEND after its producer, and a RECV before its use."""
     # Messages lead to other workers. Tables without any SEND and RECV cells are legal.
-    is_message = np.isin(content.ops.phase, MESSAGES)
+    is_message = is_phase(content.ops.phase, MESSAGES)
     if not is_message.any():
         return
     if not content.grammar.has_usual_messages:

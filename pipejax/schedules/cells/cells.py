@@ -20,6 +20,7 @@ from pipejax.schedules.cells.ops import (
     Op,
     Phase,
     ScheduleError,
+    is_phase,
 )
 
 # Placement of stages: one row per pipe, one worker per stage.
@@ -260,7 +261,7 @@ class Content:
     @functools.cached_property
     def num_microbatches(self) -> int:
         """Count the microbatches of all pipes that some op computes."""
-        is_compute = np.isin(self.ops.phase, self.grammar.compute)
+        is_compute = is_phase(self.ops.phase, self.grammar.compute)
         return int(self.ops.microbatch[is_compute].max(initial=-1)) + 1
 
     @functools.cached_property
@@ -269,7 +270,7 @@ class Content:
         grammar, count = self.grammar, self.num_microbatches
         # custom kinds may leave a microbatch without any op that computes
         phases = grammar.microbatch_phases if grammar.custom_phases else grammar.compute
-        ops = self.ops.take(np.isin(self.ops.phase, phases) & (self.ops.microbatch < count))
+        ops = self.ops.take(is_phase(self.ops.phase, phases) & (self.ops.microbatch < count))
         pipes = np.zeros(count, np.int32)
         pipes[ops.microbatch] = ops.pipe
         return pipes
@@ -309,7 +310,7 @@ class Content:
     @functools.cached_property
     def updates(self) -> Int[NumpyArray, " cells"]:
         """Return the cells (cells) that update weights, worker * slots + slot, row by row."""
-        return np.flatnonzero(np.isin(self.cells.phase, UPDATES))
+        return np.flatnonzero(is_phase(self.cells.phase, UPDATES))
 
     @property
     def num_offloaded(self) -> int:

@@ -12,7 +12,7 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.cached_method import cached_method
 from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
 from pipejax.schedules.cells.grammar import Edge, Rule
-from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase
+from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase, is_phase
 
 FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 
@@ -187,16 +187,16 @@ def last_before(
     """Find the last producer before each consumer, of the same stage and in the same row."""
     # Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
     # `NOWHERE`.
-    ops = content.ops.take(np.isin(content.ops.phase, [*consumers, *producers]))
+    ops = content.ops.take(is_phase(content.ops.phase, [*consumers, *producers]))
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     order = np.lexsort((ops.cell, copy))  # copy by copy of a stage, in row order
     ops, copy = ops.take(order), copy[order]
     # index of the last producer before each op: of U F U B it is -1 0 0 2, over all copies
-    indices = np.where(np.isin(ops.phase, producers), np.arange(len(copy)), NOWHERE)
+    indices = np.where(is_phase(ops.phase, producers), np.arange(len(copy)), NOWHERE)
     last_producer = np.maximum.accumulate(np.append(NOWHERE, indices))[:-1]
     is_same_copy = last_producer >= np.searchsorted(copy, copy)  # not before its first op
     cells = np.where(is_same_copy, ops.cell[last_producer], NOWHERE)
-    is_consumer = np.isin(ops.phase, consumers)
+    is_consumer = is_phase(ops.phase, consumers)
     return ops.take(is_consumer), cells[is_consumer]
 
 
@@ -223,8 +223,8 @@ def cell_edges(
         # Lane 0 is the row, the last lane the host link. The row issues ops of the host link and
         # sharding on lanes: each waits for the cell of the row before it.
         phase, num_lanes = content.cells.phase.ravel()[cells], len(grammar.side_lanes) + 2
-        lane = np.where(np.isin(phase, grammar.host), num_lanes - 1, grammar.phase_lanes[phase])
-        is_issued = (lane == num_lanes - 1) | np.isin(phase, grammar.lane_sharding)
+        lane = np.where(is_phase(phase, grammar.host), num_lanes - 1, grammar.phase_lanes[phase])
+        is_issued = (lane == num_lanes - 1) | is_phase(phase, grammar.lane_sharding)
         rows, issued = np.flatnonzero(lane == 0), np.flatnonzero(is_issued)
         previous = rows[np.searchsorted(rows, issued) - 1]  # wraps round for the first cells
         is_same_row = (previous < issued) & (queue[previous] == queue[issued])
@@ -261,7 +261,7 @@ class Versions(NamedTuple):
 def find_versions(content: Content) -> Versions:
     """Number the updates of every stage, and find the versions that each microbatch reads."""
     group, events = _events(content)
-    is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)
+    is_update, is_gradient = events.phase == Phase.U, is_phase(events.phase, WEIGHT_GRADS)
     group = np.cumsum(np.diff(group, prepend=-1) != 0) - 1  # 3 3 5 5 5 becomes 0 0 1 1 1
     group_updates = np.bincount(group, weights=is_update).astype(np.int64)
     # Events are sorted by group (a copy of a stage and a run), then by slot. The version at an
@@ -292,7 +292,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     # has run; an update writes in place if no later backward reads the old version.
     (copy_and_run, events), versions = _events(content), find_versions(content)
     slot = events.cell % content.num_slots
-    is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, WEIGHT_GRADS)
+    is_update, is_gradient = events.phase == Phase.U, is_phase(events.phase, WEIGHT_GRADS)
     # One array holds the versions of all groups, group by group: version 0, which exists from the
     # start, then one for each update. `creation` is the slot of the update that makes a version;
     # `end` is the slot of the update that replaces it, or one after its last backward if later.
@@ -329,7 +329,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
 def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
     """Return forwards, gradients and updates by group, in row order, and the group of each."""
     # A group is a copy of a stage and a run: (worker * stages + stage) * runs + run.
-    ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
+    ops = content.ops.take(is_phase(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
     group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs
     order = np.argsort(group * content.num_slots + slot, kind="stable")

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.cells import Placement
-from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, SPLIT, Cell, Op, Phase
+from pipejax.schedules.cells.ops import HOST, INPUT_GRADS, SPLIT, Cell, Op, Phase, is_phase
 from pipejax.schedules.table.held_activations import END, START, WEIGHT_SHARE, held_change
 from pipejax.schedules.table.slot_simulation import align_columns
 
@@ -253,7 +253,7 @@ def rows_from_starts(
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     """Return the order (ops) of a worker's ops in its row."""
     # Ops are sorted by start; an offload or load stands after the last op that ended by its start.
-    is_on_link = np.isin(ops.phase, HOST)
+    is_on_link = is_phase(ops.phase, HOST)
     executed = np.flatnonzero(~is_on_link)
     executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]
     # position among the executed ops: 1, 2, 3, ..; a transfer has that of the op before it
@@ -286,7 +286,7 @@ def _with_waits(
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)
-    level = _levels(row, np.where(np.isin(row.phase, (Phase.F, Phase.L)), size, 0.0))
+    level = _levels(row, np.where(is_phase(row.phase, (Phase.F, Phase.L)), size, 0.0))
     max_level = limit * (1 + ROUNDING)
     freed_by_gradients = 0.0  # so far
     offloads: list[Op] = []

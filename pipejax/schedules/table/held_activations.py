@@ -26,6 +26,7 @@ from pipejax.schedules.cells.ops import (
     WHOLE,
     AnyPhase,
     Phase,
+    is_phase,
 )
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -88,7 +89,7 @@ def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
 
 def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
     """Return whether each op of a table takes or frees memory: (ops)."""
-    return np.isin(content.ops.phase, list(memory_ledger(content.grammar.op_phases)))
+    return is_phase(content.ops.phase, list(memory_ledger(content.grammar.op_phases)))
 
 
 def with_items(
@@ -123,7 +124,7 @@ class HeldOps(NamedTuple):
     @classmethod
     def gathers_from_content(cls, content: Content) -> "HeldOps":
         """List the UNSHARD and RESHARD ops of a table, with a duration of one slot each."""
-        return cls._from_cells(content, content.ops.take(np.isin(content.ops.phase, [*GATHERED])))
+        return cls._from_cells(content, content.ops.take(is_phase(content.ops.phase, [*GATHERED])))
 
     @classmethod
     def _from_cells(cls, content: Content, ops: HeldCells) -> "HeldOps":
@@ -221,7 +222,7 @@ def in_flight(
     """Return the activations that each worker holds in each slot: (workers, slots)."""
     # The result counts activations, or sums `sizes` of the activations of each stage.
     ops = HeldOps.from_content(table)
-    on_host = np.isin(ops.phase, table.grammar.host)
+    on_host = is_phase(ops.phase, table.grammar.host)
     held = HeldParts.from_ops(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
     change = held.change if sizes is None else held.change * sizes[held.stage]
     if held.items:
@@ -248,12 +249,12 @@ def held_in_rows(
     if by_microbatch:
         microbatch = np.maximum(table.ops.microbatch[is_in_ledger(table)], 0)
         ops = ops._replace(stage=ops.stage * table.num_microbatches + microbatch)
-    on_host = np.isin(ops.phase, table.grammar.host)
+    on_host = is_phase(ops.phase, table.grammar.host)
     if not on_host.any():
         return HeldParts.from_ops(ops, table.grammar, at_work=at_work)
     # an offload or load starts and ends when the next op that takes time starts:
     #   row F O . B: the next such op of each slot is in slots 0 3 3 3
-    takes_time = np.isin(table.phase, table.grammar.busy)
+    takes_time = is_phase(table.phase, table.grammar.busy)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
     next_slot = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
     start, end = (np.where(on_host, next_slot, time) for time in (ops.start, ops.end))

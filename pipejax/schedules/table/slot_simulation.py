@@ -26,7 +26,7 @@ from pipejax.schedules.cells.cells import (
 )
 from pipejax.schedules.cells.dependencies import cell_edges
 from pipejax.schedules.cells.grammar import USUAL, Grammar
-from pipejax.schedules.cells.ops import HOST, NO_PIPE, PHASES, Cell, Op, Phase, Slots
+from pipejax.schedules.cells.ops import HOST, NO_PIPE, PHASES, Cell, Op, Phase, Slots, is_phase
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -113,7 +113,7 @@ def align_columns(
 def in_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     """Insert idle cells into rows until offloads and loads have the order of a table's columns."""
     places = {cell: (worker, k) for worker, row in enumerate(rows) for k, cell in enumerate(row)}
-    slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker
+    slots, workers = np.nonzero(is_phase(table.phase, HOST).T)  # by column, then by worker
     transfers = [places[table.cell(*place)] for place in zip(workers, slots, strict=True)]
     return align_columns(rows, [transfers])
 
@@ -304,7 +304,7 @@ def draw(
     order = np.lexsort((start, worker))
     fields = worker, start, phase, microbatch
     worker, start, phase, microbatch = (field[order] for field in fields)
-    column = columns(worker, start, np.isin(phase, [PHASES[letter] for letter in slots]))
+    column = columns(worker, start, is_phase(phase, [PHASES[letter] for letter in slots]))
     shape = int(worker.max(initial=-1)) + 1, int(column.max(initial=-1)) + 1
     cells = empty_cells(shape)
     for field, values in zip(cells, (phase, worker, microbatch, 0), strict=True):

@@ -39,6 +39,7 @@ from pipejax.schedules.cells.ops import (
     Op,
     Phase,
     ScheduleError,
+    is_phase,
 )
 from pipejax.schedules.legality import check, check_shares, check_slots
 
@@ -253,7 +254,7 @@ class ScheduleTable(Content, Drawn):
         cells, partners = (
             lay_out(parsed_rows, member, self.pipe_of_microbatch) for member in (0, 1)
         )
-        weights = self.weights if np.isin(cells.phase, UPDATES).any() else NEWEST
+        weights = self.weights if is_phase(cells.phase, UPDATES).any() else NEWEST
         return dataclasses.replace(self, cells=cells, partners=partners, weights=weights)
 
     def with_recomputation(self) -> "ScheduleTable":
@@ -381,7 +382,7 @@ def _whole_numbers(values: Any, name: str) -> Int[NumpyArray, "..."]:
 @cached_method
 def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells (cells) that hold one of the phases, row by row in slot order."""
-    return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())
+    return np.flatnonzero(is_phase(table.cells.phase, list(phases)).ravel())
 
 
 def op_before(
