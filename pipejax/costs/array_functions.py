@@ -24,24 +24,26 @@ else:
 
 def _dispatch(name: str) -> Callable[..., Any]:
     """Return a function of that name that JAX, NumPy or `Many` computes, by its arguments."""
-    in_numpy, in_many = getattr(np, name), FUNCTIONS[name]
+    numpy_function = getattr(np, name)
 
-    @functools.wraps(in_numpy)
+    @functools.wraps(numpy_function)
     def choose(*arguments: Any, **options: Any) -> Any:
         kind = _kind(arguments)
-        function = in_numpy if kind is None else in_many if kind is Many else getattr(jnp, name)
+        if kind is None:
+            return numpy_function(*arguments, **options)
+        function = FUNCTIONS[name] if kind is Many else getattr(jnp, name)
         return function(*arguments, **options)
 
     return choose
 
 
-_PLAIN = {float, int, bool, np.ndarray, np.float64}
+_NUMPY_TYPES = {float, int, bool, np.ndarray, np.float64}
 
 
 def _kind(arguments: Any) -> type | None:
     """Return the type that decides which library computes; None for plain numbers and NumPy."""
     for argument in arguments:
-        if type(argument) in _PLAIN:
+        if type(argument) in _NUMPY_TYPES:
             continue
         if isinstance(argument, list | tuple):
             kind = _kind(argument)
@@ -87,5 +89,4 @@ def stacked(values: Sequence[Any]) -> Any:
 
 def stacked_trees(trees: Sequence[Any]) -> Any:
     """Return one tree of arrays (trees) from several trees of numbers."""
-    first, *others = trees
-    return mapped(lambda *leaves: stacked(leaves), first, *others)
+    return mapped(lambda *leaves: stacked(leaves), *trees)

@@ -60,16 +60,14 @@ def chunk_costs(
     """
     work = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
     times = checked_times(num_stages, **work, per_prefix_token=per_prefix_token)
-    whole = checked_times(1, latency=latency, transmit_per_token=transmit_per_token)
+    message_times = checked_times(1, latency=latency, transmit_per_token=transmit_per_token)
+    (latency,), (transmit_per_token,) = (time.tolist() for time in message_times)
+    tokens = sizes if hasattr(sizes, "shape") else np.asarray(sizes, float)
     return Costs(
-        forward=chunk_seconds(_array(sizes), *times),
-        latency=float(whole[0][0]),
-        transmit=sent(_array(sizes), float(whole[1][0]), num_stages),
+        forward=chunk_seconds(tokens, *times),
+        latency=latency,
+        transmit=sent(tokens, transmit_per_token, num_stages),
     )
-
-
-def _array(sizes: Any) -> Any:
-    return sizes if hasattr(sizes, "shape") else np.asarray(sizes, float)
 
 
 def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " stages"]]:
@@ -86,12 +84,12 @@ def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " sta
 
 
 def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
-    """Return seconds (..., stages, chunks) of chunks (..., chunks) on stages with such times."""
-    before = xp.cumsum(sizes, axis=-1) - sizes
-    pairs = sizes * (before + sizes / 2)
+    """Return a + b n + c (n p + n^2 / 2) + g p [s] (..., stages, chunks); n is (..., chunks)."""
+    prefix = xp.cumsum(sizes, axis=-1) - sizes  # p, tokens before each chunk
+    token_pairs = sizes * (prefix + sizes / 2)
     a, b, c, g = (time[:, None] for time in (fixed, per_token, per_pair, per_prefix))
-    token_seconds = b * sizes[..., None, :] + g * before[..., None, :]
-    return a + token_seconds + c * pairs[..., None, :]
+    token_seconds = b * sizes[..., None, :] + g * prefix[..., None, :]
+    return a + token_seconds + c * token_pairs[..., None, :]
 
 
 def sent(sizes: Any, per_token: float, num_stages: int) -> Any:

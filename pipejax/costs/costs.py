@@ -124,8 +124,8 @@ class Costs:
     def __post_init__(self, others: Any) -> None:
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
-        if twice := values.keys() & (others or {}):
-            name = min(twice)
+        if repeated_names := values.keys() & (others or {}):
+            name = min(repeated_names)
             raise ValueError(f"others: {name} is a field of its own, give {name}=")
         values |= others or {}
         if "pair" in values and "pair_factor" in values:
@@ -229,8 +229,6 @@ class Costs:
         **times: Any,
     ) -> "Costs":
         """Make costs from one number or batch for each time, per stage or per worker."""
-        # Every leaf has the axes of the batch before those of stages or boundaries. A time of a
-        # worker is divided over its stages, in the shares of a microbatch's work there.
         check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:
@@ -241,7 +239,7 @@ class Costs:
             times["transmit"] = checked_seconds("transfer", transfer)
         check_types(others=(others, Mapping, type(None)))
         if Phase.F in needed_by(table):
-            checked_seconds("forward", times["forward"])  # not to be left out
+            checked_seconds("forward", times["forward"])  # refuses None
         times |= others or {}
         times = {
             name: checked_seconds(name, value) for name, value in times.items() if value is not None
@@ -251,23 +249,22 @@ class Costs:
             times = {**_FREE, **times}
             dtype = float_type(*times.values())
             for name, value in times.items():
+                # after the batch: an axis of stages, or of directions, pipes and boundaries
                 axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
                 xp: Any = jnp if is_array(value) else np
                 array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
                 times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
         if by_worker:
             slices = table.grammar.slices
-            undivided = (*MESSAGE_FIELDS, *DIMENSIONLESS)
-            whole = {phase.kind.time for phase in table.grammar.worker_phases}
-            times |= {
-                name: value * (1 / slices if name in whole else table.worker_parts / slices)
-                for name, value in times.items()
-                if name not in undivided
-            }
+            # a stage takes its share of the work of a microbatch on its worker
+            stage_factors = table.worker_parts / slices
+            worker_fields = {phase.kind.time for phase in table.grammar.worker_phases}
+            for name in times.keys() - {*MESSAGE_FIELDS, *DIMENSIONLESS}:
+                times[name] = times[name] * (1 / slices if name in worker_fields else stage_factors)
             if slices > 1 and "transmit" in times:
                 times["transmit"] = times["transmit"] / slices
-        extra = {name: times.pop(name) for name in others or {}}
-        costs = cls(**times, others=extra)
+        custom_times = {name: times.pop(name) for name in others or {}}
+        costs = cls(**times, others=custom_times)
         costs.check_known(needed_by(table))
         return costs
 
@@ -283,9 +280,9 @@ class Costs:
         for phase in phases:
             field = phase.kind.time
             if self.time(phase) is None and field not in _FREE:
-                way = f"others={{{field!r}: ..}}, in seconds"
-                way = f"{field} ({phase.name})" if field in FIELDS else way
-                way = _WAYS.get(field, way)
+                custom = f"others={{{field!r}: ..}}, in seconds"
+                argument = f"{field} ({phase.name})" if field in FIELDS else custom
+                way = _WAYS.get(field, argument)
                 raise ValueError(f"phase {phase.name} has no cost: give {way}")
 
     def time(self, phase: AnyPhase) -> Any:
@@ -343,40 +340,43 @@ class Costs:
           ValueError: if one has another shape; the message names it.
         """
         boundaries = num_stages - 1 if num_boundaries is None else num_boundaries
-        stages, links, other = (num_stages,), (2, num_pipes, boundaries), dict(places)
+        place_counts = dict(places)
+        expected: tuple[int, ...]
         for name, value in vars(self).items():
             shape = getattr(value, "shape", ())
             if not shape:
                 continue
-            # One axis is of stages or boundaries. Microbatches are the second axis of an op, (1, M)
-            # for equal stages, and the fourth axis of a message.
-            target = links if name in MESSAGE_FIELDS else stages
-            target = (other[name],) if name in other else target
-            entries, microbatches = shape, ""
-            # U differs by copy of a stage only if it has an entry for each stage
+            if name in place_counts:
+                expected, sizes = (place_counts[name],), f"{place_counts[name]} workers"
+            elif name in MESSAGE_FIELDS:
+                expected = (2, num_pipes, boundaries)
+                sizes = f"{boundaries} stage boundaries (or {expected})"
+            else:
+                expected, sizes = (num_stages,), f"{num_stages} stages"
+            # Microbatches are the second axis of an op, (1, M) for equal stages, and the fourth
+            # axis of a message. U differs by copy of a stage only if it has one entry per stage.
+            entries = shape
             has_equal_stages = name in OF_COPIES and shape[0] != num_stages
             if differs_by_microbatch(name, value) and not has_equal_stages:
-                microbatches = f" and {num_microbatches} microbatches"
+                sizes += f" and {num_microbatches} microbatches"
                 entries = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
-                fits = np.broadcast_shapes(entries, target) == target
+                fits = np.broadcast_shapes(entries, expected) == expected
             except ValueError:
                 fits = False
             if not fits:
-                what = f"{other[name]} workers" if name in other else f"{num_stages} stages"
-                if name in MESSAGE_FIELDS:
-                    what = f"{boundaries} stage boundaries (or {links})"
                 raise ValueError(
-                    f"{name} has shape {shape}, the table has {what}{microbatches}; a batch is for "
-                    "makespans, or jax.vmap"
+                    f"{name} has shape {shape}, the table has {sizes}; a batch is for makespans, "
+                    "or jax.vmap"
                 )
 
 
 def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
     """Replace leaves of costs, by field or by the name of a kind's own cost."""
-    extra = {name: value for name, value in {**vars(costs), **leaves}.items() if name not in FIELDS}
-    usual = {name: value for name, value in leaves.items() if name in FIELDS}
-    return dataclasses.replace(costs, **usual, others=extra)
+    all_leaves = {**vars(costs), **leaves}
+    custom_leaves = {name: value for name, value in all_leaves.items() if name not in FIELDS}
+    field_leaves = {name: value for name, value in leaves.items() if name in FIELDS}
+    return dataclasses.replace(costs, **field_leaves, others=custom_leaves)
 
 
 def needed_by(table: ScheduleTable) -> tuple[Phase, ...]:
@@ -387,9 +387,9 @@ def needed_by(table: ScheduleTable) -> tuple[Phase, ...]:
 
 
 def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
-    """Return whether the last axis of a cost is that of microbatches, by how many it has."""
+    """Return whether the last axis of a cost is that of microbatches, by its number of axes."""
     axes = getattr(value, "ndim", 0) - batch_axes
-    if axes < 2:  # as of most costs: a single evaluation is to take no time
+    if axes < 2:  # the usual case, for speed
         return False
     is_per_stage = field in OF_STAGES and field not in OF_COPIES
     return axes == (4 if field in MESSAGE_FIELDS else 2) and not is_per_stage
@@ -464,15 +464,16 @@ def check_backward(times: Mapping[str, Any]) -> None:
     backwards = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in backwards):
         return
-    whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in backwards))
-    total = parts[0] + parts[1]
-    differs = np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)
+    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in backwards))
+    backward, input_grad, weight_grad = arrays
+    total = input_grad + weight_grad
+    differs = np.abs(backward - total) > CONTRADICTION * np.maximum(backward, total)
     if differs.any():
-        first = np.argwhere(differs)[0].tolist()
-        names = ("stage", "microbatch")[: np.squeeze(whole).ndim]
+        first = np.argwhere(differs)[0].tolist()  # [stage] or [stage, microbatch]
+        names = ("stage", "microbatch")[: np.squeeze(backward).ndim]
         places = [f"{name} {k}" for name, k in zip(names, first, strict=False)]
         where = f" on {', '.join(places)}" if places else ""
-        b, i, w = (float(time[tuple(first)]) for time in (whole, *parts))
+        b, i, w = (float(array[tuple(first)]) for array in arrays)
         raise ValueError(
             f"B contradicts I + W: {b:g} is not {i:g} + {w:g}{where}: give B, or I and W"
         )
@@ -481,9 +482,9 @@ def check_backward(times: Mapping[str, Any]) -> None:
 def _combine(what: str, combine: Any, first: Any, second: Any) -> Any:
     """Return the sum or difference of two costs whose shapes fit; `what` names it in errors."""
     shapes = np.shape(first), np.shape(second)
-    if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
-        len(shapes[0]) == len(shapes[1])
-        and all(a == b or 1 in (a, b) for a, b in zip(*shapes, strict=True))
-    ):
-        raise ValueError(f"{what}: shapes {shapes[0]} and {shapes[1]} do not go together")
+    if all(shapes):  # two arrays
+        has_equal_ndim = len(shapes[0]) == len(shapes[1])  # (N, 1) and (N,) would make (N, N)
+        sizes = zip(*shapes, strict=False)
+        if not has_equal_ndim or any(a != b and 1 not in (a, b) for a, b in sizes):
+            raise ValueError(f"{what}: shapes {shapes[0]} and {shapes[1]} do not go together")
     return checked_seconds(what, combine(first, second))

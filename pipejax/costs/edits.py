@@ -89,20 +89,14 @@ class HostTimes(Edit):
             raise wrong("offload", "system needs a model, and a system with a host_link")
         if self.offload is not None and not self.replaces and has_host_times(costs):
             raise wrong("offload", "and the times of O or L given besides: choose one")
-        times = {"offload": self.offload, "load": self.load}
-        fields = {
-            name: _for_stages(values, table.num_stages, name)
-            for name, values in times.items()
-            if values is not None
-        }
-        return dataclasses.replace(costs, **fields)
-
-
-def _for_stages(values: Sequence[float], count: int, name: str) -> NumpyArray:
-    if len(values) not in (1, count):
-        text = f"must be a number or one for each of {count} stages, got {len(values)}"
-        raise wrong(name, text)
-    return np.broadcast_to(np.array(values, float), (count,)).copy()
+        count, stage_times = table.num_stages, {}
+        for name, values in {"offload": self.offload, "load": self.load}.items():
+            if values is not None:
+                if len(values) not in (1, count):
+                    text = f"must be a number or one for each of {count} stages, got {len(values)}"
+                    raise wrong(name, text)
+                stage_times[name] = np.broadcast_to(np.array(values, float), (count,)).copy()
+        return dataclasses.replace(costs, **stage_times)
 
 
 def has_host_times(costs: Costs) -> bool:
@@ -157,7 +151,9 @@ class Microbatches(Edit):
                 axes = size.shape[: 2 if name == "at_work" else 1]
                 factor = np.ones(count) if name == "weight_share" else scale
                 sizes[name] = size.reshape(*axes, -1) * factor
-        return {n: s if self.order is None else s[..., [*self.order]] for n, s in sizes.items()}
+        if self.order is None:
+            return sizes
+        return {name: size[..., [*self.order]] for name, size in sizes.items()}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -167,13 +163,13 @@ class RecomputedAgain(Edit):
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Add the time of R to that of W; a model counts it already."""
         costs.check_known((Phase.W, Phase.R))
-        weight, again = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
-        if 1 in (weight.ndim, again.ndim):  # beside it one that differs by microbatch
-            weight, again = (
-                x[:, None] if x.ndim == 1 < other.ndim else x
-                for x, other in ((weight, again), (again, weight))
-            )
-        return dataclasses.replace(costs, weight_grad=weight + again)
+        weight_grad, recompute = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
+        # (stages) beside (stages, microbatches) becomes (stages, 1)
+        if weight_grad.ndim == 1 < recompute.ndim:
+            weight_grad = weight_grad[:, None]
+        elif recompute.ndim == 1 < weight_grad.ndim:
+            recompute = recompute[:, None]
+        return dataclasses.replace(costs, weight_grad=weight_grad + recompute)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -198,7 +194,7 @@ class SlowWorkers(Edit):
     factors: Mapping[int, float]
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Slow them down."""
+        """Multiply the times of ops on these workers."""
         check_workers(self.factors, table, "stragglers")
         return scaled_costs(costs, table, workers=self.factors)
 
@@ -218,7 +214,7 @@ class ScaledTimes(Edit):
             raise MismatchError(text, "scale")
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Scale them."""
+        """Scale the times by the rules."""
         self.check_places(table)
         try:
             return scaled_costs(costs, table, self.rules)

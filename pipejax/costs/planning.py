@@ -51,41 +51,42 @@ def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
     """Yield rows of a batch of costs that share a plan, and the builder's options for it."""
-    size = max(len(leaf) for leaf in costs.values())
+    batch_size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:
         """Return the mean time of all stages, or for O and L the time of each stage."""
         leaf = np.asarray(costs.get(name, np.zeros(1)), float)
-        columns = leaf.shape[1] if name in BY_STAGE and leaf.ndim > 1 else 1
         if not leaf.size:
-            return np.zeros((size, 1))
-        return np.broadcast_to(leaf.reshape(len(leaf), columns, -1).mean(axis=2), (size, columns))
+            return np.zeros((batch_size, 1))
+        columns = leaf.shape[1] if name in BY_STAGE and leaf.ndim > 1 else 1
+        means = leaf.reshape(len(leaf), columns, -1).mean(axis=2)
+        return np.broadcast_to(means, (batch_size, columns))
 
     times = {letter: mean(PHASE_FIELDS[letter]) for letter in LETTERS}
-    times |= {"transfer": mean("latency") + mean("transmit")} | {
-        name: mean(name) for name in BY_STAGE
-    }
-    ends = np.cumsum([leaf.shape[1] for leaf in times.values()])[:-1]
-    rounded = _in_forwards(np.hstack([*times.values()]))  # (batch, columns of all times)
+    times["transfer"] = mean("latency") + mean("transmit")
+    times |= {name: mean(name) for name in BY_STAGE}
+    # all times beside each other: (batch, columns); F, B, I, W come first, a column each
+    rounded = _in_forwards(np.hstack([*times.values()]))
+    split_columns = np.cumsum([time.shape[1] for time in times.values()])[:-1]
     distinct_rows, row_indices = np.unique(rounded, axis=0, return_inverse=True)
     for k, row in enumerate(distinct_rows):
-        values = [columns.tolist() for columns in np.split(row, ends)]
-        plan: dict[str, Any] = dict(zip(times, values, strict=True))
-        for name in plan:
-            if name not in BY_STAGE or np.ndim(costs.get(name, 0.0)) < 2:
-                (plan[name],) = plan[name]  # one number for all stages
-        plan["slots"] = {letter: plan[letter] for letter in LETTERS}
-        arguments = {key: plan[key] for key in ("slots", *builder.options) if key in plan}
+        plan_times: dict[str, Any] = {}
+        for name, columns in zip(times, np.split(row, split_columns), strict=True):
+            is_per_stage = name in BY_STAGE and np.ndim(costs.get(name, 0.0)) > 1
+            plan_times[name] = columns.tolist() if is_per_stage else columns.item()
+        plan_times["slots"] = {letter: plan_times[letter] for letter in LETTERS}
+        option_names = ("slots", *builder.options)
+        arguments = {name: plan_times[name] for name in option_names if name in plan_times}
         yield np.flatnonzero(row_indices.ravel() == k), arguments | dict(options)
 
 
 def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
-    """Return times in units of the mean forward, rounded to the tolerance."""
+    """Return times in units of the mean forward, the first column, rounded to the tolerance."""
     forward = times[:, :1]
     unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
-    steps = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
-    steps[:, : len(LETTERS)] = np.maximum(steps[:, : len(LETTERS)], MIN_SLOT)
-    return steps / round(1 / TOLERANCE)
+    tolerances, letters = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE), len(LETTERS)
+    tolerances[:, :letters] = np.maximum(tolerances[:, :letters], MIN_SLOT)
+    return tolerances / round(1 / TOLERANCE)
 
 
 def similar_table(builder: Builder, size: Options, options: Options) -> ScheduleTable:

@@ -153,17 +153,18 @@ def check_finite(results: Any, inputs: Any) -> None:
     # This waits for the results, so the caller may change its arrays afterwards.
     if all(_is_finite(on_host(leaf)) for leaf in leaves(results)):
         return
-    name, wrong = next(named for named in _named(results) if not _is_finite(named[1]))
-    what = "makespan" if name.isdigit() or not name else name  # a result that bears no name
-    text = f"the {what} is too large for a {wrong.dtype}: costs are too large or too far apart"
-    largest = {name: float(leaf.max(initial=0.0)) for name, leaf in _named(inputs)}
-    if largest:
-        name = max(largest, key=lambda name: largest[name])
-        text += f", the largest is {name} = {largest[name]:g} s"
+    named_results = _named_arrays(results)
+    name, array = next((name, array) for name, array in named_results if not _is_finite(array))
+    what = "makespan" if name.isdigit() or not name else name  # a result without a name
+    text = f"the {what} is too large for a {array.dtype}: costs are too large or too far apart"
+    maxima = {name: float(array.max(initial=0.0)) for name, array in _named_arrays(inputs)}
+    if maxima:
+        name = max(maxima, key=lambda name: maxima[name])
+        text += f", the largest is {name} = {maxima[name]:g} s"
     raise ValueError(text)
 
 
-def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
+def _named_arrays(tree: Any) -> list[tuple[str, NumpyArray]]:
     """List the numbers of a tree, each with the last part of its name."""
     return [
         (name, on_host(leaf))
@@ -191,8 +192,8 @@ def on_host(value: Any) -> NumpyArray:
 def checked_seconds(name: str, value: Any) -> Any:
     """Return a cost as a float or an array of floats [s]; refuse other values."""
     if type(value) is float and 0 <= value < np.inf:
-        return value  # most costs are: a single evaluation is to take no time
-    if isinstance(value, Many):  # a price, whose values whoever asked for it looks at
+        return value  # the usual case, for speed
+    if isinstance(value, Many):  # the caller checks these values
         return value
     numbers = _as_array(value)
     dtype = np.dtype(bool) if numbers is None else numbers.dtype

@@ -157,32 +157,32 @@ def scaled_costs(
     def scale(fields: Iterable[str], factors: Callable[[str], Any]) -> None:
         for field in dict.fromkeys(fields):  # several kinds may take the same time
             if leaves.get(field) is not None:
-                leaves[field] = _times(leaves[field], factors(field), field)
+                leaves[field] = _multiply(leaves[field], factors(field), field)
 
     if microbatches is not None:
-        size = _microbatch_factors(microbatches, costs)  # behind all other axes
+        size = _microbatch_factors(microbatches, costs)
+        # (1, microbatches) for ops, (1, 1, 1, microbatches) for messages
         scale(scaled.growing, lambda field: size[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
     if workers is not None:
         by_op, by_worker = op_factors(table, workers), _worker_factors(workers, table)
         scale(scaled.on_workers, lambda field: by_worker if field in scaled.per_worker else by_op)
     for text in () if rules is None else rules.split(","):
-        rule = _read(text, scaled)
-        _check(rule, costs, table, scaled)
+        rule = _read_rule(text, scaled)
+        _check_rule(rule, costs, table, scaled)
         scale(rule.fields, functools.partial(_rule_factors, rule, table, scaled))
     return with_leaves(costs, leaves)
 
 
 def _microbatch_factors(scale: Any, costs: Costs) -> Any:
     """Return checked factors of the microbatches: (microbatches)."""
-    factors = scale if is_traced(scale) else as_floats(scale, "scale")
-    is_wrong = not is_traced(scale) and (
-        factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all()
-    )
-    if is_wrong:
-        raise ValueError(
-            "scale must be one finite number of at least 0 for each microbatch, got "
-            f"{abbreviated(scale)}"
-        )
+    factors = scale
+    if not is_traced(scale):
+        factors = as_floats(scale, "scale")
+        if factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all():
+            raise ValueError(
+                "scale must be one finite number of at least 0 for each microbatch, got "
+                f"{abbreviated(scale)}"
+            )
     if costs.pair is not None:
         raise ValueError(
             "pair is what two microbatches take together, whose lengths differ: leave it out, and "
@@ -248,21 +248,21 @@ def op_workers(table: ScheduleTable) -> Int[NumpyArray, "..."]:
     return placement[table.pipe_of_microbatch].T
 
 
-def _read(text: str, scaled: ScaledFields) -> ScalingRule:
+def _read_rule(text: str, scaled: ScaledFields) -> ScalingRule:
     """Read a scaling rule, such as "compute@worker3*1.3"."""
     match = _RULE.fullmatch(text)
     if match is None:
         form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
         raise ValueError(f"{text.strip()!r} is not {form}")
-    what, place, index, factor = match.groups(default="")
+    what, place, number, factor_text = match.groups(default="")
     fields = scaled.words.get(what, ())
     if not fields:
-        own_words = (word for word in scaled.words if word not in (*_WORD, *GROUPS))
-        raise unknown("cost", what, [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS, *own_words])
+        custom = (word for word in scaled.words if word not in (*_WORD, *GROUPS))
+        raise unknown("cost", what, [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS, *custom])
     if place and place not in PLACES:
         raise unknown("place", place, PLACES)
-    times = _read_factor(factor, f"factor of {what}")
-    return ScalingRule(what, fields, place, int(index or 0), times)
+    factor = _read_factor(factor_text, f"factor of {what}")
+    return ScalingRule(what, fields, place, int(number or 0), factor)
 
 
 def _read_factor(text: str, where: str) -> float:
@@ -276,7 +276,9 @@ def _read_factor(text: str, where: str) -> float:
     return factor
 
 
-def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: ScaledFields) -> None:
+def _check_rule(
+    rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: ScaledFields
+) -> None:
     """Refuse a rule that scales nothing, or names no place of the table."""
     counts = {
         "stage": table.num_stages,
@@ -284,31 +286,35 @@ def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: Scaled
         "microbatch": table.num_microbatches,
         "boundary": len(table.grammar.edges(table.num_stages)),
     }
-    first = rule.fields[0]
-    wrong = {"stage"} if first in {*MESSAGE_FIELDS, *scaled.per_worker} else set()
-    wrong |= set() if first in MESSAGE_FIELDS else {"boundary"}
-    if rule.place in wrong:
-        legal = ", ".join(place for place in PLACES if place not in wrong)
+    field = rule.fields[0]
+    illegal_places = set()
+    if field in {*MESSAGE_FIELDS, *scaled.per_worker}:
+        illegal_places.add("stage")
+    if field not in MESSAGE_FIELDS:
+        illegal_places.add("boundary")
+    if rule.place in illegal_places:
+        legal = ", ".join(place for place in PLACES if place not in illegal_places)
         raise ValueError(f"{rule.what} has no {rule.place} of its own: legal places are {legal}")
     if rule.place and rule.number >= counts[rule.place]:
-        many = f"{counts[rule.place]} {rule.place}".replace("boundary", "boundarie") + "s"
-        raise ValueError(f"{rule.what}@{rule.place}{rule.number}: the table has {many}")
-    if rule.place == "microbatch" and first in scaled.per_stage:
+        plural = "boundaries" if rule.place == "boundary" else f"{rule.place}s"
+        place = f"{rule.what}@{rule.place}{rule.number}"
+        raise ValueError(f"{place}: the table has {counts[rule.place]} {plural}")
+    if rule.place == "microbatch" and field in scaled.per_stage:
         raise ValueError(f"{rule.what} is of no microbatch")
     if rule.what in GROUPS:
         return
-    if vars(costs).get(first) is None:
+    if vars(costs).get(field) is None:
         raise ValueError(f"{rule.what} has no time that could be scaled")
-    used = {phase.kind.time for phase in (*STEP_END, *table.used_phases)}
+    used_fields = {phase.kind.time for phase in (*STEP_END, *table.used_phases)}
     # costs of no phase belong to the run
-    if first not in used and first in {phase.kind.time for phase in table.grammar.timed}:
+    if field not in used_fields and field in {phase.kind.time for phase in table.grammar.timed}:
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
 
 def _rule_factors(
     rule: ScalingRule, table: ScheduleTable, scaled: ScaledFields, field: str
 ) -> Float[NumpyArray, "..."]:
-    """Return the factors of a field by a rule, the rule's factor at its place and 1 elsewhere."""
+    """Return the factors of a field by a rule: its factor at its place, 1 elsewhere."""
     # Returns (), (stages), (stages, microbatches), or for messages (2, pipes, boundaries).
     is_scaled: Any = True
     edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)
@@ -337,7 +343,7 @@ def _rule_factors(
     return np.where(is_scaled, rule.factor, 1.0)
 
 
-def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
+def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     """Multiply a cost with factors; either may lack the last axis, of microbatches."""
     full_axes = 4 if field in MESSAGE_FIELDS else 2
     if max(np.ndim(value), factors.ndim) < full_axes or np.ndim(value) == factors.ndim:
@@ -393,10 +399,10 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
         value = getattr(costs, name)
         if value is None:
             continue
-        if name in MESSAGE_FIELDS:
-            leaves[name] = _messages(name, np.asarray(value, float), stages, table)
-            continue
         time = np.asarray(value, float)
+        if name in MESSAGE_FIELDS:
+            leaves[name] = _restaged_messages(name, time, stages, table)
+            continue
         if time.ndim and time.shape[0] not in (1, stages):
             raise MismatchError(
                 f"{name} has {time.shape[0]} entries, the costs are of {stages} stages"
@@ -418,28 +424,25 @@ def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
     return np.maximum(overlap, 0) / new
 
 
-def _messages(
-    name: str, value: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
+def _restaged_messages(
+    name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
-    """Return times of messages (2, 1, boundaries, ..) for a table with another number of stages.
-
-    `value` has the times for `stages` stages. A pair of workers keeps its longest message, and a
-    new pair gets the longest of all.
-    """
-    if np.ndim(value) == 0:
-        return value
-    while value.ndim < 3:
-        value = value[None]
-    if value.shape[1] != 1 and (value != value[:, :1]).any():
+    """Return message times (2, 1, boundaries, ..) of a table from those for `stages` stages."""
+    # A pair of workers keeps its longest message, and a new pair gets the longest of all.
+    if np.ndim(times) == 0:
+        return times
+    while times.ndim < 3:
+        times = times[None]
+    if times.shape[1] != 1 and (times != times[:, :1]).any():
         raise ValueError(f"{name} differs between pipes: costs of other stages do not follow")
-    value = np.broadcast_to(value[:, :1], (2, 1, stages - 1, *value.shape[3:]))
+    times = np.broadcast_to(times[:, :1], (2, 1, stages - 1, *times.shape[3:]))
     workers = (np.arange(stages) % table.num_workers).tolist()
     pair_times: dict[tuple[int, int], list[Float[NumpyArray, ...]]] = {}
     for boundary, pair in enumerate(itertools.pairwise(workers)):
-        times = value[:, :, boundary]  # by direction
-        pair_times.setdefault(pair, []).append(times)
+        boundary_times = times[:, :, boundary]  # (2 directions, 1, ..)
+        pair_times.setdefault(pair, []).append(boundary_times)
         # in the opposite direction of the pair, activations take the time of gradients
-        pair_times.setdefault(pair[::-1], []).append(times[::-1])
-    longest = [value.max(axis=(0, 2), keepdims=True)[:, :, 0] + np.zeros_like(value[:, :, 0])]
+        pair_times.setdefault(pair[::-1], []).append(boundary_times[::-1])
+    longest = times.max(axis=(0, 2), keepdims=True)[:, :, 0] + np.zeros_like(times[:, :, 0])
     pairs = itertools.pairwise(table.placement[0].tolist())
-    return np.stack([np.max(pair_times.get(pair, longest), axis=0) for pair in pairs], axis=2)
+    return np.stack([np.max(pair_times.get(pair, [longest]), axis=0) for pair in pairs], axis=2)

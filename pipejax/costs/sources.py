@@ -99,9 +99,9 @@ class GivenTimes(CostSource):
         """Return the costs of a table by level."""
         lane_phases = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
         try:
-            if lacks := [f"{p.name}=.." for p in lane_phases if p.kind.time not in self.times]:
+            if missing := [f"{p.name}=.." for p in lane_phases if p.kind.time not in self.times]:
                 what = "gathers and reductions beside compute take time"
-                raise ValueError(f"{what}: give {', '.join(lacks)}, too")
+                raise ValueError(f"{what}: give {', '.join(missing)}, too")
             levels = [self._level(table, message) for message in self.messages]
         except ValueError as error:
             argument = "worker_times" if self.per_worker else "stage_times"
@@ -116,9 +116,9 @@ class GivenTimes(CostSource):
         else:
             costs = Costs(**self._fields(table), **message)
             costs.check_known(needed_by(table))
-        if lacks := _kinds_without_time(costs, table):
-            more = ", ".join(f"{letters}=.." for letters in lacks)
-            raise ValueError(f"{table.name} has kinds of ops of its own: give {more}, too")
+        if kinds := _kinds_without_time(costs, table):
+            arguments = ", ".join(f"{kind}=.." for kind in kinds)
+            raise ValueError(f"{table.name} has kinds of ops of its own: give {arguments}, too")
         return costs
 
     def for_tables(self, tables: Sequence[ScheduleTable]) -> Costs:
@@ -127,12 +127,10 @@ class GivenTimes(CostSource):
 
     def _fields(self, *tables: ScheduleTable) -> dict[str, Any]:
         """Return times by field, those of custom kinds under `others`."""
-        usual = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
-        names = {
-            phase.kind.time: phase.name for table in tables for phase in table.grammar.custom_phases
-        }
-        others = {field: self.times[name] for field, name in names.items() if name in self.times}
-        return usual | {"others": others}
+        fields = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
+        phases = [phase for table in tables for phase in table.grammar.custom_phases]
+        others = {p.kind.time: self.times[p.name] for p in phases if p.name in self.times}
+        return fields | {"others": others}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -178,8 +176,8 @@ class ModelCosts(CostSource):
                 f"gradients alone, got {self.workload.zero}",
             )
         costs = stage_costs(self.workload, self.system, table, lengths=self.lengths)
-        if lacks := _kinds_without_time(costs, table):
-            text = f"says nothing of kinds {', '.join(lacks)} of {table.name}: give their times"
+        if kinds := _kinds_without_time(costs, table):
+            text = f"says nothing of kinds {', '.join(kinds)} of {table.name}: give their times"
             raise wrong("model", text)
         return [costs]
 

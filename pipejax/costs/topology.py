@@ -7,6 +7,7 @@ placement selects a level for each stage boundary. Many placements are one gathe
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -81,9 +82,10 @@ class Topology:
 def check_sizes(value: Any, where: str) -> tuple[int, ...]:
     """Check numbers of places: of a node, of a group of nodes, and so on."""
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    for size, next_size in zip(sizes, (*sizes[1:], None), strict=True):
+    for size in sizes:
         whole_number(size, where)
-        if next_size is not None and (whole_number(next_size, where) % size or next_size == size):
+    for size, next_size in itertools.pairwise(sizes):
+        if next_size % size or next_size == size:
             raise ValueError(
                 f"{where} must ascend, each a multiple of the one before, got {abbreviated(value)}"
             )
@@ -197,20 +199,16 @@ class PlacedCosts(NamedTuple):
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
         """Return the levels and shared nodes that decide costs: equal rows cost the same."""
-        levels, (shares_node, ends_share) = (
-            self._boundary_levels(places),
-            self._node_sharing(places),
-        )
-        moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        rows = [levels[:, moves], *([shares_node, ends_share] if self.by_sharing else [])]
-        return np.concatenate(rows, axis=1).astype(np.int8)
+        changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
+        columns = [self._boundary_levels(places)[:, changes_worker]]
+        if self.by_sharing:
+            columns.extend(self._node_sharing(places))
+        return np.concatenate(columns, axis=1).astype(np.int8)
 
     def batch(self, places: Places) -> Costs:
         """Return the costs of placements as a batch for `makespans`: its axis comes first."""
-        levels, (shares_node, ends_share) = (
-            self._boundary_levels(places),
-            self._node_sharing(places),
-        )
+        levels = self._boundary_levels(places)
+        shares_node, ends_share = self._node_sharing(places)
         direction, pipe, boundary = np.ogrid[:2, : levels.shape[1], : levels.shape[2]]
         messages = {
             name: times[levels[:, None], direction, pipe, boundary]
@@ -237,16 +235,16 @@ class PlacedCosts(NamedTuple):
 
     def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
         """Count the stage boundaries whose messages cross links of each level (levels)."""
-        moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        levels = self._boundary_levels(np.array([places]))[0][moves]
+        changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
+        levels = self._boundary_levels(np.array([places]))[0][changes_worker]
         return np.bincount(levels, minlength=int(self.level.max()) + 1)
 
     @property
     def fastest(self) -> Costs:
-        """Return a lower bound of the costs of all placements: the least of each time."""
-        least = {name: times.min(axis=0) for name, times in self.messages.items()}
+        """Return a lower bound of the costs of all placements: the minimum of each time."""
+        messages = {name: times.min(axis=0) for name, times in self.messages.items()}
         stages = {name: times.min(axis=(0, 1)) for name, times in self.by_sharing.items()}
-        return unchecked_costs(vars(self.base) | least | stages)
+        return unchecked_costs(vars(self.base) | messages | stages)
 
     def _boundary_levels(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
         stage_places = places[:, self.table.placement]
