@@ -34,9 +34,9 @@ class Spread(NamedTuple):
     size: Number  # n, accelerators
     inside: Number  # q of them in each node
     nodes: Number  # n / q
-    far: Number  # 1 where there are several nodes, else 0
-    moved: Number  # what each accelerator sends in one pass, (n - 1) / n of the volume [B]
-    copies: Number = 0.0  # accelerators that each piece goes to, 0 where a piece is of one
+    multinode: Number  # 1 for several nodes, else 0
+    sent_bytes: Number  # of each accelerator in one pass: (n - 1) / n of the volume
+    copies: Number = 0.0  # accelerators that each piece goes to; 0 if every piece differs
 
     @classmethod
     def over(cls, group: Group, volume: Number, copies: Number = 0.0) -> "Spread":
@@ -50,16 +50,16 @@ class Route(NamedTuple):
 
     near_hops: Number  # links inside the node that data passes one after another
     far_hops: Number  # the same between nodes
-    near_bytes: Number  # what an accelerator sends inside its node
-    far_bytes: Number  # what it sends over its share of the NICs
-    in_turn: bool = False  # whether the two kinds of links work one after the other, not at once
+    near_bytes: Number  # that an accelerator sends inside its node
+    far_bytes: Number  # that it sends over its share of the NICs
+    is_sequential: bool = False  # whether one kind of link waits for the other
 
 
 def _halving(spread: Spread) -> Route:
     """Return the route of recursive halving and doubling over the slowest kind of link."""
     # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
-    near, hops = 1 - spread.far, xp.log2(spread.size)
-    return Route(near * hops, spread.far * hops, near * spread.moved, spread.far * spread.moved)
+    hops, far, near = xp.log2(spread.size), spread.multinode, 1 - spread.multinode
+    return Route(near * hops, far * hops, near * spread.sent_bytes, far * spread.sent_bytes)
 
 
 def _ring(spread: Spread) -> Route:
@@ -67,25 +67,26 @@ def _ring(spread: Spread) -> Route:
     # A part of the tensor takes n - 1 of its ring's n hops. The missing hop of the slowest part
     # lies inside a node, or between nodes if each has one accelerator.
     steps = spread.size - 1
-    crossings = spread.far * xp.minimum(spread.nodes, steps)
-    far_bytes = spread.far / spread.inside * spread.moved
-    return Route(steps - crossings, crossings, spread.moved - far_bytes, far_bytes)
+    crossings = spread.multinode * xp.minimum(spread.nodes, steps)
+    far_bytes = spread.multinode / spread.inside * spread.sent_bytes
+    return Route(steps - crossings, crossings, spread.sent_bytes - far_bytes, far_bytes)
 
 
 def _tree(spread: Spread) -> Route:
     """Return the route of an all-reduce over two trees of nodes, with chains inside nodes."""
     # A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
     # way up and once on the way down.
-    far_bytes = spread.far / spread.inside * spread.volume
+    far_bytes = spread.multinode / spread.inside * spread.volume
     near_bytes = (spread.inside > 1) * spread.volume
     return Route(spread.inside - 1, xp.log2(spread.nodes), near_bytes, far_bytes)
 
 
 def _hierarchical(spread: Spread) -> Route:
     """Return the route of rings inside each node, then q rings between nodes."""
-    near, far = spread.inside - 1, spread.nodes - 1
+    near_hops, far_hops = spread.inside - 1, spread.nodes - 1
     part = spread.volume / spread.inside
-    return Route(near, far, near * part, far / spread.nodes * part, in_turn=True)
+    far_bytes = far_hops / spread.nodes * part
+    return Route(near_hops, far_hops, near_hops * part, far_bytes, is_sequential=True)
 
 
 def _pairs(spread: Spread) -> Route:
@@ -96,18 +97,18 @@ def _pairs(spread: Spread) -> Route:
     # nodes; of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already if
     # nodes have q accelerators.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
-    share = spread.volume / spread.size
-    near, far = (spread.inside - 1) * share, (spread.size - spread.inside) * share
+    piece = spread.volume / spread.size
     has_copies = spread.copies > 0
     k = xp.where(has_copies, spread.copies, 1.0)
-    nodes, reached = (count * (1 - (1 - 1 / count) ** k) for count in (spread.nodes, spread.size))
-    once_near = (1 - 1 / spread.inside) * reached * spread.volume / k
-    once_far = (1 - 1 / spread.nodes) * nodes * spread.volume / k
+    # expected numbers of nodes and of accelerators that a piece reaches
+    nodes, accelerators = (n * (1 - (1 - 1 / n) ** k) for n in (spread.nodes, spread.size))
+    near_copies = (1 - 1 / spread.inside) * accelerators * spread.volume / k
+    far_copies = (1 - 1 / spread.nodes) * nodes * spread.volume / k
     return Route(
         1.0 * (spread.inside > 1),
-        spread.far,
-        xp.where(has_copies, once_near, near),
-        xp.where(has_copies, once_far, far),
+        spread.multinode,
+        xp.where(has_copies, near_copies, (spread.inside - 1) * piece),
+        xp.where(has_copies, far_copies, (spread.size - spread.inside) * piece),
     )
 
 
@@ -115,9 +116,9 @@ def _steps(spread: Spread) -> Route:
     """Return the route of n - 1 steps, each to the next accelerator of a ring."""
     # One accelerator of a node sends to another node, by its share of a NIC; all others stay
     # inside.
-    steps, far = spread.size - 1, spread.far
-    near_bytes = (spread.inside > 1) * spread.moved
-    return Route((1 - far) * steps, far * steps, near_bytes, far * spread.moved)
+    steps, far = spread.size - 1, spread.multinode
+    near_bytes = (spread.inside > 1) * spread.sent_bytes
+    return Route((1 - far) * steps, far * steps, near_bytes, far * spread.sent_bytes)
 
 
 ROUTES: Mapping[str, Callable[[Spread], Route]] = {
@@ -148,30 +149,30 @@ def collective_time(
     # `Collective`.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
-    passes, lib = PASSES.get(kind, 1), system.collectives
-    near_hop, far_hop = passes * system.node.latency, passes * system.network.latency
+    passes, library = PASSES.get(kind, 1), system.collectives
+    near_latency, far_latency = passes * system.node.latency, passes * system.network.latency
     near_rate = system.node.rate * system.reached(peers) / passes
     far_rate = system.network.rate / passes
-    copying = passes / 2 * lib.copies / system.memory_bandwidth * spread.volume
+    copy_seconds = passes / 2 * library.copies / system.memory_bandwidth * spread.volume
 
     def route_time(route: Route, far_rate: Number) -> Number:
         """Return the seconds of hops and bytes on a route, by the faster protocol."""
         near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
-        moving = (near + far if route.in_turn else xp.maximum(near, far)) + copying
-        hops = route.near_hops * near_hop + route.far_hops * far_hop
-        return hops + xp.minimum(moving + lib.simple_latency, moving / lib.low_latency_share)
+        x = (near + far if route.is_sequential else xp.maximum(near, far)) + copy_seconds
+        hop_seconds = route.near_hops * near_latency + route.far_hops * far_latency
+        return hop_seconds + xp.minimum(x + library.simple_latency, x / library.low_latency_share)
 
     if kind in DIRECT:
-        alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
-        fastest = route_time(DIRECT[kind](spread), far_rate * alone)
+        nic_factor = _nic_share_factor(system, spread.inside) if kind == "ring" else 1.0
+        fastest = route_time(DIRECT[kind](spread), far_rate * nic_factor)
     else:
         times = [
-            _where(flag, route_time(ROUTES[name](spread), far_rate))
+            _if_allowed(flag, route_time(ROUTES[name](spread), far_rate))
             for name, flag in _algorithms(system, kind).items()
             if flag is not False
         ]
         fastest = functools.reduce(xp.minimum, times, math.inf)
-    return xp.where(spread.size > 1, as_float(count) * (system.collectives.latency + fastest), 0.0)
+    return xp.where(spread.size > 1, as_float(count) * (library.latency + fastest), 0.0)
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
@@ -185,12 +186,12 @@ def _algorithms(system: System, kind: str) -> dict[str, Flag]:
     return flags
 
 
-def _where(flag: Flag, seconds: Number) -> Number:
+def _if_allowed(flag: Flag, seconds: Number) -> Number:
     """Return the seconds of an algorithm if its flag allows it, else infinity."""
     return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
 
 
-def _alone_at_nic(system: System, inside: Number) -> Number:
+def _nic_share_factor(system: System, inside: Number) -> Number:
     """Return the factor of a NIC's share if one accelerator of a group sends out of its node."""
     # The NIC serves its neighbours too, of other groups, that send at the same time.
     neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
@@ -209,7 +210,7 @@ class Collective:
     # "tensor", "context", "expert", "expert_tensor" or "data"
     group: str = dataclasses.field(metadata={"static": True})
     volume: Phases  # bytes of the whole tensor; of an all-to-all, held by one accelerator
-    count: Phases  # how many there are
+    count: Phases  # number of exchanges
     # "attention" of the same phase; products of another: "input_grad", "weight_grad";
     # "layer" of another microbatch; "" for nothing
     overlaps_with: str = dataclasses.field(default="", metadata={"static": True})
@@ -220,7 +221,7 @@ class Collective:
 register(Collective)
 
 
-def _same(volume: Number) -> Phases:
+def _in_all_phases(volume: Number) -> Phases:
     return Phases(volume, volume, volume)
 
 
@@ -238,26 +239,27 @@ def layer_collectives(
     # expert gather tokens after the first and scatter sums before the second. Adapters add
     # exchanges, mostly r units wide.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
-    tokens, e, h = accelerator_tokens(model, layout), model.element_bytes, model.hidden
-    is_moe = kind == "moe" and model.moe is not None
-    split_mlps = _split_mlps(model, kind)
+    unit_bytes, h = model.element_bytes * accelerator_tokens(model, layout), model.hidden
+    num_mlps = _num_split_mlps(model, kind)
     if model.mla is None:
-        exchanges = _tensor_exchanges(e * tokens, (h, h), 1 + split_mlps, layout)
+        exchanges = _tensor_exchanges(unit_bytes, (h, h), 1 + num_mlps, layout)
     else:
-        exchanges = _tensor_exchanges(e * tokens, (_gathered_units(model.mla, h), h), 1.0, layout)
-        exchanges += _tensor_exchanges(e * tokens, (h, h), split_mlps, layout)
-    exchanges += _adapter_exchanges(model, layout, 1 + split_mlps)
+        gathered_units = _gathered_units(model.mla, h)
+        exchanges = _tensor_exchanges(unit_bytes, (gathered_units, h), 1.0, layout)
+        exchanges += _tensor_exchanges(unit_bytes, (h, h), num_mlps, layout)
+    exchanges += _adapter_exchanges(model, layout, 1 + num_mlps)
     exchanges += _context_exchanges(model, layout)
-    if is_moe:
+    if kind == "moe" and model.moe is not None:
         exchanges += _expert_exchanges(model, layout, "moe" in recomputed_modules(model, recompute))
     return exchanges
 
 
-def _split_mlps(model: Model, kind: str) -> Number:
+def _num_split_mlps(model: Model, kind: str) -> Number:
     """Count the MLPs of a layer that tensor parallelism splits: 1, or 0 without shared experts."""
     # Routed experts take the part of the tokens that an accelerator has; shared ones are split.
-    is_moe = kind == "moe" and model.moe is not None
-    return 1.0 * (model.moe.shared_experts > 0) if is_moe and model.moe else 1.0
+    if kind == "moe" and model.moe is not None:
+        return 1.0 * (model.moe.shared_experts > 0)
+    return 1.0
 
 
 def _gathered_units(mla: LatentAttention, hidden: Number) -> Number:
@@ -267,27 +269,29 @@ def _gathered_units(mla: LatentAttention, hidden: Number) -> Number:
 
 
 def _tensor_exchanges(
-    volume: Number, units: tuple[Number, Number], count: Number, layout: Layout
+    unit_bytes: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
-    """List the exchanges round a pair of products: of the first input and the second output."""
-    shared = layout.sequence_parallel * count
-    again = layout.trains_layers * shared  # frozen weights need no inputs once more
-    into, out = (volume * width for width in units)
-    whole = count - shared
+    """List the exchanges round `count` pairs of products, of units per token in and out."""
+    num_scattered = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
+    num_reduced = count - num_scattered
+    num_regathered = layout.trains_layers * num_scattered  # of inputs for W
+    input_bytes, output_bytes = (unit_bytes * width for width in units)
+    inputs, outputs = _in_all_phases(input_bytes), _in_all_phases(output_bytes)
+    gathered = Phases(input_bytes, output_bytes, input_bytes)
     return (
-        Collective("all_reduce", "tensor", _same(out), Phases(whole, 0.0, 0.0)),
-        Collective("all_reduce", "tensor", _same(into), Phases(0.0, whole, 0.0), "weight_grad"),
-        Collective("all_gather", "tensor", Phases(into, out, into), Phases(shared, shared, 0.0)),
-        Collective("reduce_scatter", "tensor", _same(out), Phases(shared, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", outputs, Phases(num_reduced, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", inputs, Phases(0.0, num_reduced, 0.0), "weight_grad"),
+        Collective("all_gather", "tensor", gathered, Phases(num_scattered, num_scattered, 0.0)),
+        Collective("reduce_scatter", "tensor", outputs, Phases(num_scattered, 0.0, 0.0)),
         Collective(
-            "reduce_scatter", "tensor", _same(into), Phases(0.0, shared, 0.0), "weight_grad"
+            "reduce_scatter", "tensor", inputs, Phases(0.0, num_scattered, 0.0), "weight_grad"
         ),
-        Collective("all_gather", "tensor", _same(into), Phases(0.0, 0.0, again), "input_grad"),
+        Collective("all_gather", "tensor", inputs, Phases(0.0, 0.0, num_regathered), "input_grad"),
     )
 
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
-    """List the exchanges of adapters beside `count` pairs of products, as Megatron-Bridge."""
+    """List the exchanges of adapters beside `count` pairs of products, as in Megatron-Bridge."""
     # A x is gathered beside the first product of a pair, and summed beside the second; both
     # gradients are summed. Tensor parallelism splits the output of the second adapter, which is
     # gathered. Under sequence parallelism its gradient is gathered too; without, the I of the first
@@ -295,44 +299,49 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
-    tokens = model.element_bytes * accelerator_tokens(model, layout)
-    narrow, wide = tokens * layout.lora_rank, tokens * model.hidden
+    unit_bytes = model.element_bytes * accelerator_tokens(model, layout)
+    narrow = _in_all_phases(unit_bytes * layout.lora_rank)
+    wide = _in_all_phases(unit_bytes * model.hidden)
     count = count * (layout.tensor > 1)
-    shared = layout.sequence_parallel * count
+    num_scattered = layout.sequence_parallel * count
     return (
-        Collective("all_gather", "tensor", _same(narrow), Phases(count, 0.0, 0.0)),
-        Collective("all_reduce", "tensor", _same(narrow), Phases(count, 2 * count, 0.0)),
-        Collective("all_gather", "tensor", _same(wide), Phases(count, shared, 0.0)),
-        Collective("all_reduce", "tensor", _same(wide), Phases(0.0, count - shared, 0.0)),
+        Collective("all_gather", "tensor", narrow, Phases(count, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", narrow, Phases(count, 2 * count, 0.0)),
+        Collective("all_gather", "tensor", wide, Phases(count, num_scattered, 0.0)),
+        Collective("all_reduce", "tensor", wide, Phases(0.0, count - num_scattered, 0.0)),
     )
 
 
 def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
-    units = model.element_bytes * accelerator_tokens(model, layout) / layout.tensor
-    keys = model.kv_hidden + model.value_hidden
-    ring = layout.context * units * keys
-    volume = Phases(ring, 2 * ring, 0.0)
+    unit_bytes = model.element_bytes * accelerator_tokens(model, layout) / layout.tensor
+    ring_bytes = layout.context * unit_bytes * (model.kv_hidden + model.value_hidden)
+    volume = Phases(ring_bytes, 2 * ring_bytes, 0.0)
     return (Collective("ring", "context", volume, Phases(1.0, 1.0, 0.0), "attention"),)
 
 
-def _expert_exchanges(model: Model, layout: Layout, again: bool = False) -> tuple[Collective, ...]:
-    """List the exchanges of tokens with experts; `again` if I recomputes the experts."""
+def _expert_exchanges(
+    model: Model, layout: Layout, recomputes: bool = False
+) -> tuple[Collective, ...]:
+    """List the exchanges of tokens with experts; `recomputes` if I recomputes the experts."""
     assert model.moe is not None
     slots = model.moe.slots
-    routed = accelerator_tokens(model, layout) / layout.shared_by * slots
-    token_bytes = model.element_bytes * routed * model.hidden
+    routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots
+    volume = model.element_bytes * routed_tokens * model.hidden
+    passes = Phases(1.0, 2.0 if recomputes else 1.0, 0.0)  # through the experts, in each phase
+    counts = Phases(*(2 * count for count in passes))  # to the experts and back
     copies = layout.dispatch_per_node * slots
-    both_ways = Phases(2.0, 4.0 if again else 2.0, 0.0)
-    dispatch = Collective("all_to_all", "expert", _same(token_bytes), both_ways, "layer", copies)
+    exchanges = [
+        Collective("all_to_all", "expert", _in_all_phases(volume), counts, "layer", copies)
+    ]
     # Accelerators that split an expert gather their tokens and scatter sums; those that have the
     # same tokens, without sequence parallelism, only sum outputs and gradients.
     n = layout.expert_gather
-    gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)
-    exchanges = [dispatch]
+    gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)  # 0 or 1
     for kind, count in (("all_gather", gathers), ("reduce_scatter", gathers), ("all_reduce", sums)):
-        counts = Phases(count, (2.0 if again else 1.0) * count, 0.0 * count)
-        volume = _same(token_bytes * n)
-        exchanges.append(Collective(kind, "expert_tensor", volume, counts, "layer"))
+        counts = Phases(*(num_passes * count for num_passes in passes))
+        exchanges.append(
+            Collective(kind, "expert_tensor", _in_all_phases(volume * n), counts, "layer")
+        )
     return tuple(exchanges)
 
 
@@ -340,33 +349,29 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the exchanges of the output head, whose vocabulary is split by t."""
     # Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
     # logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
-    whole = model.element_bytes * accelerator_tokens(model, layout) * model.hidden
-    shared = layout.sequence_parallel
-    again = layout.trains_base * shared
-    scalars = 4 * accelerator_tokens(model, layout)
+    tokens = accelerator_tokens(model, layout)
+    hidden = _in_all_phases(model.element_bytes * tokens * model.hidden)
+    scalars = _in_all_phases(4 * tokens)
+    scatters = layout.sequence_parallel  # 0 or 1
+    regathers = layout.trains_base * scatters
     return (
-        Collective("all_gather", "tensor", _same(whole), Phases(shared, 0.0, 0.0)),
-        Collective("all_reduce", "tensor", _same(scalars), Phases(3.0, 0.0, 0.0)),
-        Collective(
-            "all_reduce", "tensor", _same(whole), Phases(0.0, 1 - shared, 0.0), "weight_grad"
-        ),
-        Collective(
-            "reduce_scatter", "tensor", _same(whole), Phases(0.0, shared, 0.0), "weight_grad"
-        ),
-        Collective("all_gather", "tensor", _same(whole), Phases(0.0, 0.0, again), "input_grad"),
+        Collective("all_gather", "tensor", hidden, Phases(scatters, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", scalars, Phases(3.0, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", hidden, Phases(0.0, 1 - scatters, 0.0), "weight_grad"),
+        Collective("reduce_scatter", "tensor", hidden, Phases(0.0, scatters, 0.0), "weight_grad"),
+        Collective("all_gather", "tensor", hidden, Phases(0.0, 0.0, regathers), "input_grad"),
     )
 
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the exchanges of the embedding, whose vocabulary is split by t."""
-    whole = model.element_bytes * accelerator_tokens(model, layout) * model.hidden
-    shared = layout.sequence_parallel
+    hidden = _in_all_phases(model.element_bytes * accelerator_tokens(model, layout) * model.hidden)
+    scatters = layout.sequence_parallel  # 0 or 1
+    regathers = layout.trains_base * scatters
     return (
-        Collective("all_reduce", "tensor", _same(whole), Phases(1 - shared, 0.0, 0.0)),
-        Collective("reduce_scatter", "tensor", _same(whole), Phases(shared, 0.0, 0.0)),
-        Collective(
-            "all_gather", "tensor", _same(whole), Phases(0.0, 0.0, layout.trains_base * shared)
-        ),
+        Collective("all_reduce", "tensor", hidden, Phases(1 - scatters, 0.0, 0.0)),
+        Collective("reduce_scatter", "tensor", hidden, Phases(scatters, 0.0, 0.0)),
+        Collective("all_gather", "tensor", hidden, Phases(0.0, 0.0, regathers)),
     )
 
 
@@ -375,7 +380,7 @@ def whole_layer_collectives(
 ) -> tuple[Collective, ...]:
     """List the exchanges of a layer priced as one op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
-    all_reduce = Collective("all_reduce", "tensor", _same(volume), Phases(2.0, 2.0, 0.0))
+    all_reduce = Collective("all_reduce", "tensor", _in_all_phases(volume), Phases(2.0, 2.0, 0.0))
     experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()
-    adapters = _adapter_exchanges(model, layout, 1 + _split_mlps(model, kind))
+    adapters = _adapter_exchanges(model, layout, 1 + _num_split_mlps(model, kind))
     return (all_reduce, *adapters, *_context_exchanges(model, layout), *experts)

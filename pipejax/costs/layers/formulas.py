@@ -45,21 +45,21 @@ def layer_flop(
     linear = 2 * tokens * model.active_matrices(kind)
     scores = 2 * tokens * model.sequence * (model.query_hidden + model.output_hidden)
     # a flash kernel keeps no scores: I multiplies queries and keys once more
-    in_attention = (
+    flash_scores = (
         2 * tokens * model.sequence * model.query_hidden if model.flash_attention else 0.0
     )
     if recompute == "full":
-        again = linear + scores
+        repeated = linear + scores
     else:
         modules = recomputed_modules(model, recompute)
-        again = sum(2 * tokens * _module_matrices(model, kind, module) for module in modules)
-        again += scores * ("core_attn" in modules)
-    return Phases(linear + scores, linear + 2 * scores + in_attention + again, linear)
+        repeated = sum(2 * tokens * _module_matrices(model, kind, module) for module in modules)
+        repeated += scores * ("core_attn" in modules)
+    return Phases(linear + scores, linear + 2 * scores + flash_scores + repeated, linear)
 
 
 def _module_matrices(model: Model, kind: str, module: str) -> Number:
     """Count the weights that each token meets in a part of a layer that may be recomputed."""
-    moe, mlp, mla = model.moe, model.mlp_matrices, model.mla
+    moe, mlp_matrices, mla = model.moe, model.mlp_matrices, model.mla
     if module == "half_products":
         return model.active_matrices(kind) / 2
     if module == "mla_up_proj" and mla is not None:
@@ -67,10 +67,10 @@ def _module_matrices(model: Model, kind: str, module: str) -> Number:
         down_and_out = query_width + mla.kv_rank + mla.rope_width + model.output_hidden
         return model.attention_matrices - model.hidden * down_and_out
     if kind == "moe" and moe is not None:
-        shared = mlp(moe.shared_experts * moe.expert_hidden)
-        routed = moe.slots * mlp(moe.expert_hidden) + moe.experts * model.hidden
+        shared = mlp_matrices(moe.shared_experts * moe.expert_hidden)
+        routed = moe.slots * mlp_matrices(moe.expert_hidden) + moe.experts * model.hidden
         return {"moe": shared + routed, "shared_experts": shared}.get(module, 0.0)
-    return mlp(model.ffn_hidden) if module == "mlp" else 0.0
+    return mlp_matrices(model.ffn_hidden) if module == "mlp" else 0.0
 
 
 def head_flop(model: Model, microbatch_size: Number) -> Phases:
@@ -89,17 +89,19 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
     head = head_flop(model, sequences).forward
     projection = 2 * num_tokens(model, sequences) * 2 * model.hidden**2
 
-    def summed(per_layer: Callable[[str], Number], edge: float = 1.0) -> Number:
-        layers = sum(count * per_layer(kind) for kind, count in model.layers_by_kind.items())
-        further = per_layer(model.last_kind) + edge * projection + edge * head
-        return layers + edge * head + model.mtp_layers * further
+    def sum_layers(layer: Callable[[str], Number], projection: Number, head: Number) -> Number:
+        """Add FLOP of all layers by kind and of the head; an MTP layer has both, and a head."""
+        layers = sum(count * layer(kind) for kind, count in model.layers_by_kind.items())
+        mtp_layer = layer(model.last_kind) + projection + head
+        return layers + head + model.mtp_layers * mtp_layer
 
     def adapters(kind: str) -> Number:
         return 2 * num_tokens(model, sequences) * layout.lora_rank * model.active_sides(kind)
 
-    forward = summed(lambda kind: layer_flop(model, sequences, kind=kind).forward)
-    weight_grad = summed(lambda kind: layer_flop(model, sequences, kind=kind).weight_grad)
-    trained = forward + summed(adapters, edge=0.0)
+    flop = {kind: layer_flop(model, sequences, kind=kind) for kind in model.layers_by_kind}
+    forward = sum_layers(lambda kind: flop[kind].forward, projection, head)
+    weight_grad = sum_layers(lambda kind: flop[kind].weight_grad, projection, head)
+    trained = forward + sum_layers(adapters, 0.0, 0.0)
     return 3 * trained - (not layout.trains_base) * weight_grad
 
 
@@ -174,8 +176,9 @@ def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     if model.mla is not None:
         units: Number = model.mla.kv_rank + model.mla.rope_width
     else:
-        split = model.kv_heads + (layout.tensor - model.kv_heads) * (layout.tensor < model.kv_heads)
-        units = (model.kv_hidden + model.value_hidden) / split
+        # min(t, kv_heads), exact also outside of a trace
+        parts = model.kv_heads + (layout.tensor - model.kv_heads) * (layout.tensor < model.kv_heads)
+        units = (model.kv_hidden + model.value_hidden) / parts
     return accelerator_tokens(model, layout) * model.element_bytes * units
 
 
@@ -186,6 +189,8 @@ def layer_weight_grad_bytes(
     # They are the inputs of the four products (queries, keys and values; projection; two of the
     # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations of
     # norms, attention and activation function: only scores and dropout masks are free after I.
+    # `unsplit` bytes per token are over all accelerators by sequence parallelism alone, `split`
+    # ones by heads or widths.
     # Inputs of products have the layout's precision, all else the model's. Recomputed parts keep
     # their inputs. Adapters also need their own activations. Frozen weights without adapters need
     # these bytes for I only.
@@ -194,38 +199,39 @@ def layer_weight_grad_bytes(
     h, modules = model.hidden, recomputed_modules(model, recompute)
     if "half_products" in modules:
         return _half_products_bytes(model, layout)
-    # not split by heads: inputs of norms, and of the first products of attention and MLP; gradients
-    # of the second products' outputs later use the memory of the norms' inputs
-    whole = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
-    # split by heads: the projection's input; queries, keys, values and, where that input is kept in
-    # a narrower precision or not at all, the output that a flash kernel's I reads
+    # inputs of norms, and of the first products of attention and MLP; gradients of the second
+    # products' outputs later use the memory of the norms' inputs
+    unsplit = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
+    # the projection's input; queries, keys, values and, if that input is kept in a narrower
+    # precision or not at all, the output that a flash kernel's I reads
     is_wide = layout.precision not in OPERAND_BYTES  # inputs stay in the model's own precision
-    is_apart = not (layout.lora_rank > 0 or (layout.trains_base and is_wide))
-    keeps_output = is_apart and model.flash_attention and "core_attn" not in modules
-    own_output = e * model.output_hidden if keeps_output else 0
+    shares_output = layout.lora_rank > 0 or (layout.trains_base and is_wide)
+    keeps_output = not shares_output and model.flash_attention and "core_attn" not in modules
+    flash_output = e * model.output_hidden if keeps_output else 0
     heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
-    parts = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + own_output
+    split = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + flash_output
     if model.mla is not None:
         # inputs of the up projections, and of their norms
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
-        whole += (e + operand) * rank + e * model.mla.rope_width
+        unsplit += (e + operand) * rank + e * model.mla.rope_width
     # of an MLP: outputs and inputs of its activation function
     activation_input = (2 if model.gated_mlp else 1) * e
     if kind == "moe" and moe is not None:
-        is_kept = "moe" not in modules and "shared_experts" not in modules
-        parts += is_kept * (operand + activation_input) * moe.shared_experts * moe.expert_hidden
+        keeps_shared = not modules & {"moe", "shared_experts"}
+        shared_width = moe.shared_experts * moe.expert_hidden
+        split += keeps_shared * (operand + activation_input) * shared_width
         # input and output of every expert that a token is sent to
-        puts_out = operand * ("moe_act" not in modules)
+        activation_output = operand * ("moe_act" not in modules)
         # accelerators that split an expert hold a part of its width for all their tokens
         n = layout.expert_gather
         width = moe.expert_hidden * n / layout.expert_tensor
-        routed = (e + n * operand) * h + (puts_out + activation_input) * width
-        whole += ("moe" not in modules) * moe.slots * routed
+        routed = (e + n * operand) * h + (activation_output + activation_input) * width
+        unsplit += ("moe" not in modules) * moe.slots * routed
     else:
-        parts += ("mlp" not in modules) * (operand + activation_input) * model.ffn_hidden
+        split += ("mlp" not in modules) * (operand + activation_input) * model.ffn_hidden
     adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
-    shared = whole / layout.shared_by + parts / layout.tensor
-    return accelerator_tokens(model, layout) * (shared + adapters)
+    per_token = unsplit / layout.shared_by + split / layout.tensor + adapters
+    return accelerator_tokens(model, layout) * per_token
 
 
 def kept_input_bytes(model: Model, layout: Layout) -> Number:
@@ -237,10 +243,7 @@ def kept_input_bytes(model: Model, layout: Layout) -> Number:
 
 
 def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Count the adapters of a layer that keep their r units A x of a token until W.
-
-    `modules` are the parts of a layer that are recomputed: their adapters keep nothing.
-    """
+    """Count a layer's adapters outside recomputed `modules`: they keep r units A x until W."""
     attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
         num_ups = 1 + (model.mla.query_rank is not None)
@@ -254,14 +257,14 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
     """Return the bytes of a layer that keeps the outputs of attention and every second product."""
-    # Beside them stay the inputs of both norms.
-    halves = 2 if model.gated_mlp else 1
-    whole = 2 * model.hidden + 2 * model.hidden / 2
-    in_attention = model.query_hidden + model.kv_hidden + model.value_hidden
-    parts = model.output_hidden + (in_attention + halves * model.ffn_hidden) / 2
+    # The inputs of both norms stay, too. Units per token: `split` ones are divided by t.
+    mlp_inputs = 2 if model.gated_mlp else 1
+    unsplit = 2 * model.hidden + 2 * model.hidden / 2
+    qkv = model.query_hidden + model.kv_hidden + model.value_hidden
+    split = model.output_hidden + (qkv + mlp_inputs * model.ffn_hidden) / 2
     unit_bytes = accelerator_tokens(model, layout) * model.element_bytes
     adapters = layout.lora_rank * _kept_adapters(model, layout, "dense", frozenset()) / 2
-    return unit_bytes * (whole / layout.shared_by + parts / layout.tensor + adapters)
+    return unit_bytes * (unsplit / layout.shared_by + split / layout.tensor + adapters)
 
 
 OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales

@@ -135,12 +135,12 @@ def norm_kernel(name: str, volume: Number) -> LayerOp:
 
 def with_forward_again(op: LayerOp, share: float = 1.0) -> LayerOp:
     """Return an op that runs a share of its F once more within I."""
-    parts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
-    again = {
-        name: part._replace(input_grad=part.input_grad + share * part.forward)
-        for name, part in parts.items()
+    amounts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
+    changes = {
+        name: phases._replace(input_grad=phases.input_grad + share * phases.forward)
+        for name, phases in amounts.items()
     }
-    return dataclasses.replace(op, **again)
+    return dataclasses.replace(op, **changes)
 
 
 ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
@@ -160,7 +160,7 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
     rate = system.peak(op.precision) * system.compute_efficiency.at(flop)
     kernels = system.kernels
     share = kernels.attention_efficiency if op.kind == "attention" else 1.0
-    # whole columns: a slightly wider model is no step
+    # rounded, so that the time of a slightly wider model does not jump
     n, k = (xp.round(as_float(columns)) for columns in op.shape[1:])
     share = share * xp.where((n % ALIGNED) + (k % ALIGNED) == 0, 1.0, kernels.misaligned_efficiency)
     if op.precision in OPERAND_BYTES:  # below 16 bits
@@ -176,10 +176,10 @@ def host_time(
     layers: Number = 0.0,
     microbatches: Number = 0.0,
 ) -> Numbers:
-    """Return the time [s] in which the host starts kernels and collectives of some layers."""
+    """Return the time [s] in which the host starts so many kernels, collectives and so on."""
     host = system.host
-    started = launches * host.launch + collectives * host.collective
-    return started + layers * host.layer + microbatches * host.microbatch
+    start_seconds = launches * host.launch + collectives * host.collective
+    return start_seconds + layers * host.layer + microbatches * host.microbatch
 
 
 def phase_time(system: System, device: Number, host: Number) -> Number:
@@ -202,9 +202,9 @@ def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
     """Return the time [s] of the optimizer's update, and of the host's work per step."""
-    # Accelerator and host update their parts at once: the longer counts. Gradients go to the host
-    # before, and weights come back after it, as in Megatron's hybrid optimizer without
-    # `--overlap-cpu-optimizer-d2h-h2d`.
+    # Bytes of optimizer memory: `volume` on the accelerator, `on_host` on the host. Both update at
+    # once: the longer counts. `exchanged` bytes go to the host before as gradients, and come back
+    # after it as weights: Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)

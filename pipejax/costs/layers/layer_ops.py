@@ -145,17 +145,15 @@ def _all_trained(layout: Layout) -> Layout:
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
     """Return ops, with the casts that products in a narrow precision need."""
-    is_wide = layout.precision in WIDE
-    return ops if is_wide else (*ops, _quantization(model, layout, ops))
+    return ops if layout.precision in WIDE else (*ops, _quantization(model, layout, ops))
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
     """Return the op of all casts: rows are read once, and written by row, and by column for W."""
     # A norm casts its output as it writes it, for the product after it; in I every product's
     # gradient is cast.
-    bytes_per_element = model.element_bytes + (1 + layout.trains_base) * operand_bytes(
-        model, layout
-    )
+    copies = 1 + layout.trains_base
+    bytes_per_element = model.element_bytes + copies * operand_bytes(model, layout)
     forward: Number = 0.0
     backward: Number = 0.0
     products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
@@ -200,12 +198,12 @@ def _two_products(
 ) -> tuple[LayerOp, ...]:
     """List the ops of `batch` MLPs: two products with an activation function between them."""
     tokens, width = size
-    halves = 2 if model.gated_mlp else 1
-    into, out = (model.hidden, halves * width), (width, model.hidden)
+    shape_in = model.hidden, (2 if model.gated_mlp else 1) * width  # a gate doubles the columns
+    shape_out = width, model.hidden
     return (
-        gemm(f"{name}_in", model, layout, into, tokens=tokens, batch=batch),
+        gemm(f"{name}_in", model, layout, shape_in, tokens=tokens, batch=batch),
         _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0)),
-        gemm(f"{name}_out", model, layout, out, tokens=tokens, batch=batch),
+        gemm(f"{name}_out", model, layout, shape_out, tokens=tokens, batch=batch),
     )
 
 
@@ -225,13 +223,10 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     # read the hidden state, write it sorted; read and write once more, by expert
     gathered = routed * layout.expert_gather
     sorting = e * model.hidden * (tokens + routed + 2 * gathered)
-    expert_width = moe.expert_hidden / layout.expert_tensor
+    expert_size = gathered / local_experts, moe.expert_hidden / layout.expert_tensor
+    shared_width = moe.shared_experts * moe.expert_hidden / layout.tensor
+    shared_size = accelerator_tokens(model, layout), shared_width
     has_shared = 1.0 * (moe.shared_experts > 0)
-    shared_size = (
-        accelerator_tokens(model, layout),
-        moe.shared_experts * moe.expert_hidden / layout.tensor,
-    )
-    expert_size = gathered / local_experts, expert_width
     return (
         gemm("router", model, plain, (model.hidden, moe.experts), tokens=tokens),
         memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
@@ -256,8 +251,10 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     e = model.element_bytes
     # A fused loss reads the logits twice and overwrites them by their gradient. Separate kernels
     # write them in float32, find the maximum, subtract it, take exp and sum; I scales the result.
-    forward, backward = (2 * e, e) if model.fused_loss else (e + 6 * 4, 2 * 4 + e)
-    kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
+    if model.fused_loss:
+        forward, backward, kernels = 2 * e, e, (2.0, 1.0)
+    else:
+        forward, backward, kernels = e + 6 * 4, 2 * 4 + e, (7.0, 3.0)
     ops = (
         norm("final_norm", model, layout),
         gemm("logits", model, head_layout, (model.hidden, model.vocabulary / layout.tensor)),
@@ -316,12 +313,12 @@ def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Return the output head as one op per phase."""
     t = layout.tensor
     _, activations = edge_activation_bytes(model, _all_trained(layout))
-    has_w = 1.0 * layout.trains_base
     flop = head_flop(model, layout.microbatch_size)
+    accelerator_flop = Phases(*(phase_flop / (t * layout.context) for phase_flop in flop))
     volume = model.element_bytes * model.head_parameters / t + activations
-    flop_on_one = Phases(*(phase_flop / (t * layout.context) for phase_flop in flop))
-    volumes, launches = Phases(volume, volume, volume), Phases(1.0, 1.0, has_w)
-    return (LayerOp("layer", "head", flop_on_one, volumes, launches),)
+    launches = Phases(1.0, 1.0, 1.0 * layout.trains_base)
+    volumes = Phases(volume, volume, volume)
+    return (LayerOp("layer", "head", accelerator_flop, volumes, launches),)
 
 
 # attention: projections, positions, products of queries, keys and values
@@ -341,19 +338,18 @@ def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     # Down projections are not split by heads: each accelerator has all, for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
-    tokens = accelerator_tokens(model, layout)
-    part = tokens / layout.shared_by
+    local_tokens = accelerator_tokens(model, layout) / layout.shared_by
     unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
     ops = [
-        gemm("kv_down", model, layout, (h, mla.kv_rank + mla.rope_width), tokens=part),
-        norm_kernel("kv_norm", model.element_bytes * part * mla.kv_rank),
+        gemm("kv_down", model, layout, (h, mla.kv_rank + mla.rope_width), tokens=local_tokens),
+        norm_kernel("kv_norm", model.element_bytes * local_tokens * mla.kv_rank),
         gemm("kv_up", model, layout, (mla.kv_rank, unfolded / t)),
     ]
     if mla.query_rank is None:
         return (gemm("query", model, layout, (h, model.query_hidden / t)), *ops)
     return (
-        gemm("query_down", model, layout, (h, mla.query_rank), tokens=part),
-        norm_kernel("query_norm", model.element_bytes * part * mla.query_rank),
+        gemm("query_down", model, layout, (h, mla.query_rank), tokens=local_tokens),
+        norm_kernel("query_norm", model.element_bytes * local_tokens * mla.query_rank),
         gemm("query_up", model, layout, (mla.query_rank, model.query_hidden / t)),
         *ops,
     )
@@ -361,9 +357,8 @@ def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def _rotation(model: Model, layout: Layout) -> LayerOp:
     """Return the op of rotary positions, which reads and writes queries and keys."""
-    units = (
-        accelerator_tokens(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
-    )
+    units_per_token = model.query_hidden + model.kv_hidden
+    units = accelerator_tokens(model, layout) * units_per_token / layout.tensor
     moved = 2 * model.element_bytes * units
     return memory("rotation", moved, moved, (2.0, 2.0))
 
@@ -413,14 +408,14 @@ def _batched_products(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     t, e = layout.tensor, model.element_bytes
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t
-    pairs = heads * rows * columns  # scores
+    num_scores = heads * rows * columns
     queries, values = model.query_hidden / model.heads, model.output_hidden / model.heads
     ops = [
         batched("scores", model, layout, Product(rows, columns, queries), heads),
-        memory("softmax", 2 * e * pairs, 3 * e * pairs),
+        memory("softmax", 2 * e * num_scores, 3 * e * num_scores),
         batched("context", model, layout, Product(rows, values, columns), heads),
     ]
     if model.dropout:
-        moved = (2 * e + 1) * pairs
+        moved = (2 * e + 1) * num_scores
         ops.insert(2, memory("attention_dropout", moved, moved, (1.0, 1.0)))
     return tuple(ops)

@@ -80,7 +80,7 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
     """Return the content of a JSON file from columns: lists by stage, for messages by boundary."""
     content: dict[str, Any] = {"unit": "seconds"}
     for key in keys:
-        count = len(rows) - (key in _MESSAGES)
+        count = len(rows) - 1 if key in _MESSAGES else len(rows)
         for stage, row in enumerate(rows):
             if (key in row) != (stage < count):
                 wrong = "is given: no message leaves the last stage" if key in row else "is missing"
@@ -95,8 +95,9 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
 
 def _series(value: Any, where: str) -> Any:
     """Check a number, or a list with an entry per stage or boundary, which may be a list itself."""
-    for entry in value if isinstance(value, list) else [value]:
-        for number in entry if isinstance(entry, list) and value is not entry else [entry]:
+    numbers = value if isinstance(value, list) else [value]
+    for entry in numbers:
+        for number in entry if isinstance(entry, list) else [entry]:
             if not is_number(number):
                 raise ValueError(f"{where} must be finite numbers of at least 0, got {number!r}")
     return value
@@ -267,26 +268,26 @@ PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 
 
 def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
     """Drop the axis of microbatches of size 1; B, I and W keep or drop it together."""
-    backward = {name: times[name] for name in _BACKWARD if name in times}
-    together = np.broadcast_arrays(*backward.values())
-    times = times | dict(zip(backward, together, strict=True))
+    names = [name for name in _BACKWARD if name in times]
+    backwards = np.broadcast_arrays(*(times[name] for name in names))
+    times = times | dict(zip(names, backwards, strict=True))
     return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
 
 
 def _array(value: Any, sizes: _Sizes, what: str, where: str) -> PerMicrobatch:
-    """Return a checked series as an array of all stages or boundaries."""
-    count = sizes.num_stages - (what != "stages")
+    """Return a checked series as an array of all stages or boundaries, `what` of them."""
+    count = sizes.num_stages if what == "stages" else sizes.num_stages - 1
     entries = value if isinstance(value, list) else [value] * count
-    lists = [entry for entry in entries if isinstance(entry, list)]
     if len(entries) != count:
         raise MismatchError(f"{where} has {len(entries)} entries, the table has {count} {what}")
-    for entry in lists:
-        if len(entry) != sizes.num_microbatches:
-            raise MismatchError(
-                f"{where} has {len(entry)} entries, the table has {sizes.num_microbatches} "
-                "microbatches"
-            )
-    columns = sizes.num_microbatches if lists else 1
+    columns = 1
+    for entry in entries:
+        if isinstance(entry, list):
+            columns = sizes.num_microbatches
+            if len(entry) != columns:
+                raise MismatchError(
+                    f"{where} has {len(entry)} entries, the table has {columns} microbatches"
+                )
     rows = [entry if isinstance(entry, list) else [entry] * columns for entry in entries]
     return np.array(rows, float).reshape(count, columns)
 
@@ -320,6 +321,6 @@ def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
     others: dict[str, Any] = {}
     for phase in table.grammar.timed:
         if (slot := (durations or table.slots).get(phase.name)) is not None:
-            seconds = slot if phase.kind.scope == WORKER else slot * shares
-            (slots if phase.kind.time in FIELDS else others)[phase.kind.time] = seconds
+            fields = slots if phase.kind.time in FIELDS else others
+            fields[phase.kind.time] = slot if phase.kind.scope == WORKER else slot * shares
     return Costs(offload=0.0, others=others, **slots)
