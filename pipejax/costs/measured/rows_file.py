@@ -135,24 +135,24 @@ class RowReader:
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
         columns |= self._names(cells, columns) | self._software(cells)
-        _check_spread(columns, model, cells)
+        _check_degrees(columns, model, cells)
         columns |= _profiled_op(columns, cells)
         names = (*MEASURED, *BANDWIDTHS, "out_of_memory", *TEXTS)
         columns |= {name: cells.get(name, COLUMNS[name].default) for name in names}
         measured = [name for name in MEASURED if name in cells]
-        if columns["out_of_memory"] == bool(measured):
-            raise ValueError(
-                f"out_of_memory is 1, but {measured[0]} is given"
-                if measured
-                else "seconds is missing, and so is memory_bytes: give one"
-            )
+        if columns["out_of_memory"] and measured:
+            raise ValueError(f"out_of_memory is 1, but {measured[0]} is given")
+        if not columns["out_of_memory"] and not measured:
+            raise ValueError("seconds is missing, and so is memory_bytes: give one")
         columns["variance"] = relative_variance(cells, columns["seconds"])
         return columns | {"row": number, "file": str(self.path)}
 
-    def _value(self, cells: dict[str, Any], name: str, default: Any, shown: Any = None) -> Any:
+    def _value(
+        self, cells: dict[str, Any], name: str, default: Any, default_text: str | None = None
+    ) -> Any:
         """Return a cell of a row; note its default if the cell is missing."""
         if name not in cells:
-            self.defaults[name] = default if shown is None else shown
+            self.defaults[name] = default if default_text is None else default_text
         return cells.get(name, default)
 
     def _count(self, cells: dict[str, Any], name: str) -> int:
@@ -166,31 +166,31 @@ class RowReader:
             if cells.get("op", STEP) == STEP:
                 raise ValueError(f"{name} is missing")
             return 0  # of any step
-        shown = "of the system" if name == "accelerators_per_node" else None
-        return self._value(cells, name, default, shown)
+        default_text = "of the system" if name == "accelerators_per_node" else None
+        return self._value(cells, name, default, default_text)
 
     def _replicas(self, cells: dict[str, Any]) -> int:
         """Return the number of replicas, where only accelerators are given."""
         total = cells["accelerators"]
-        needed = math.prod(cells.get(name, 1) for name in ("tensor", "context", "pipeline"))
-        if total % needed:
+        per_replica = math.prod(cells.get(name, 1) for name in ("tensor", "context", "pipeline"))
+        if total % per_replica:
             raise ValueError(
-                f"accelerators must be a multiple of tensor x context x pipeline, {needed}, "
+                f"accelerators must be a multiple of tensor x context x pipeline, {per_replica}, "
                 f"got {total}"
             )
-        return total // needed
+        return total // per_replica
 
     def _names(self, cells: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
         """Return the columns of a row that hold names."""
-        default_schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
-        shown = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
+        schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
+        schedules = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
         names = {name: cells.get(name, "") for name in ("pipeline_layout", "link")}
-        names["schedule"] = self._value(cells, "schedule", default_schedule, shown)
+        names["schedule"] = self._value(cells, "schedule", schedule, schedules)
         for name in ("recompute", "precision"):
             names[name] = self._value(cells, name, COLUMNS[name].default)
         is_split = counts["tensor"] > 1 and not parse_recompute(names["recompute"]).layers
-        shown = "1 where tensor > 1 and no whole layers are recomputed, else 0"
-        names["sequence_parallel"] = self._value(cells, "sequence_parallel", int(is_split), shown)
+        rule = "1 where tensor > 1 and no whole layers are recomputed, else 0"
+        names["sequence_parallel"] = self._value(cells, "sequence_parallel", int(is_split), rule)
         return names
 
     def _software(self, cells: dict[str, Any]) -> dict[str, Any]:
@@ -198,10 +198,10 @@ class RowReader:
         name = self.stack or file_beside(self.path, cells.get("stack", ""))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
-        defaults = {**_SOFTWARE, **self.stacks[name].workload}
-        if "overlap" not in self.stacks[name].workload:
-            self._value(cells, "overlap", 0)  # other defaults mean that a feature is not used
-        return {"stack": name} | {key: cells.get(key, defaults[key]) for key in OF_WORKLOAD}
+        values = {**self.stacks[name].workload, **cells}
+        if "overlap" not in values:
+            self.defaults["overlap"] = 0  # other defaults mean that a feature is not used
+        return {"stack": name} | {key: values.get(key, _SOFTWARE[key]) for key in OF_WORKLOAD}
 
     def _model(self, cells: dict[str, Any]) -> tuple[int, Model]:
         """Return the model of a row and its index; rows with equal sizes share one."""
@@ -211,8 +211,8 @@ class RowReader:
         if key not in self.models:
             self.models[key] = self._new_model(cells)
         if "model" not in cells:
-            shown = {"kv_heads": "heads", "ffn": "4 hidden", "vocabulary": GPT_VOCABULARY}
-            self.defaults |= {name: text for name, text in shown.items() if name not in cells}
+            defaults = {"kv_heads": "heads", "ffn": "4 hidden", "vocabulary": GPT_VOCABULARY}
+            self.defaults |= {name: text for name, text in defaults.items() if name not in cells}
         return list(self.models).index(key), self.models[key]
 
     def _new_model(self, cells: dict[str, Any]) -> Model:
@@ -271,7 +271,7 @@ def file_beside(path: Path, name: str) -> str:
     return str(path.parent / name) if is_elsewhere else name
 
 
-def _check_spread(columns: dict[str, Any], model: Model, cells: dict[str, Any]) -> None:
+def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any]) -> None:
     """Check the number of accelerators against the degrees, and that all numbers divide."""
     per_stage = columns["tensor"] * columns["context"] * columns["data"]
     if "accelerators" in cells:
@@ -281,10 +281,10 @@ def _check_spread(columns: dict[str, Any], model: Model, cells: dict[str, Any]) 
                 f"accelerators must be tensor x context x data x pipeline, {total}, "
                 f"got {cells['accelerators']}"
             )
-    at_once = columns["data"] * columns["microbatch_size"]
-    if columns["global_batch"] % at_once:
+    sequences = columns["data"] * columns["microbatch_size"]
+    if columns["global_batch"] % sequences:
         raise ValueError(
-            f"global_batch must be a multiple of data x microbatch_size, {at_once}, "
+            f"global_batch must be a multiple of data x microbatch_size, {sequences}, "
             f"got {columns['global_batch']}"
         )
     stages = columns["pipeline"] * columns["stages_per_worker"]
@@ -297,18 +297,18 @@ def _check_spread(columns: dict[str, Any], model: Model, cells: dict[str, Any]) 
         raise ValueError(
             f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
         )
-    split = (columns["expert_tensor"] or columns["tensor"]) if model.moe else 1
-    columns = columns | {"expert_tensor": split}
-    divided: list[tuple[str, Any, str]] = [
-        ("tensor", model.heads, "heads"),
-        ("context", model.sequence, "sequence"),
-        ("expert", per_stage, "tensor x context x data"),
-        ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
-        ("expert_tensor", per_stage // columns["expert"], "tensor x context x data / expert"),
+    t, c, e = columns["tensor"], columns["context"], columns["expert"]
+    expert_tensor = (columns["expert_tensor"] or t) if model.moe else 1
+    divisions: list[tuple[str, int, Any, str]] = [
+        ("tensor", t, model.heads, "heads"),
+        ("context", c, model.sequence, "sequence"),
+        ("expert", e, per_stage, "tensor x context x data"),
+        ("expert", e, 0 if model.moe is None else model.moe.experts, "experts"),
+        ("expert_tensor", expert_tensor, per_stage // e, "tensor x context x data / expert"),
     ]
-    for name, total, what in divided:
-        if total % columns[name]:
-            legal = legal_divisors(total, columns[name])
-            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {columns[name]}")
-    if columns["expert"] > 1 and model.moe is None:
-        raise wrong("expert", f"must be 1 for a model without experts, got {columns['expert']}")
+    for name, degree, total, what in divisions:
+        if total % degree:
+            legal = legal_divisors(total, degree)
+            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {degree}")
+    if e > 1 and model.moe is None:
+        raise wrong("expert", f"must be 1 for a model without experts, got {e}")

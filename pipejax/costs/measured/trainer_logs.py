@@ -68,15 +68,15 @@ def rows_by_batch(
     """Return the columns of a row for each batch size, and notes on omissions."""
     # The first of several times warms up and is left out, and so is one that is no number. A spread
     # of 0 is left out: clocks were too coarse for it.
-    batches: dict[int, list[float]] = {}
+    times_by_batch: dict[int, list[float]] = {}
     for batch, time in times:
-        batches.setdefault(batch, []).append(time)
+        times_by_batch.setdefault(batch, []).append(time)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for batch, lines in batches.items():
-        seconds = [time for time in lines if math.isfinite(time) and time > 0]
-        if len(seconds) < len(lines):
-            notes.append(f"{path}: {len(lines) - len(seconds)} lines without a time are left out")
+    for batch, batch_times in times_by_batch.items():
+        seconds = [time for time in batch_times if math.isfinite(time) and time > 0]
+        if omitted := len(batch_times) - len(seconds):
+            notes.append(f"{path}: {omitted} lines without a time are left out")
         if not seconds:
             raise ValueError(f"{path}: no line of {batch} sequences has a time")
         if len(seconds) == 1:
@@ -92,7 +92,7 @@ def rows_by_batch(
     return rows, notes
 
 
-def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
+def check_columns(path: Path, columns: Iterable[str], cells: Mapping[str, str]) -> None:
     """Refuse cells of columns that the log itself gives."""
     if repeated := sorted({*cells} & {*columns}):
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
@@ -130,11 +130,10 @@ class TrainerLog(NamedTuple):
         """Return rows of measured runs, completed by columns that the log lacks."""
         quantities = self.iterations[-1]
         has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
-        check_columns(
-            self.path, {**self.facts, **dict.fromkeys(["global_batch"] * has_batch)}, columns
-        )
+        log_columns = {*self.facts, "global_batch"} if has_batch else {*self.facts}
+        check_columns(self.path, log_columns, columns)
         columns = {**self.facts, **columns}
-        required = _REQUIRED + (() if has_batch else ("global_batch",))
+        required = _REQUIRED if has_batch else (*_REQUIRED, "global_batch")
         if missing := [name for name in required if name not in columns]:
             cells = ",".join(f"{name}=.." for name in missing)
             kind = f"it is a log of {self.trainer.name}, which"
@@ -155,11 +154,16 @@ class TrainerLog(NamedTuple):
         times = []
         for line in self.iterations:
             size = batch or round(line["batch"])
-            rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
-            time = 1 / line["steps"] if "steps" in line else size / rate if rate else 0.0
-            times.append((size, line.get("seconds", time)))
+            if "seconds" in line:
+                time = line["seconds"]
+            elif "steps" in line:
+                time = 1 / line["steps"]
+            else:
+                rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
+                time = size / rate if rate else 0.0  # `rows_by_batch` leaves out times of 0
+            times.append((size, time))
         rows, notes = rows_by_batch(self.path, times)
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
         if self.trainer.note:
-            notes = [*notes, f"{self.path}: {self.trainer.note}"]
-        return [{"model": model, **columns, **row, **source} for row in rows], [*notes]
+            notes.append(f"{self.path}: {self.trainer.note}")
+        return [{"model": model, **columns, **row, **source} for row in rows], notes

@@ -32,9 +32,12 @@ class ArgumentTable(NamedTuple):
         for name, text in values.items():
             for record in self.assumptions.get(name, ()):
                 condition = values.get(record["with"], "") if "with" in record else "True"
-                agreeing = record.get("agrees", NOTHING)
-                texts = [values.get(t[1:]) if t[:1] == "=" else t for t in agreeing]
-                if condition not in (*NOTHING, "0", "1") and text not in texts:
+                # "=hidden_size" stands for the value of hidden_size
+                agreeing = [
+                    values.get(value[1:]) if value[:1] == "=" else value
+                    for value in record.get("agrees", NOTHING)
+                ]
+                if condition not in (*NOTHING, "0", "1") and text not in agreeing:
                     notes.append(f"{where}: {name} {text} is not read: {record['as']}")
         unknown = [
             f"{name} {value}"

@@ -48,7 +48,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     name: Architecture(**record)
     for name, record in read_named("arguments", "hugging-face", "file")[0]["architectures"].items()
 }
-_OTHERWISE = {  # what has to hold of keys that say how layers differ
+_EQUAL_LAYERS = {  # values of keys with which all layers but the first have experts
     "decoder_sparse_step": 1,
     "moe_layer_freq": 1,
     "mlp_only_layers": [],
@@ -66,11 +66,11 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     if isinstance(data.get("text_config"), dict):
         notes.append(f"{path}: text_config is read, what stands beside it is not")
         data = {"architectures": data.get("architectures"), **data["text_config"]}
-    name, kind = _architecture(data, str(path))
+    architecture, kind = _architecture(data, str(path))
     config = _Config(data, str(path))
     sizes = _SIZES | {"ffn_hidden": kind.ffn_hidden}
     content: dict[str, Any] = {
-        "source": f"{Path(path).name} of Hugging Face, architecture {name}.",
+        "source": f"{Path(path).name} of Hugging Face, architecture {architecture}.",
         **{name: config.whole(key) for name, key in sizes.items()},
     }
     content["kv_heads"] = content["heads"]
@@ -93,14 +93,14 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         content["qkv_biases"] = qkv_biases
     if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
         notes.append("attention_bias: the biases behind attention are left out")
-    if data.get("use_qk_norm", kind.qk_norms) and name != "llama4_text":  # whose has no parameters
+    has_norms = data.get("use_qk_norm", kind.qk_norms)
+    if has_norms and architecture != "llama4_text":  # whose norms have no parameters
         content["qk_norms"] = True
     content |= _heads(config, kind, content) | _window(config, kind, content)
     if kind.experts:
         content["moe"] = _experts(config, kind)
-    if data.get("num_nextn_predict_layers"):
-        further = data["num_nextn_predict_layers"]
-        notes.append(f"{further} layers for further tokens are left out: mtp_layers adds them")
+    if count := data.get("num_nextn_predict_layers"):
+        notes.append(f"{count} layers for further tokens are left out: mtp_layers adds them")
     if kind.note:
         notes.append(kind.note)
     texts = {key: str(value) for key, value in data.items()}
@@ -126,11 +126,11 @@ class _Config(NamedTuple):
     data: Mapping[str, Any]
     path: str
 
-    def whole(self, key: str, least: int = 1) -> int:
+    def whole(self, key: str, minimum: int = 1) -> int:
         if self.data.get(key) is None:
             raise ValueError(f"{self.path}: {key} is missing")
         value = self.data[key]
-        return whole_number(value, f"{self.path}: {key}", minimum=least, maximum=MAX_COUNT)
+        return whole_number(value, f"{self.path}: {key}", minimum=minimum, maximum=MAX_COUNT)
 
 
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,23 +152,24 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
     types = data.get("layer_types")
     if types is not None:
         allowed = ("full_attention", "sliding_attention", "chunked_attention")
-        if strange := [kind for kind in types if kind not in allowed]:
+        if invalid := [layer_type for layer_type in types if layer_type not in allowed]:
             raise ValueError(
-                f"{config.path}: layer_types must be {', '.join(allowed)}, got {strange[0]!r}"
+                f"{config.path}: layer_types must be {', '.join(allowed)}, got {invalid[0]!r}"
             )
         if len(types) != layers:
             raise ValueError(f"{config.path}: layer_types must be {layers}, got {len(types)}")
-    if types is None and not data.get("use_sliding_window", kind.window is not None):
+    elif not data.get("use_sliding_window", kind.window is not None):
         return {}
     window = data.get("sliding_window", kind.window or None)
     if window is None or (isinstance(window, int) and window >= content["sequence_tokens"]):
         return {}
-    period = int(data.get("sliding_window_pattern") or kind.window_period)
-    windowed = layers - layers // period if period > 1 else layers
-    if "max_window_layers" in data:  # of Qwen: from this layer on
-        windowed = max(0, layers - config.whole("max_window_layers", least=0))
     if types is not None:
         windowed = types.count("sliding_attention")
+    elif "max_window_layers" in data:  # of Qwen: from this layer on
+        windowed = max(0, layers - config.whole("max_window_layers", minimum=0))
+    else:
+        period = int(data.get("sliding_window_pattern") or kind.window_period)
+        windowed = layers - layers // period if period > 1 else layers
     if not windowed:
         return {}
     tokens = whole_number(window, f"{config.path}: sliding_window", maximum=MAX_COUNT)
@@ -177,7 +178,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
     """Return the sizes of a mixture of experts, for a model's file."""
-    for key, expected in _OTHERWISE.items():
+    for key, expected in _EQUAL_LAYERS.items():
         value = config.data.get(key, expected)
         if value != expected:
             raise ValueError(
@@ -191,9 +192,9 @@ def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
     }
     shared = int(config.data.get("n_shared_experts") or kind.shared_experts)
     if "shared_expert_intermediate_size" in config.data:
-        width = config.whole("shared_expert_intermediate_size", least=0)
-        shared, rest = divmod(width, experts["expert_hidden"])
-        if rest:
+        width = config.whole("shared_expert_intermediate_size", minimum=0)
+        shared, remainder = divmod(width, experts["expert_hidden"])
+        if remainder:
             raise ValueError(
                 f"{config.path}: shared_expert_intermediate_size must be a multiple of "
                 f"{kind.expert_hidden}, {experts['expert_hidden']}, got {width}"
