@@ -210,8 +210,8 @@ class _Pipeline:
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
-        is_known = table.grammar.is_usual or self.overlaps_experts
-        self.unusual = [] if is_known else [table.grammar.unusual]
+        is_supported = table.grammar.is_usual or self.overlaps_experts
+        self.unusual = [] if is_supported else [table.grammar.unusual]
 
 
 class _Job(_Pipeline):
@@ -222,17 +222,24 @@ class _Job(_Pipeline):
     ) -> None:
         super().__init__(table)
         self.workload, self.per_node = workload, per_node
-        self.size = workload.microbatch_size(table)
-        self.batch = workload.minibatch * workload.data_parallel
+        self.microbatch_size = workload.microbatch_size(table)
+        self.global_batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
         self.layers: Int[NumpyArray, " stages"] = assigned.astype(int)
-        self.units = workload.embedding_units, workload.loss_units
-        counted = self.layers.copy()
-        counted[[0, -1]] += self.units if len(counted) > 1 else sum(self.units)
-        self.per_stage = int(counted[0])  # layers of a stage, with embedding and head
-        self.is_even = not workload.pipeline_layout and bool((counted == self.per_stage).all())
+        # weights of embedding and head, in layers
+        self.end_units = workload.embedding_units, workload.loss_units
+        stage_units = self.layers.copy()
+        stage_units[0] += self.end_units[0]
+        stage_units[-1] += self.end_units[1]
+        self.units_per_stage = int(stage_units[0])
+        is_even = bool((stage_units == self.units_per_stage).all())
+        self.is_even = is_even and not workload.pipeline_layout
         spreads_experts = workload.has_experts and workload.expert_parallel > 1
         self.overlaps_experts |= spreads_experts and workload.expert_overlap > 0
+
+    @property
+    def has_equal_layers(self) -> bool:
+        return self.is_even and self.end_units == (0, 0)
 
     @property
     def layout(self) -> PipelineLayout:
@@ -246,8 +253,11 @@ class _Job(_Pipeline):
 def _megatron(job: _Job) -> Options:
     """Return the options of Megatron-LM that run a job."""
     workload = job.workload
-    options: Options = {"micro-batch-size": job.size, "global-batch-size": job.batch}
-    options["tensor-model-parallel-size"] = workload.tensor_parallel
+    options: Options = {
+        "micro-batch-size": job.microbatch_size,
+        "global-batch-size": job.global_batch,
+        "tensor-model-parallel-size": workload.tensor_parallel,
+    }
     if workload.sequence_parallel:
         options["sequence-parallel"] = True
     if workload.context_parallel > 1:
@@ -258,15 +268,13 @@ def _megatron(job: _Job) -> Options:
         options["moe-token-dispatcher-type"] = "flex" if is_per_node else "alltoall"
     if workload.has_experts and (workload.tensor_parallel > 1 or workload.expert_tensor > 1):
         options["expert-tensor-parallel-size"] = workload.expert_tensor
-    is_alike = job.is_even and job.units == (0, 0)
-    options |= _stages_of_megatron(job, None if is_alike else job.layout)
+    options |= _stages_of_megatron(job, None if job.has_equal_layers else job.layout)
     if workload.zero:
         options["use-distributed-optimizer"] = True
     if workload.zero > 1:
+        strategy = "optim_grads" if workload.zero == 2 else "optim_grads_params"
         options["use-megatron-fsdp"] = True
-        options["data-parallel-sharding-strategy"] = ("optim_grads", "optim_grads_params")[
-            workload.zero - 2
-        ]
+        options["data-parallel-sharding-strategy"] = strategy
         options["ckpt-format"] = "fsdp_dtensor"  # FSDP refuses other formats
     if workload.data_parallel * workload.context_parallel > 1 and workload.overlap > 0:
         options["overlap-grad-reduce"] = True
@@ -278,10 +286,11 @@ def _megatron(job: _Job) -> Options:
         options["grad-reduce-in-bf16"] = True
     if layers := workload.recomputation.layers:
         options["recompute-granularity"] = "full"
-        options["recompute-method"] = "block" if layers < math.inf else "uniform"
-        options["recompute-num-layers"] = (
-            int(layers) if layers < math.inf else workload.recomputation.group
-        )
+        if layers < math.inf:
+            options["recompute-method"], options["recompute-num-layers"] = "block", int(layers)
+        else:
+            options["recompute-method"] = "uniform"
+            options["recompute-num-layers"] = workload.recomputation.group
     elif workload.recompute != "none":
         options["recompute-granularity"] = "selective"
         parts = "core_attn" if workload.recompute == "selective" else workload.recompute
@@ -334,19 +343,20 @@ def _lacks_of_megatron(job: _Job) -> Iterator[str]:
 def _connections(job: _Job) -> str:
     """Return the environment: overlapped exchanges need more queues, split layers need one."""
     workload = job.workload
-    count = "32" if job.overlaps_experts else ""
-    if not count and workload.zero < 2 and workload.tensor_parallel * workload.context_parallel > 1:
-        count = "1"
-    return f"CUDA_DEVICE_MAX_CONNECTIONS={count}" if count else ""
+    if job.overlaps_experts:
+        return "CUDA_DEVICE_MAX_CONNECTIONS=32"
+    if workload.zero < 2 and workload.tensor_parallel * workload.context_parallel > 1:
+        return "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    return ""
 
 
 def _torchtitan(job: _Job) -> Options:
     """Return the options of torchtitan that run a job."""
     workload, has_pipeline = job.workload, job.workers > 1
-    splits = workload.data_parallel if workload.zero else 1
+    shards = workload.data_parallel if workload.zero else 1
     degrees = {
-        "data_parallel_replicate_degree": workload.data_parallel // splits,
-        "data_parallel_shard_degree": splits,
+        "data_parallel_replicate_degree": workload.data_parallel // shards,
+        "data_parallel_shard_degree": shards,
         "tensor_parallel_degree": workload.tensor_parallel,
         "context_parallel_degree": workload.context_parallel,
         "expert_parallel_degree": workload.expert_parallel,
@@ -360,20 +370,20 @@ def _torchtitan(job: _Job) -> Options:
     if workload.zero:
         parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"
     if has_pipeline:
-        parallelism["pipeline_parallel_microbatch_size"] = job.size
+        parallelism["pipeline_parallel_microbatch_size"] = job.microbatch_size
         parallelism |= _order_of_torchtitan(job)
         if job.is_even:
-            parallelism["pipeline_parallel_first_stage_less_layers"] = job.units[0]
-            parallelism["pipeline_parallel_last_stage_less_layers"] = job.units[1]
-            parallelism["pipeline_parallel_layers_per_stage"] = job.per_stage
+            parallelism["pipeline_parallel_first_stage_less_layers"] = job.end_units[0]
+            parallelism["pipeline_parallel_last_stage_less_layers"] = job.end_units[1]
+            parallelism["pipeline_parallel_layers_per_stage"] = job.units_per_stage
         elif not workload.model.mtp_layers:
             parallelism["module_fqns_per_model_part"] = job.layout.module_fqns()
-    kinds = {"half_products": "selective", "full": "full"}
+    modes = {"half_products": "selective", "full": "full"}
     options: Options = {
-        "training.local_batch_size": workload.minibatch if has_pipeline else job.size,
-        "training.global_batch_size": job.batch,
+        "training.local_batch_size": workload.minibatch if has_pipeline else job.microbatch_size,
+        "training.global_batch_size": job.global_batch,
         **{f"parallelism.{name}": value for name, value in parallelism.items()},
-        "activation_checkpoint.mode": kinds.get(workload.recompute, "none"),
+        "activation_checkpoint.mode": modes.get(workload.recompute, "none"),
     }
     if workload.recompute == "half_products":
         options["activation_checkpoint.selective_ac_option"] = "op"
@@ -385,10 +395,10 @@ def _torchtitan(job: _Job) -> Options:
 def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     if pipeline.schedule in PYTORCH:
         return {"pipeline_parallel_schedule": PYTORCH[pipeline.schedule]}
-    # beside a file, the name still says which rank holds which stages
-    name = _named_placement(pipeline)
-    named = {"pipeline_parallel_schedule": name} if name else {}
-    return {**named, "pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
+    options: Options = {}
+    if name := _named_placement(pipeline):  # beside a file, it says which rank holds which stages
+        options["pipeline_parallel_schedule"] = name
+    return options | {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
 
 
 def _named_placement(pipeline: _Pipeline) -> str | None:
@@ -417,11 +427,8 @@ def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that torchtitan does not support."""
     workload = job.workload
-    if (
-        workload.data_parallel > 1
-        and not workload.zero
-        and workload.tensor_parallel * job.workers > 1
-    ):
+    is_parallel = workload.tensor_parallel * job.workers > 1
+    if workload.data_parallel > 1 and not workload.zero and is_parallel:
         yield "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
     # stages of a pipeline keep weights and whole gradients from microbatch to microbatch, as ZeRO 1
     if job.workers > 1 and workload.zero > 1:
@@ -453,8 +460,8 @@ def _deepspeed(job: _Job) -> Options:
     """Return the content of DeepSpeed's file that runs a job."""
     workload = job.workload
     options: Options = {
-        "train_batch_size": job.batch,
-        "train_micro_batch_size_per_gpu": job.size,
+        "train_batch_size": job.global_batch,
+        "train_micro_batch_size_per_gpu": job.microbatch_size,
         "gradient_accumulation_steps": job.table.num_microbatches,
         "zero_optimization": {"stage": workload.zero},
     }
@@ -468,14 +475,15 @@ def _deepspeed(job: _Job) -> Options:
 def _pipeline_module(job: _Job) -> str:
     """Return the call that makes DeepSpeed's pipeline in the user's program."""
     if job.workers == 1:
-        is_again = job.workload.recompute != "none"
-        return "deepspeed.checkpointing.checkpoint(layer, ..) around each layer" * is_again
+        if job.workload.recompute == "none":
+            return ""
+        return "deepspeed.checkpointing.checkpoint(layer, ..) around each layer"
     axes = f"num_pp={job.workers}, num_mp={job.workload.tensor_parallel}"
     layers, group, _ = job.workload.recomputation
-    again = f", activation_checkpoint_interval={group}" if layers == math.inf else ""
+    interval = f", activation_checkpoint_interval={group}" if layers == math.inf else ""
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
-        f"num_dp={job.workload.data_parallel}), partition_method='type:LAYER'{again}) "
+        f"num_dp={job.workload.data_parallel}), partition_method='type:LAYER'{interval}) "
         "with the name of your model's class of layers for LAYER"
     )
 
@@ -485,7 +493,7 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
     workload, has_pipeline = job.workload, job.workers > 1
     if has_pipeline and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"
-    if has_pipeline and not (job.is_even and job.units == (0, 0)):
+    if has_pipeline and not job.has_equal_layers:
         yield "stages with unequal layers"
     if has_pipeline and workload.zero > 1:
         yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
@@ -516,23 +524,24 @@ def _maxtext(job: _Job) -> Options:
     }
     # an axis lies inside nodes (ici) as far as there is room, and between them (dcn) with the rest
     options: Options = {}
-    room = job.per_node
-    for name, count in degrees.items():
-        inside = count if room == math.inf else math.gcd(count, int(room))
-        room /= inside
-        places = {"ici": inside, "dcn": count // inside}
-        options |= {f"{place}_{name}_parallelism": n for place, n in places.items() if n > 1}
+    places_left = job.per_node  # of a node
+    for name, degree in degrees.items():
+        inside = degree if places_left == math.inf else math.gcd(degree, int(places_left))
+        places_left /= inside
+        for network, count in (("ici", inside), ("dcn", degree // inside)):
+            if count > 1:
+                options[f"{network}_{name}_parallelism"] = count
     # a step has per_device_batch_size x devices sequences, times the steps of accumulation
-    on_device = workload.data_parallel * job.size / math.prod([*degrees.values()])
+    device_batch = workload.data_parallel * job.microbatch_size / math.prod([*degrees.values()])
     if job.workers > 1:
-        on_device *= job.table.num_microbatches
+        device_batch *= job.table.num_microbatches
         options["num_pipeline_microbatches"] = job.table.num_microbatches
         options["num_layers_per_pipeline_stage"] = int(job.layers[0])
         if workload.zero == 1:  # whole weights and gradients of all microbatches
             options["pipeline_fsdp_ag_once"] = True
     elif job.table.num_microbatches > 1:
         options["gradient_accumulation_steps"] = job.table.num_microbatches
-    return {"per_device_batch_size": on_device, **options, "remat_policy": "full"}
+    return {"per_device_batch_size": device_batch, **options, "remat_policy": "full"}
 
 
 def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
@@ -547,8 +556,8 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
         yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
     if workload.zero == 2 or (workload.zero == 1 and not has_pipeline):
         yield f"ZeRO {workload.zero} (0 and 3 are there, 1 in a pipeline)"
-    cuts_experts = workload.has_experts and workload.expert_tensor > 1
-    if workload.data_parallel % workload.expert_parallel or cuts_experts:
+    splits_experts = workload.has_experts and workload.expert_tensor > 1
+    if workload.data_parallel % workload.expert_parallel or splits_experts:
         yield "experts beyond the replicas"
     if workload.recompute != "full":
         yield f"recomputation {workload.recompute} (full is there; minimal is near none)"
@@ -566,6 +575,7 @@ NO_OVERLAP = {
     "_target_": "megatron.bridge.training.comm_overlap.CommOverlapConfig",
     "tp_comm_overlap": False,
 }
+COMM_OVERLAP = "comm_overlap"
 DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 
 
@@ -580,7 +590,7 @@ class Launcher(NamedTuple):
     lacks: Callable[[_Job], Iterator[str]]  # of a job
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
     program: Callable[[_Job], str] | None = None  # what stands in the user's program
-    groups: Mapping[str, tuple[str, ...]] = {}  # records of options whose names begin with them
+    groups: Mapping[str, tuple[str, ...]] = {}  # options by record, those of others in "model"
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
     workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
     alone: Mapping[str, Any] = {}  # the same without a pipeline
@@ -601,15 +611,19 @@ class Launcher(NamedTuple):
         if "num-virtual-stages-per-pipeline-rank" in options:
             stages = options.pop("num-virtual-stages-per-pipeline-rank")
             options["virtual-pipeline-model-parallel-size"] = stages
-        names = {name: group for group, listed in self.groups.items() for name in listed}
-        fields: Options = {"": {}}
+        group_of_name = {name: group for group, names in self.groups.items() for name in names}
+        fields: Options = {}
+        overlaps: Options = {}
         for name, value in options.items():
-            group, field = names.get(name, "model"), name.replace("-", "_")
-            fields |= {f"{group}.{field}": value} if group else {"": fields[""] | {field: value}}
-        # most recipes have no record of overlaps: it is made, and goes before the other overlaps
-        if overlaps := fields.pop(""):
-            others = {k.partition(".")[2]: v for k, v in fields.items() if k in DDP_OVERLAPS}
-            fields["comm_overlap"] = {**NO_OVERLAP, **overlaps, **others}
+            group, field = group_of_name.get(name, "model"), name.replace("-", "_")
+            if group == COMM_OVERLAP:
+                overlaps[field] = value
+            else:
+                fields[f"{group}.{field}"] = value
+        # most recipes have no record of overlaps: it is made, and overrides those of `ddp`
+        if overlaps:
+            ddp_overlaps = {k.partition(".")[2]: v for k, v in fields.items() if k in DDP_OVERLAPS}
+            fields[COMM_OVERLAP] = {**NO_OVERLAP, **overlaps, **ddp_overlaps}
         return fields
 
 
@@ -647,22 +661,18 @@ LAUNCHERS: Mapping[str, Launcher] = {
                     "data-parallel-sharding-strategy",
                 ),
                 "checkpoint": ("ckpt-format",),
-                "": ("tp-comm-overlap", "overlap-moe-expert-parallel-comm"),
+                COMM_OVERLAP: ("tp-comm-overlap", "overlap-moe-expert-parallel-comm"),
                 "dist": ("use-tp-pp-dp-mapping",),
             },
             gradient_bytes=FULL_GRADIENT,
             workload={"zero": 1, "overlap": 1.0},
             resets={
                 "recompute-granularity": None,
-                **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather"), False),
+                "overlap-grad-reduce": False,
+                "overlap-param-gather": False,
                 "use-distributed-optimizer": False,
-                **dict.fromkeys(
-                    (
-                        "account-for-embedding-in-pipeline-split",
-                        "account-for-loss-in-pipeline-split",
-                    ),
-                    False,
-                ),
+                "account-for-embedding-in-pipeline-split": False,
+                "account-for-loss-in-pipeline-split": False,
             },
         ),
         Launcher(
@@ -710,10 +720,10 @@ LAUNCHERS: Mapping[str, Launcher] = {
 
 def find_launcher(name: str) -> Launcher:
     """Return a launcher by its name, in letters of any case."""
-    by_lower = {key.lower(): record for key, record in LAUNCHERS.items()}
-    if name.lower() not in by_lower:
-        raise unknown("launcher", name, LAUNCHERS)
-    return by_lower[name.lower()]
+    for key, launcher in LAUNCHERS.items():
+        if key.lower() == name.lower():
+            return launcher
+    raise unknown("launcher", name, LAUNCHERS)
 
 
 def launcher_defaults(
@@ -723,11 +733,9 @@ def launcher_defaults(
     stack: Stack | str | Path | None = None,
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
-    """Return the model, the software and default fields of workloads under a launcher, if any.
-
-    The model's file goes first for gradients. The requested software goes first, then that of the
-    machine's calibration.
-    """
+    """Return the model, the software and default fields of workloads under a launcher, if any."""
+    # The model's own gradient bytes go before the launcher's, the requested software before that of
+    # the machine's calibration.
     software = machine_software(system, stack)
     if name is None:
         return model, software, {**software.workload}
@@ -735,10 +743,10 @@ def launcher_defaults(
     if launcher.gradient_bytes is not None and model.gradient_bytes is None:
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
     if launcher.stack and stack is None and not software.name:
-        usual = load_stack(launcher.stack)
+        default = load_stack(launcher.stack)
         # only where the machine's file says how fast its kernel of attention is
-        if getattr(system.attention_kernels, usual.attention.replace("-", "_")):
-            workload = {**usual.workload, **launcher.workload}
-            software = dataclasses.replace(usual, workload=workload)
+        if getattr(system.attention_kernels, default.attention.replace("-", "_")):
+            workload = {**default.workload, **launcher.workload}
+            software = dataclasses.replace(default, workload=workload)
     alone = launcher.alone if workers == 1 else {}
     return model, software, {**launcher.workload, **software.workload, **alone}

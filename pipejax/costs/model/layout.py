@@ -148,12 +148,15 @@ class Layout(FloatFields):
         """Return the groups that hold the same dense weights, and the same experts."""
         return self.replica_group, self.expert_replica_group
 
-    def _expert_ranks(self, before: Number, count: Number) -> RankGroup:
-        """Return a group of ranks of one stage at equal distances, first within a stage's copy."""
-        copy = self.tensor * self.context
-        start, end = xp.minimum(before, copy), xp.minimum(before * count, copy)
-        extents = (end / start, count * start / end)
-        return RankGroup(extents, (start, self.data_stride * before / start))
+    def _expert_ranks(self, stride: Number, count: Number) -> RankGroup:
+        """Return a group of every `stride`-th of a stage's accelerators, replica by replica."""
+        # Replicas of 4 ranks lie `data_stride` apart. Stride 2, count 4: 2 members in each of 2
+        # replicas. Stride 8, count 2: one member in every second replica.
+        replica_size = self.tensor * self.context
+        inner_stride = xp.minimum(stride, replica_size)
+        inner_end = xp.minimum(stride * count, replica_size)
+        extents = (inner_end / inner_stride, count * inner_stride / inner_end)
+        return RankGroup(extents, (inner_stride, self.data_stride * stride / inner_stride))
 
     @property
     def expert_tensor_group(self) -> RankGroup:
@@ -174,9 +177,9 @@ class Layout(FloatFields):
         self, first: Workers | float, second: Workers | float, gpus_per_node: Number
     ) -> Bool[Computed, "..."]:
         """Return whether the first accelerators of two workers are in one node."""
-        stride = (
-            self.tensor * self.context * (self.data if self.rank_order == RANK_ORDERS[0] else 1)
-        )
+        stride = self.tensor * self.context
+        if self.rank_order == RANK_ORDERS[0]:  # pipelines vary slowest
+            stride = stride * self.data
         nodes = (xp.floor(worker * stride / gpus_per_node) for worker in (first, second))
         return xp.asarray(xp.equal(*nodes))
 

@@ -215,12 +215,12 @@ class Model:
         Under a causal mask a layer without a window attends to sequence / 2 * `share`.
         """
         s, window = self.sequence, self.window
-        whole = s / 2 * share if self.causal else s
+        in_full = s / 2 * share if self.causal else s
         if window is None:
-            return whole
+            return in_full
         # token k < w attends to k tokens, not to w: w^2 / 2 fewer in all
-        near = window - window**2 / (2 * s) if self.causal else window
-        return whole + (near - whole) * self.windowed_layers / self.layers
+        in_window = window - window**2 / (2 * s) if self.causal else window
+        return in_full + (in_window - in_full) * self.windowed_layers / self.layers
 
     @property
     def kv_hidden(self) -> Number:
@@ -307,9 +307,9 @@ class Model:
         """Count the parameters of the products that a token passes in a layer of a kind."""
         if kind == "dense" or self.moe is None:
             return self.matrix_parameters
-        met = (self.moe.top_k + self.moe.shared_experts) * self.moe.expert_hidden
+        width = (self.moe.top_k + self.moe.shared_experts) * self.moe.expert_hidden
         router = self.hidden * self.moe.experts
-        return self.attention_matrices + self.mlp_matrices(met) + router
+        return self.attention_matrices + self.mlp_matrices(width) + router
 
     @property
     def norm_parameters(self) -> Number:
@@ -345,11 +345,11 @@ class Model:
         """
         moe = self.moe if kind == "moe" else None
         mlps = 1 if moe is None else 1 * (moe.shared_experts > 0)
-        whole = self._small_parameters(mlps, 0) - self._column_biases(0)
+        count = self._small_parameters(mlps, 0) - self._column_biases(0)
         if self.mla is not None:
-            rank = 0 if self.mla.query_rank is None else self.mla.query_rank
-            whole += self.hidden * (self.mla.kv_rank + self.mla.rope_width + rank)
-        return whole if moe is None else whole + self._router
+            query_rank = 0 if self.mla.query_rank is None else self.mla.query_rank
+            count += self.hidden * (self.mla.kv_rank + self.mla.rope_width + query_rank)
+        return count if moe is None else count + self._router
 
     @property
     def layer_parameters(self) -> Number:
@@ -359,9 +359,7 @@ class Model:
     @property
     def expert_parameters(self) -> Number:
         """Count the parameters of all routed experts of one layer."""
-        if self.moe is None:
-            return 0
-        return self.moe.experts * self._one_expert
+        return 0 if self.moe is None else self.moe.experts * self._one_expert
 
     @property
     def _one_expert(self) -> Number:
@@ -375,9 +373,9 @@ class Model:
         """Count the parameters of one layer with experts, without the routed ones."""
         if self.moe is None:
             return self.layer_parameters
-        shared = self.moe.shared_experts * self.moe.expert_hidden
-        small = self._small_parameters(1 * (self.moe.shared_experts > 0), shared)
-        return self.attention_matrices + self.mlp_matrices(shared) + self._router + small
+        width = self.moe.shared_experts * self.moe.expert_hidden
+        small = self._small_parameters(1 * (self.moe.shared_experts > 0), width)
+        return self.attention_matrices + self.mlp_matrices(width) + self._router + small
 
     @property
     def layers_by_kind(self) -> dict[str, Number]:
@@ -511,11 +509,14 @@ def _fields(record: type) -> dict[str, FileField]:
     """Return the fields of a model's file, or of a record within it."""
     fields = {}
     for field in dataclasses.fields(record):
-        types = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
-        kinds = {str: TEXT, bool: FLAG}
-        kind = _KINDS.get(field.name) or kinds.get(types[0], whole())
-        if types[0] in (LatentAttention, MixtureOfExperts):
-            kind = section(_fields(types[0]), types[0])
+        # the first type of a union such as Number | None
+        value_type: Any = field.type
+        if isinstance(value_type, UnionType):
+            value_type = get_args(value_type)[0]
+        if value_type in (LatentAttention, MixtureOfExperts):
+            kind = section(_fields(value_type), value_type)
+        else:
+            kind = _KINDS.get(field.name) or {str: TEXT, bool: FLAG}.get(value_type, whole())
         default = NEEDED if field.default is dataclasses.MISSING else field.default
         key = _KEYS.get(field.name, field.name)
         fields[key] = FileField(kind, default, target=field.name)
@@ -527,14 +528,14 @@ FILE = _fields(Model)
 
 def check_shape(model: Model, where: str) -> None:
     """Check that heads share the hidden units, heads of keys and values the others, and so on."""
-    shares_hidden = model.head_width is None and model.whole_heads
-    for name, total, parts, size in (
-        ("kv_heads", "heads", model.kv_heads, model.heads),
-        ("heads", "hidden", model.heads, model.hidden if shares_hidden else 0),
-    ):
-        if size % parts:
-            more = '; "whole_heads": false or a "head_width" allow it' if name == "heads" else ""
-            raise ValueError(f"{where}: {name} must divide {total}, {size}, got {parts}{more}")
+    heads, kv_heads, hidden = model.heads, model.kv_heads, model.hidden
+    if heads % kv_heads:
+        raise ValueError(f"{where}: kv_heads must divide heads, {heads}, got {kv_heads}")
+    if model.head_width is None and model.whole_heads and hidden % heads:
+        raise ValueError(
+            f"{where}: heads must divide hidden, {hidden}, got {heads}; "
+            '"whole_heads": false or a "head_width" allow it'
+        )
     _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
     if model.window is not None:
         _check_at_most(where, "window", model.window, "sequence", model.sequence)

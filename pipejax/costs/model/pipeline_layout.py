@@ -108,14 +108,15 @@ class PipelineLayout:
     def __str__(self) -> str:
         texts = [_stage_text(stage) for stage in self.stages]
         last = len(texts) - 1
-        best = [""] * last + [texts[-1]]  # of the stages from each on
+        # shortest text of stages k to the last, by k: from the last stage backwards
+        shortest = [""] * last + [texts[-1]]
         for start in reversed(range(last)):
-            texts_from_start = [f"{texts[start]}|{best[start + 1]}"]
+            candidates = [f"{texts[start]}|{shortest[start + 1]}"]
             for size, times in _groups(texts, start, last):
                 block = "|".join(texts[start : start + size])
-                texts_from_start.append(f"({block}|)*{times}{best[start + size * times]}")
-            best[start] = min(texts_from_start, key=len)
-        return best[0]
+                candidates.append(f"({block}|)*{times}{shortest[start + size * times]}")
+            shortest[start] = min(candidates, key=len)
+        return shortest[0]
 
     def count(self, letter: str) -> Int[NumpyArray, " stages"]:
         """Count a letter on each stage (stages)."""
@@ -137,11 +138,12 @@ class PipelineLayout:
         """
         if self.count("m").any():
             raise wrong("pipeline_layout", f"{self}: torchtitan pipelines no layers m")
-        names, numbers = {"E": ["tok_embeddings"], "L": ["norm", "output"]}, count()
-        return [
-            [name for letter in stage for name in names.get(letter) or [f"layers.{next(numbers)}"]]
-            for stage in self.stages
-        ]
+        names, layer = {"E": ["tok_embeddings"], "L": ["norm", "output"]}, count()
+        modules: list[list[str]] = [[] for _ in self.stages]
+        for stage, stage_modules in zip(self.stages, modules, strict=True):
+            for letter in stage:
+                stage_modules += names.get(letter) or [f"layers.{next(layer)}"]
+        return modules
 
     def check(self, model: Model, num_stages: int) -> None:
         """Check that a layout has the layers of a model, on so many stages, in order.
@@ -149,25 +151,27 @@ class PipelineLayout:
         Raises:
           ValueError: if they are not.
         """
-        label, whole = f"{LAYOUT} {self}", "".join(self.stages)
+        label, letters = f"{LAYOUT} {self}", "".join(self.stages)
         if len(self.stages) != num_stages:
             raise MismatchError(
                 f"{label} has {len(self.stages)} stages, the schedule has {num_stages}", LAYOUT
             )
         mtp = int(model.mtp_layers)
         counts = {"E": 1, "t": int(model.layers), "m": mtp, "L": 1}
-        for letter, needed in counts.items():
-            limit = needed + mtp * (letter == "L")  # each further token may have its head named
-            if not needed <= (count := whole.count(letter)) <= limit:
-                times = needed if needed == limit else f"{needed} to {limit}"
+        for letter, minimum in counts.items():
+            # each further token may have its head named
+            maximum = minimum + mtp if letter == "L" else minimum
+            count = letters.count(letter)
+            if not minimum <= count <= maximum:
+                times = minimum if minimum == maximum else f"{minimum} to {maximum}"
                 raise MismatchError(
                     f"{label}: {letter} ({LETTERS[letter]}) must stand {times} times for "
                     f"{model.name or 'the model'}, got {count}",
                     LAYOUT,
                 )
-        if list(whole) != sorted(whole, key="EtmL".index):
+        if list(letters) != sorted(letters, key="EtmL".index):
             raise MismatchError(f"{label}: the order must be E, all t, all m, L", LAYOUT)
-        if "E" not in self.stages[0] or whole.count("L") > self.stages[-1].count("L"):
+        if "E" not in self.stages[0] or letters.count("L") > self.stages[-1].count("L"):
             raise MismatchError(f"{label}: E must be on the first stage and L on the last", LAYOUT)
 
 
@@ -194,7 +198,7 @@ def _parse_lists(text: str, label: str) -> Any:
             case ast.BinOp(op=ast.Mult()):
                 times, parts = sorted((value(node.left), value(node.right)), key=_is_list)
                 if _is_list(parts) and isinstance(times, int):
-                    if _leaves(parts) * times > MAX_LETTERS:
+                    if _num_leaves(parts) * times > MAX_LETTERS:
                         raise wrong(f"{label}:", TOO_MANY)
                     return parts * times
         raise _unreadable(label, ast.get_source_segment(text, node) or text)
@@ -210,8 +214,8 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _leaves(content: Any) -> int:
-    return sum(map(_leaves, content)) or 1 if _is_list(content) else 1
+def _num_leaves(content: Any) -> int:
+    return max(1, sum(map(_num_leaves, content))) if _is_list(content) else 1
 
 
 def _stages(content: Any, label: str) -> list[Any]:
@@ -235,7 +239,8 @@ def _stage_letters(stage: Any, label: str) -> str:
         letter = WORDS.get(word.lower(), word)
         if set(letter) - set(LETTERS):
             raise _unreadable(label, word if _is_list(stage) else stage)
-        letters += letter * (letter != "L" or word == heads[-1])
+        if letter != "L" or word == heads[-1]:
+            letters += letter
     return letters
 
 
@@ -247,13 +252,13 @@ def _unroll(bare: str, label: str) -> str:
         match = _REPEATED.match(bare, place)
         if match is None:
             raise _unreadable(label, bare[place : place + 9])
-        group, group_times, letter, times = match.groups()
-        inside = letter if group is None else _unroll(group, label)
-        number = group_times if group is not None else times or "1"
-        size += len(inside) * (int(number) if len(number) < 9 else MAX_LETTERS + 1)
+        group, group_times, letter, letter_times = match.groups()
+        part = letter if group is None else _unroll(group, label)
+        times = (letter_times or "1") if group is None else group_times
+        size += len(part) * (int(times) if len(times) < 9 else MAX_LETTERS + 1)
         if size > MAX_LETTERS:
             raise wrong(f"{label}:", TOO_MANY)
-        parts.append(inside * int(number))
+        parts.append(part * int(times))
         place = match.end()
     return "".join(parts)
 
@@ -267,8 +272,8 @@ def _stage_text(stage: str) -> str:
 def _groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
     """Yield (stages, times) of repeated stages from a stage on, before the last stage."""
     for size in range(1, min(MAX_GROUP, (last - start) // 2) + 1):
-        block, times = texts[start : start + size], 1
-        while texts[(at := start + size * times) : at + size] == block and at + size <= last:
-            times += 1
-        if times > 1:
-            yield size, times
+        block, end = texts[start : start + size], start + size
+        while texts[end : end + size] == block and end + size <= last:
+            end += size
+        if end > start + size:
+            yield size, (end - start) // size
