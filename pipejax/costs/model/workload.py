@@ -189,18 +189,19 @@ class Workload:
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
         holders = self.accelerators_per_worker * self.data_parallel
-        whole = f"the {holders} accelerators that hold a stage (tensor_parallel x context_parallel"
+        divided = (
+            f"must divide the {holders} accelerators that hold a stage "
+            "(tensor_parallel x context_parallel x data_parallel)"
+        )
         if holders % self.expert_parallel:
             raise MismatchError(
-                f"expert_parallel {self.expert_parallel} must divide {whole} x data_parallel)",
-                "expert_parallel",
+                f"expert_parallel {self.expert_parallel} {divided}", "expert_parallel"
             )
         if self.has_experts and holders % (self.expert_tensor * self.expert_parallel):
             default = "" if self.expert_tensor_parallel else " (tensor_parallel, by default)"
             raise MismatchError(
                 f"expert_tensor_parallel {self.expert_tensor}{default} x expert_parallel "
-                f"{self.expert_parallel} must divide {whole} x data_parallel); "
-                "expert_tensor_parallel 1 leaves experts whole",
+                f"{self.expert_parallel} {divided}; expert_tensor_parallel 1 leaves experts whole",
                 "expert_tensor_parallel",
             )
 
@@ -287,8 +288,8 @@ class Workload:
           2
         """
         count = table.num_microbatches // table.grammar.slices
-        size, rest = divmod(self.minibatch, count)
-        if rest:
+        size, remainder = divmod(self.minibatch, count)
+        if remainder:
             raise MismatchError(
                 f"{count} microbatches do not divide a minibatch of {self.minibatch}: "
                 f"{legal_divisors(self.minibatch, count)}"
@@ -298,13 +299,13 @@ class Workload:
 
 def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]:
     """Return checked pairs of slow worker and factor, sorted by worker."""
-    where = "stragglers: a worker"
-    return tuple(
-        sorted(
-            (whole_number(worker, where, minimum=0), positive(factor, f"stragglers: {worker}"))
-            for worker, factor in dict(stragglers).items()
+    factors = {
+        whole_number(worker, "stragglers: a worker", minimum=0): positive(
+            factor, f"stragglers: {worker}"
         )
-    )
+        for worker, factor in dict(stragglers).items()
+    }
+    return tuple(sorted(factors.items()))
 
 
 def stage_layers(
@@ -323,9 +324,9 @@ def stage_layers(
     layers[order[: units - layers.sum()]] += 1
     layers[0] -= edge_units[0]
     layers[-1] -= edge_units[1]
-    least = np.ones(len(layers), int)
-    least[[0, -1]] = [not units for units in edge_units]  # embedding or head may stand alone
-    if (layers < least).any():
+    min_layers = np.ones(len(layers), int)
+    min_layers[[0, -1]] = [edge == 0 for edge in edge_units]  # embedding or head may stand alone
+    if (layers < min_layers).any():
         raise MismatchError(
             f"{model.name} has {model.layers} layers, too few for {table.num_stages} stages"
         )
@@ -414,10 +415,11 @@ def build_stages(
 ) -> Stages:
     """Describe the stages of a schedule: their layers, and the places of their workers."""
     placement, ends = table.placement, np.eye(table.num_stages)
-    held = np.zeros((table.num_workers, table.num_stages))
+    is_held = np.zeros((table.num_workers, table.num_stages))
     for pipe in placement:
-        held[pipe, np.arange(table.num_stages)] = 1
-    share = 1 / held.sum(axis=1)[placement].max(axis=0)
+        is_held[pipe, np.arange(table.num_stages)] = 1
+    stages_of_worker = is_held.sum(axis=1)
+    share = 1 / stages_of_worker[placement].max(axis=0)
     placement = np.array(places_on(table, places, "worker_places"))[placement]
     mtp = ends[-1] if mtp is None else mtp
     return Stages(
@@ -452,7 +454,7 @@ def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
     layouts = [layout]
     if any(layout.wide_layers):
         layouts.append(dataclasses.replace(layout, precision=PRECISIONS[0], wide_layers=(0, 0)))
-    return tuple((kind, one_layout) for one_layout in layouts for kind in model.layers_by_kind)
+    return tuple((kind, kind_layout) for kind_layout in layouts for kind in model.layers_by_kind)
 
 
 def layers_by_kind(
@@ -460,24 +462,31 @@ def layers_by_kind(
 ) -> tuple[PerStage, ...]:
     """Count the first layers of each stage by kind, in the order of `layer_kinds`."""
     # The first layers of a pipeline are dense; `extra` ones are of the last kind.
-    layers, has_experts = as_float(layers), model.moe is not None
-    dense_layers = xp.sum(stages.layers) if model.moe is None else model.moe.dense_layers
-    dense = xp.clip(dense_layers - stages.before, 0, layers) if has_experts else layers + extra
-    counts = (dense, layers - dense + extra) if has_experts else (dense,)
-    first, last = layout.wide_layers
-    if not (first or last):
+    layers = as_float(layers)
+    counts: tuple[PerStage, ...]
+    if model.moe is None:
+        dense_layers: Number = xp.sum(stages.layers)
+        counts = (layers + extra,)
+    else:
+        dense_layers = model.moe.dense_layers
+        dense = xp.clip(dense_layers - stages.before, 0, layers)
+        counts = (dense, layers - dense + extra)
+    num_first, num_last = layout.wide_layers
+    if not (num_first or num_last):
         return counts
 
-    def inside(low: Number, high: Number) -> PerStage:
+    def count_between(low: Number, high: Number) -> PerStage:
         """Count the layers between two positions in the pipeline."""
         end = xp.minimum(stages.before + layers, high)
         return xp.clip(end - xp.maximum(stages.before, low), 0, layers)
 
-    tail = xp.sum(stages.layers) - last
-    wide = inside(0, first) + inside(tail, math.inf)
-    wide_dense = inside(0, xp.minimum(first, dense_layers)) + inside(tail, dense_layers)
+    start_of_last = xp.sum(stages.layers) - num_last
+    wide = count_between(0, num_first) + count_between(start_of_last, math.inf)
+    wide_dense = count_between(0, xp.minimum(num_first, dense_layers))
+    wide_dense = wide_dense + count_between(start_of_last, dense_layers)
     wide_counts = (wide_dense, wide - wide_dense)[: len(counts)]
-    return *(x - y for x, y in zip(counts, wide_counts, strict=True)), *wide_counts
+    narrow_counts = (count - wide for count, wide in zip(counts, wide_counts, strict=True))
+    return *narrow_counts, *wide_counts
 
 
 def all_layers_by_kind(model: Model, layout: Layout, stages: Stages) -> tuple[PerStage, ...]:
@@ -506,8 +515,8 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 
     def dense(kind: str) -> Number:
         """Count the parameters of a layer that are not routed experts."""
-        whole = model.whole_parameters(kind)
-        return base * whole + (base * (totals[kind] - whole) + r * sides[kind]) / t
+        unsplit = model.whole_parameters(kind)
+        return base * unsplit + (base * (totals[kind] - unsplit) + r * sides[kind]) / t
 
     return {
         kind: ParameterCounts(dense(kind), experts if kind == "moe" else 0.0 * experts)
@@ -521,18 +530,20 @@ def stage_parameters(
     """Count the parameters of each stage's copy on one accelerator, with adapters: (stages)."""
     # A tied head on another stage than the embedding holds a copy of it. Stages with layers for
     # further tokens hold one to look up tokens; a tied head on such a stage shares it.
-    kinds = layer_weights(model, layout, base=base)
-    counts = all_layers_by_kind(model, layout, stages)
-    parts = [kinds[kind] for kind, _ in layer_kinds(model, layout)]
-    dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
-    experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
-    looks_up = xp.maximum(stages.first, 1.0 * (stages.mtp * model.mtp_layers > 0))
-    heads = stages.last * (1 - looks_up) if model.tied_embeddings else stages.last
-    further = stages.mtp * model.mtp_layers
-    split = (looks_up + heads) * model.head_parameters + further * model.mtp_projection
-    whole = looks_up * model.position_parameters + stages.last * model.last_norm_parameters
-    whole = whole + further * 3 * model.norm_parameters
-    return ParameterCounts(dense + base * (split / layout.tensor + whole), experts)
+    weights = layer_weights(model, layout, base=base)
+    num_layers = all_layers_by_kind(model, layout, stages)
+    dense: Numbers = 0.0
+    experts: Numbers = 0.0
+    for (kind, _), count in zip(layer_kinds(model, layout), num_layers, strict=True):
+        dense = dense + weights[kind].dense * count
+        experts = experts + weights[kind].experts * count
+    mtp_layers = stages.mtp * model.mtp_layers
+    embeddings = xp.maximum(stages.first, 1.0 * (mtp_layers > 0))  # 1 on stages that look up tokens
+    heads = stages.last * (1 - embeddings) if model.tied_embeddings else stages.last
+    split = (embeddings + heads) * model.head_parameters + mtp_layers * model.mtp_projection
+    unsplit = embeddings * model.position_parameters + stages.last * model.last_norm_parameters
+    unsplit = unsplit + mtp_layers * 3 * model.norm_parameters
+    return ParameterCounts(dense + base * (split / layout.tensor + unsplit), experts)
 
 
 _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()

@@ -47,7 +47,7 @@ class _Exchange(NamedTuple):
     kind: str
     volume: Number
     group: Group
-    times: Number = 1.0
+    repeats: Number = 1.0
     copies: Number = 0.0
 
 
@@ -134,25 +134,27 @@ def _tied_embedding(work: StageWork, system: System) -> _Exchange:
 def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
     """Return seconds of each exchange; equal kinds are priced as one array."""
     # With many networks, exchanges inside a node are priced apart: they are the same on all.
-    leaves = [(item.volume, *item.group, item.times, item.copies) for item in exchanges]
+    leaves = [(item.volume, *item.group, item.repeats, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
     has_many_systems = isinstance(system.network.rate, Many)
-    kinds = [(item.kind, has_many_systems and np.any(_is_far(item.group))) for item in exchanges]
+    kinds = [
+        (item.kind, has_many_systems and np.any(_is_over_nodes(item.group))) for item in exchanges
+    ]
     times: dict[int, Float[Computed, ...]] = {}
     for kind in dict.fromkeys(kinds):
-        same = [index for index, other in enumerate(kinds) if other == kind]
-        flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in same]
-        volume, size, inside, *more = map(xp.concatenate, zip(*flat, strict=True))
-        seconds = collective_time(system, kind[0], volume, Group(size, inside), *more)
+        indices = [index for index, other in enumerate(kinds) if other == kind]
+        # all numbers of these exchanges in a row, and back
+        rows = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in indices]
+        volume, size, inside, repeats, copies = map(xp.concatenate, zip(*rows, strict=True))
+        seconds = collective_time(system, kind[0], volume, Group(size, inside), repeats, copies)
         seconds = xp.where(volume > 0, seconds, 0.0)
-        ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in same])
-        cut = xp.split(seconds, ends[:-1])
-        times |= {index: part.reshape(shapes[index]) for index, part in zip(same, cut, strict=True)}
+        ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in indices])
+        for index, part in zip(indices, xp.split(seconds, ends[:-1]), strict=True):
+            times[index] = part.reshape(shapes[index])
     return [times[index] for index in range(len(exchanges))]
 
 
-def _is_far(group: Group) -> NumpyArray:
-    """Return whether members of a group are in several nodes."""
+def _is_over_nodes(group: Group) -> NumpyArray:
     return np.asarray(group.size) > np.asarray(group.inside)
 
 
@@ -209,14 +211,12 @@ def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
     """Return the field and part of the cost of each custom kind that is a part of layers."""
-    kinds = [
-        p
-        for p in table.grammar.custom_phases
-        if p.kind.time in LAYER_PARTS and p in table.used_phases
-    ]
-    if not kinds:
+    custom_phases, used_phases = table.grammar.custom_phases, table.used_phases
+    phases = [p for p in custom_phases if p.kind.time in LAYER_PARTS and p in used_phases]
+    if not phases:
         return {}
-    has = f"{table.name} has {kinds[0].name} ({kinds[0].kind.name}), a part of layers with experts"
+    phase = phases[0]
+    has = f"{table.name} has {phase.name} ({phase.kind.name}), a part of layers with experts"
     if workload.model.moe is None:
         raise MismatchError(f"{has}, and {workload.model.name or 'the model'} has no experts")
     if workload.expert_overlap:
@@ -227,7 +227,7 @@ def layer_part_kinds(
         )
     if system.kernels.priced is not True:
         raise MismatchError(f"{has}, and {system.name or 'the system'} prices layers as a whole")
-    return {phase.kind.time: LAYER_PARTS[phase.kind.time] for phase in kinds}
+    return {phase.kind.time: LAYER_PARTS[phase.kind.time] for phase in phases}
 
 
 def attention_alone(work: StageWork) -> StageWork:
@@ -250,7 +250,10 @@ def with_kinds(
     # a field, `exchanges` the seconds of its exchanges with experts.
     kind_costs = {}
     for name, (field, part) in kinds.items():
-        share, exchange = attention[field], exchanges[field]
-        compute = getattr(costs, field) - exchange
-        kind_costs[name] = (share * compute, exchange / 2, (1 - share) * compute)[part]
+        compute = getattr(costs, field) - exchanges[field]
+        if part == EXCHANGE:  # one of two: to the experts, or back
+            kind_costs[name] = exchanges[field] / 2
+        else:
+            share = attention[field] if part == ATTENTION else 1 - attention[field]
+            kind_costs[name] = share * compute
     return with_leaves(costs, kind_costs) if kind_costs else costs

@@ -47,11 +47,14 @@ def by_length(
     """Price each distinct microbatch once; return prices by name, with an axis of microbatches."""
     packed = Packed.from_lengths(lengths)
     packed.check_count(table)
-    size = np.where(
-        packed.is_packed, packed.tokens / packed.sequence, float(workload.microbatch_size(table))
-    )
-    keys = list(zip((packed.tokens / size).tolist(), size.tolist(), strict=True))
-    prices = {key: price(_with_sequence(workload.model, key[0]), key[1]) for key in {*keys}}
+    # a packed microbatch is priced as tokens / sequence sequences of that equivalent length
+    given_size = float(workload.microbatch_size(table))
+    sizes = np.where(packed.is_packed, packed.tokens / packed.sequence, given_size)
+    keys = list(zip((packed.tokens / sizes).tolist(), sizes.tolist(), strict=True))
+    prices = {
+        (sequence, size): price(_with_sequence(workload.model, sequence), size)
+        for sequence, size in {*keys}
+    }
     names = prices[keys[0]]
     return {name: np.stack([prices[key][name] for key in keys], axis=-1) for name in names}
 
@@ -154,7 +157,7 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
     """Return costs in another order: microbatch k gets the costs of microbatch order[k]."""
     # Several orders, (batch, microbatches), give costs for `makespans`, with a batch axis of 1 for
-    # costs without an axis of microbatches.
+    # costs without an axis of microbatches. time[..., order] is (stages, batch, microbatches) then.
     if order.ndim == 1:
         return map_microbatches(lambda time: time[..., order], costs)
     batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)

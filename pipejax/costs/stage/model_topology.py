@@ -15,8 +15,8 @@ from pipejax.costs.system.system import System
 from pipejax.costs.topology import PlacedCosts
 from pipejax.schedules.table.table import ScheduleTable
 
-FAR = 1e9  # a worker in no node that another worker is in
-OF_COPIES = ("all_reduce", "update")  # what copies of a stage, or the ends of a pipe, exchange for
+FAR = 1e9  # place in a node of its own
+OF_COPIES = ("all_reduce", "update")  # costs with exchanges of copies, or of the ends of a pipe
 
 
 def model_placements(workload: Workload, system: System, table: ScheduleTable) -> PlacedCosts:
@@ -30,17 +30,17 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
     place = np.arange(table.num_workers, dtype=float)
     near = work.layout.is_near(place[:, None], place, system.gpus_per_node)
     links = system.peer_link, system.network
-    whole = np.zeros((2, table.num_pipes, table.num_stages - 1))
+    zeros = np.zeros((2, table.num_pipes, table.num_stages - 1))
     messages = {
-        "latency": np.stack([whole + link.latency for link in links]),
-        "transmit": np.stack([whole + work.message_bytes / link.rate for link in links]),
+        "latency": np.stack([zeros + link.latency for link in links]),
+        "transmit": np.stack([zeros + work.message_bytes / link.rate for link in links]),
     }
-    rows = [
-        [_copy_costs(work, system, in_order, table, copies, ends) for ends in (0.0, 1.0)]
-        for copies in (0.0, 1.0)
+    sharing_costs = [
+        [_copy_costs(work, system, in_order, table, copies, ends) for ends in (False, True)]
+        for copies in (False, True)
     ]
     by_sharing = {
-        name: np.array([[np.asarray(getattr(costs, name)) for costs in row] for row in rows])
+        name: np.array([[getattr(costs, name) for costs in row] for row in sharing_costs])
         for name in OF_COPIES
     }
     return PlacedCosts(table, costs, np.where(near, 0, 1), messages, by_sharing)
@@ -51,16 +51,17 @@ def _copy_costs(
     system: System,
     workload: Workload,
     table: ScheduleTable,
-    copies: float,
-    ends: float,
+    copies_share: bool,
+    ends_share: bool,
 ) -> Costs:
-    """Return costs if copies of a stage share a node (1) or not (0), and if ends of a pipe do."""
-    stages = work.stages
-    nearest: Float[NumpyArray, " stages"] = np.where(stages.last > 0, FAR * (1 - ends), 0.0)
-    placed_stages = stages._replace(nearest=nearest, farthest=nearest + 2 * FAR * (1 - copies))
-    return _priced(work._replace(stages=placed_stages), system, workload, table)
+    """Return costs if copies of a stage share a node or not, and the ends of a pipe or not."""
+    last_place = 0.0 if ends_share else FAR
+    nearest: Float[NumpyArray, " stages"] = np.where(work.stages.last > 0, last_place, 0.0)
+    farthest = nearest if copies_share else nearest + 2 * FAR
+    stages = work.stages._replace(nearest=nearest, farthest=farthest)
+    return _price(work._replace(stages=stages), system, workload, table)
 
 
 @in_float64
-def _priced(work: StageWork, system: System, workload: Workload, table: ScheduleTable) -> Any:
+def _price(work: StageWork, system: System, workload: Workload, table: ScheduleTable) -> Any:
     return with_factors(work_costs(work, system), workload, table)

@@ -42,12 +42,14 @@ def by_slice(
 ) -> dict[str, Any]:
     """Price each slice of a microbatch; return prices by name, with a last axis of all slices."""
     slices, size = table.grammar.slices, workload.microbatch_size(table)
-    prices = [
+    slice_prices = [
         price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)
     ]
-    stacked = {name: np.stack([part[name] for part in prices], axis=-1) for name in prices[0]}
     count = table.num_microbatches // slices  # the table numbers slices as microbatches
-    return {name: np.tile(values, count) for name, values in stacked.items()}
+    return {
+        name: np.tile(np.stack([prices[name] for prices in slice_prices], axis=-1), count)
+        for name in slice_prices[0]
+    }
 
 
 def check_whole(table: ScheduleTable, what: str) -> None:

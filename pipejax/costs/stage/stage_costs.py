@@ -105,8 +105,8 @@ def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
     """Return the share of attention in the compute of each op, by field of `Costs`: (stages)."""
     attention = op_seconds(attention_alone(work), system)
     compute = {field: parts[COMPUTE] for field, parts in seconds.items()}
-    return {
-        field: attention[field][COMPUTE] / (total + (total == 0))
+    return {  # 0 / 1 for stages that compute nothing
+        field: attention[field][COMPUTE] / xp.where(total == 0, 1.0, total)
         for field, total in compute.items()
     }
 
@@ -132,15 +132,17 @@ def _op_seconds(
     work: StageWork, system: System, exchanges: Exchanges
 ) -> dict[str, Float[Computed, "parts stages"]]:
     """Return the seconds of the ops of one microbatch, by field of `Costs`: (parts, stages)."""
-    parts = _parts(work, system, exchanges)
-    two_passes, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
+    layer_seconds = _layer_seconds(work, system, exchanges)
+    two_passes, one_pass = ([ways[way] for ways in layer_seconds] for way in (APART, ONE_PASS))
+    backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
+    weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
+    if work.again is not None:
+        weight_grad = weight_grad + _layers(two_passes, FORWARD, work.again)
     return {
         "forward": _phase(work, system, two_passes, FORWARD),
-        "backward": _input_grad(work, system, one_pass)
-        + _phase(work, system, one_pass, WEIGHT_GRAD),
+        "backward": backward,
         "input_grad": _input_grad(work, system, two_passes),
-        "weight_grad": _phase(work, system, two_passes, WEIGHT_GRAD)
-        + (0.0 if work.again is None else _layers(two_passes, FORWARD, work.again)),
+        "weight_grad": weight_grad,
         "recompute": _layers(two_passes, FORWARD, work.layers),
     }
 
@@ -152,56 +154,58 @@ def _phase_seconds(
     return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
 
-def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Seconds:
+def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:
     """Return the seconds of one microbatch's I, with the forwards that it recomputes."""
     # I gathers split weights once for both.
-    recomputation = _layers(parts, FORWARD, work.recomputed)
-    return _phase(work, system, parts, INPUT_GRAD) + xp.where(_IS_WEIGHTS, 0.0, recomputation)
+    recomputation = _layers(layer_seconds, FORWARD, work.recomputed)
+    input_grad = _phase(work, system, layer_seconds, INPUT_GRAD)
+    return input_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
 
 
-def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int) -> Seconds:
+def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], phase: int) -> Seconds:
     """Return the seconds of one microbatch's F, I or W, without recomputation: (parts, stages)."""
-    # `parts` are the seconds of one layer of each kind, of the embedding and of the head.
-    *_, embedding, head = parts
+    # `layer_seconds`: of one layer of each kind, of the embedding and of the head
+    *_, embedding, head = layer_seconds
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     host = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
     edges = embedding[:, phase, None] * work.stages.first[None]
     edges = edges + head[:, phase, None] * work.heads[None]
-    return _layers(parts, phase, work.layers) + edges + host * _IS_HOST
+    return _layers(layer_seconds, phase, work.layers) + edges + host * _IS_HOST
 
 
-def _layers(parts: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
+def _layers(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
     """Return the seconds of a phase of some layers, counted by kind: (parts, stages)."""
-    *kinds, _, _ = parts
-    terms = [part[:, phase, None] * count[None] for part, count in zip(kinds, layers, strict=True)]
+    *kinds, _, _ = layer_seconds  # without embedding and head
+    counts = zip(kinds, layers, strict=True)
+    terms = [seconds[:, phase, None] * count[None] for seconds, count in counts]
     return sum(terms[1:], start=terms[0])
 
 
 _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchanges, by phase
 
 
-def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
+def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
     """Return the seconds of one layer of each kind, of the embedding and of the head."""
     # Split weights (ZeRO 3) are gathered, and split gradients (ZeRO 2) are reduced, beside the
-    # compute of another part: the workload's share of the exchange that fits is hidden.
-    results = []
-    is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
+    # compute of another layer: the workload's share of the exchange that fits is hidden.
+    layer_seconds = []
+    layer_flags = [1.0] * len(work.kinds) + [0.0, 0.0]  # embedding and head are no layers
     devices = _devices(work, system, exchanges.within_layers)
     split = exchanges.split_weights
-    for part, device, seconds, layers in zip(work.parts, devices, split, is_layer, strict=True):
-        hidden = system.contention.saved(seconds[None], device.sum(axis=1))  # (ways, phases)
-        exposed = seconds[None] - work.layout.overlap * hidden
+    for part, device, gather, is_layer in zip(work.parts, devices, split, layer_flags, strict=True):
+        hidden = system.contention.saved(gather[None], device.sum(axis=1))  # (ways, phases)
+        exposed = gather[None] - work.layout.overlap * hidden
         host = (1 - work.layout.graphs) * host_time(
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
             collectives=sum((stacked(exchange.count) for exchange in part.collectives), 0.0),
-            layers=layers,
+            layers=is_layer,
         )
         share_in_ops = 1.0 if work.in_cells is None else 1 - work.in_cells
         weights = _if_split(work, share_in_ops * exposed)
-        more_parts = xp.stack([weights, xp.broadcast_to(host, weights.shape)], axis=1)
-        results.append(xp.concatenate([device, more_parts], axis=1))
-    return results
+        last_parts = xp.stack([weights, xp.broadcast_to(host, weights.shape)], axis=1)
+        layer_seconds.append(xp.concatenate([device, last_parts], axis=1))
+    return layer_seconds
 
 
 def _if_split(work: StageWork, seconds: Any) -> Any:
@@ -215,11 +219,11 @@ def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
         return {}
     counts = *work.layers, work.stages.first, work.heads
     terms = [
-        _if_split(work, work.in_cells * part)[:, None] * count
-        for part, count in zip(exchanges.split_weights, counts, strict=True)
+        _if_split(work, work.in_cells * seconds)[:, None] * count
+        for seconds, count in zip(exchanges.split_weights, counts, strict=True)
     ]
-    gather, _, reduce = sum(terms[1:], start=terms[0])
-    return {"unshard": gather, "reduce_grad": reduce}
+    forward, _, weight_grad = sum(terms[1:], start=terms[0])
+    return {"unshard": forward, "reduce_grad": weight_grad}
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
@@ -232,10 +236,8 @@ def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
 
 
 def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
-    """Return the seconds of every part on the device, and of its exposed exchanges by group.
-
-    For mixed systems the parts come twice, with kernels and as one op, and each system selects one.
-    """
+    """Return the seconds of every part on the device, and of its exposed exchanges by group."""
+    # For mixed systems the parts come twice, with kernels and as one op: each system selects one.
     priced = system.kernels.priced
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
@@ -243,9 +245,9 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
     devices = [_device_seconds(work, system.contention, *piece, kernels, waits) for piece in pieces]
     if isinstance(priced, bool):
         return devices
-    parts = len(work.parts)
-    pairs = zip(devices[:parts], devices[parts:], strict=True)
-    return [xp.where(priced > 0, by_kernel, whole) for by_kernel, whole in pairs]
+    num_parts = len(work.parts)
+    pairs = zip(devices[:num_parts], devices[num_parts:], strict=True)
+    return [xp.where(priced > 0, by_kernel, as_one_op) for by_kernel, as_one_op in pairs]
 
 
 def _device_seconds(
@@ -256,12 +258,10 @@ def _device_seconds(
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
 ) -> ByPart:
-    """Return seconds of kernels and, by group, of exposed exchanges: (ways, parts, phases).
-
-    The ways are I and W apart, and I and W in one pass, whose exchanges overlap with products of
-    the other. Exchanges of tokens with experts may overlap with a layer of another microbatch.
-    """
-    # `kernels` and `waits` yield the seconds of each op and of each exchange
+    """Return seconds of kernels and, by group, of exposed exchanges: (ways, parts, phases)."""
+    # The ways are I and W apart, and I and W in one pass, whose exchanges overlap with products of
+    # the other. Exchanges of tokens with experts may overlap with a layer of another microbatch.
+    # `kernels` and `waits` yield the seconds of each op and of each exchange.
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))
@@ -345,9 +345,10 @@ def _gradient_exchange(
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     layers = xp.maximum(sum(work.layers), 1.0)
-    after = total - work.layout.overlap * hidden_buckets(system.contention, total, backward, layers)
-    ends = stages.first + stages.last - 2 * stages.first * stages.last  # none with one stage
-    return xp.where(zero >= 2, 0.0, after) + ends * exchanges.tied
+    hidden = hidden_buckets(system.contention, total, backward, layers)
+    exposed = total - work.layout.overlap * hidden
+    ends = stages.first + stages.last - 2 * stages.first * stages.last  # 0 on a stage that is both
+    return xp.where(zero >= 2, 0.0, exposed) + ends * exchanges.tied
 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
@@ -356,20 +357,18 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
     # overlap with the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
     replicas = layout.replicas, layout.expert_replicas
-    held: Any = 0.0  # parameters that one accelerator updates
+    updated: Any = 0.0  # parameters that one accelerator updates
     for parameters, count in zip(work.parameters, replicas, strict=True):
-        held = held + parameters / xp.where(zero >= 1, count * work.stages.copies, 1.0)
-    gather = exchanges.weights
+        updated = updated + parameters / xp.where(zero >= 1, count * work.stages.copies, 1.0)
     layers = xp.maximum(sum(work.layers), 1.0)
-    gather_time = gather - layout.overlap * hidden_buckets(
-        system.contention, gather, forward, layers
-    )
+    hidden = hidden_buckets(system.contention, exchanges.weights, forward, layers)
+    gather_time = exchanges.weights - layout.overlap * hidden
     gather_time = xp.where((zero >= 1) & (zero < 3), gather_time, 0.0)
     host_share = layout.optimizer_offload
     device_bytes, host_bytes = (
-        share * held * work.update_bytes for share in (1 - host_share, host_share)
+        share * updated * work.update_bytes for share in (1 - host_share, host_share)
     )
-    exchanged_bytes = host_share * held * (work.gradient_bytes + work.element_bytes)
+    exchanged_bytes = host_share * updated * (work.gradient_bytes + work.element_bytes)
     return update_time(system, device_bytes, host_bytes, exchanged_bytes) + gather_time
 
 
@@ -475,7 +474,8 @@ def _stage_parts(
     costs_by_part = {}
     for row, part in enumerate(PARTS):
         times = {name: value[row] for name, value in seconds.items()}
-        exchanges = {name: value * (row == EXPERT) for name, value in times.items()}
+        factor = 1.0 if row == EXPERT else 0.0
+        exchanges = {name: factor * value for name, value in times.items()}
         costs = with_kinds(Costs(**times, **others), kinds, attention, exchanges)
         costs_by_part[part] = with_factors(costs, workload, table)
     return costs_by_part

@@ -134,8 +134,9 @@ def stage_work(
     if not workload.recompute_again:
         return work
     has_r = is_recomputed(table).max(axis=1)  # stages on which R recomputes all layers
-    pairs = zip(work.layers, work.recomputed, strict=True)
-    return work._replace(again=tuple(xp.where(has_r, *pair) for pair in pairs))
+    counts = zip(work.layers, work.recomputed, strict=True)
+    again = tuple(xp.where(has_r, layers, recomputed) for layers, recomputed in counts)
+    return work._replace(again=again)
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
@@ -224,14 +225,13 @@ class StageBytes(NamedTuple):
     @property
     def static(self) -> Numbers:
         """Return the memory of the whole step, without activations: (stages) [B]."""
-        lasting = self.weights + self.gradients + self.optimizer
-        return lasting + self.gathered + self.buffers
+        return self.weights + self.gradients + self.optimizer + self.gathered + self.buffers
 
     @property
     def parts(self) -> tuple[Numbers, ...]:
         """Return the sizes of an activation's parts, in the order of the ledger's `PARTS` [B]."""
-        held = self.activations, self.weight_share * self.activations, self.checkpoint
-        return *held, *self.at_work
+        needed_by_w = self.weight_share * self.activations
+        return self.activations, needed_by_w, self.checkpoint, *self.at_work
 
     @property
     def ledger_sizes(self) -> dict[str, NumpyArray]:
@@ -275,13 +275,16 @@ def stage_bytes(
         memory = memory._replace(gathered=0.0 * memory.gathered)
     if has_cells is not None and has_cells[-1]:  # whole gradients are held until REDUCE_GRAD
         unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
-        whole = bytes_of_stages(workload.model, unsplit, stages, workload.recompute_in_layer)
-        memory = memory._replace(gradients=whole.gradients)
+        unsplit_memory = bytes_of_stages(
+            workload.model, unsplit, stages, workload.recompute_in_layer
+        )
+        memory = memory._replace(gradients=unsplit_memory.gradients)
     if workload.weight_share is None or layout.recompute_again:
         return memory
     # the workload's share is of all memory while I runs
-    held: Any = memory.activations
-    share = workload.weight_share * (held + memory.at_work[1]) / (held + (held == 0))
+    activations: Any = memory.activations
+    in_input_grad = activations + memory.at_work[1]
+    share = workload.weight_share * in_input_grad / xp.where(activations == 0, 1.0, activations)
     return memory._replace(weight_share=share)
 
 
@@ -307,19 +310,19 @@ def _bytes_by_slice(
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     """Return the memory of stages that only run forwards: weights, caches, one layer at work."""
     model = dataclasses.replace(model, dropout=False)
-    memory, none = bytes_of_stages(model, layout, stages), 0.0 * stages.last
-    kinds = layer_kinds(model, layout)
+    memory, zeros = bytes_of_stages(model, layout, stages), 0.0 * stages.last
     layers = all_layers_by_kind(model, layout, stages)
-    sizes = [layer_activation_bytes(model, part, kind=kind) for kind, part in kinds]
-    present = (size * (count > 0) for size, count in zip(sizes, layers, strict=True))
-    largest_layer = functools.reduce(xp.maximum, present)
+    largest_layer: Any = zeros
+    for (kind, kind_layout), count in zip(layer_kinds(model, layout), layers, strict=True):
+        size = layer_activation_bytes(model, kind_layout, kind=kind)
+        largest_layer = xp.maximum(largest_layer, size * (count > 0))
     # logits of the last token of each sequence
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
-    fields: dict[str, Any] = dict.fromkeys(StageBytes._fields, none)
+    fields: dict[str, Any] = dict.fromkeys(StageBytes._fields, zeros)
     fields |= {"weights": memory.weights, "gathered": memory.gathered}
     fields["buffers"] = largest_layer * stages.share + stages.last * logits
     fields["activations"] = sum(layers) * cache_bytes(model, layout)
-    return StageBytes(**fields | {"at_work": (none, none, none)})
+    return StageBytes(**fields | {"at_work": (zeros, zeros, zeros)})
 
 
 def bytes_of_stages(
@@ -339,7 +342,7 @@ def bytes_of_stages(
     layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
     group, has_w = layout.recompute_group, layout.trains_layers
-    # one checkpoint for each group of layers, of which the last may be smaller
+    # one checkpoint for each group of layers, of which the last may be smaller: rounded up
     checkpoints, all_checkpoints = (
         xp.where(group > 1, -xp.floor(-sum(counts) / group), sum(counts)) * layer_input
         for counts in (recomputed, layers)
@@ -348,11 +351,11 @@ def bytes_of_stages(
     held_in_i, needed_by_w = -checkpoints, 0.0 * last  # change in I; bytes for W
     layer_peak = layer_peak_in_i = 0.0 * last  # of one layer or group while it runs
     kinds = layer_kinds(model, layout)
-    for (kind, part), count, num_recomputed in zip(kinds, layers, recomputed, strict=True):
+    for (kind, kind_layout), count, num_recomputed in zip(kinds, layers, recomputed, strict=True):
         num_kept = count - num_recomputed
-        running = layer_activation_bytes(model, part, kind=kind)  # while the layer runs
-        after_f = layer_activation_bytes(model, part, recompute, kind)
-        for_w = layer_weight_grad_bytes(model, part, kind)
+        running = layer_activation_bytes(model, kind_layout, kind=kind)  # while the layer runs
+        after_f = layer_activation_bytes(model, kind_layout, recompute, kind)
+        for_w = layer_weight_grad_bytes(model, kind_layout, kind)
         added_by_i = xp.maximum(for_w - after_f, 0.0)
         activations = activations + num_kept * after_f
         needed_by_w = needed_by_w + count * for_w
@@ -384,7 +387,7 @@ def bytes_of_stages(
         buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
         # a stage with the embedding alone may keep nothing
-        weight_share=needed_by_w / (activations + (activations == 0)),
+        weight_share=needed_by_w / xp.where(activations == 0, 1.0, activations),
         checkpoint=checkpoint,
         at_work=(layer_peak, held_in_i, held_in_w),
         version=model.element_bytes * (trained.dense + trained.experts),
@@ -440,10 +443,10 @@ def memory_bytes(
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)
     parts = np.broadcast_arrays(*map(np.asarray, memory.parts))
-    held = held_in_rows(table, by_microbatch=parts[0].ndim == 2, at_work=True)
-    peaks = held.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)
-    lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
-    return lasting + peaks + gathered_bytes(workload, table)
+    activations = held_in_rows(table, by_microbatch=parts[0].ndim == 2, at_work=True)
+    peaks = activations.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)
+    static = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
+    return static + peaks + gathered_bytes(workload, table)
 
 
 def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
@@ -458,8 +461,8 @@ def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
 
 def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " stages"]:
     """Return the weights of each stage when they are gathered: (stages) [B]."""
-    whole = dataclasses.replace(workload, zero=0)
-    return np.asarray(stage_bytes(whole, table).weights, float)
+    unsplit = dataclasses.replace(workload, zero=0)
+    return np.asarray(stage_bytes(unsplit, table).weights, float)
 
 
 def static_parts(
@@ -478,6 +481,7 @@ def static_parts(
         }
     parts = {name: static_bytes(table, np.asarray(part)) for name, part in by_part.items()}
     gathered = gathered_bytes(workload, table)
-    parts |= {"gathered weights": gathered} if gathered.any() else {}
+    if gathered.any():
+        parts["gathered weights"] = gathered
     stashed = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
     return parts | {"parameters": parts["parameters"] + stashed}

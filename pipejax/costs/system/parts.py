@@ -400,15 +400,17 @@ def with_number(system: Any, name: str, value: Number) -> Any:
         numbers = as_floats(value, canonical)
         if not np.all(np.isfinite(numbers) & (numbers >= 0)):
             raise ValueError(f"{canonical} must be a number of at least 0, got {value!r}")
-    return _with(system, FIELDS[canonical], value)
+    return _replace_at(system, FIELDS[canonical], value)
 
 
-def _with(tree: Any, path: tuple[str, ...], value: Number) -> Any:
-    name, *rest = path
-    if rest == ["shares"]:
-        return dataclasses.replace(tree, **{name: Efficiency((0.0,), (value,))})
-    new = _with(getattr(tree, name), tuple(rest), value) if rest else value
-    return dataclasses.replace(tree, **{name: new})
+def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Replace a number at a path of fields; at a curve's shares, replace the curve."""
+    field, *subpath = path
+    if subpath == ["shares"]:
+        value = Efficiency((0.0,), (value,))
+    elif subpath:
+        value = _replace_at(getattr(record, field), tuple(subpath), value)
+    return dataclasses.replace(record, **{field: value})
 
 
 def with_known(system: Any, name: str, value: Number) -> Any:
@@ -417,11 +419,11 @@ def with_known(system: Any, name: str, value: Number) -> Any:
     current: Any = system
     for field in path:
         current = getattr(current, field)
-    is_given = value == value  # false for NaN
+    is_number = value == value  # false for NaN
     if path[-1] != "shares":
-        return _with(system, path, xp.where(is_given, value, current))
+        return _replace_at(system, path, xp.where(is_number, value, current))
     curve = getattr(system, path[0])
-    shares = tuple(xp.where(is_given, value, share) for share in current)
+    shares = tuple(xp.where(is_number, value, share) for share in current)
     return dataclasses.replace(system, **{path[0]: dataclasses.replace(curve, shares=shares)})
 
 
@@ -452,14 +454,14 @@ def system_number(system: Any, name: str) -> Number:
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
     """Return the content of a system file with some numbers replaced, in the usual units."""
     # `values` are in SI units. All other entries of the file stay as they are.
-    changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
+    content = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
-        section, key = name.split(".")
+        section_name, key = name.split(".")
         dimension = number_dimension(name)
-        entry = changed.setdefault(section, {})
-        factors = unit_factors(key, dimension)
+        section = content.setdefault(section_name, {})
+        factors = unit_factors(key, dimension)  # by key with a unit: latency_us, latency_ms ..
         for old_key in factors:
-            entry.pop(old_key, None)
+            section.pop(old_key, None)
         new_key = f"{key}_{WRITTEN_IN[dimension]}" if dimension else key
-        entry[new_key] = value / factors[new_key]
-    return changed
+        section[new_key] = value / factors[new_key]
+    return content

@@ -271,8 +271,8 @@ class System(FloatFields):
 
     def reached(self, peers: Number) -> Number:
         """Return the share of the node's bandwidth in exchanges with some peers at once."""
-        others = xp.maximum(self.gpus_per_node - 1.0, 1.0)
-        return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, others) / others)
+        max_peers = xp.maximum(self.gpus_per_node - 1.0, 1.0)
+        return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, max_peers) / max_peers)
 
     @property
     def peer_link(self) -> Link:
@@ -342,7 +342,7 @@ def load_system(name: str | Path) -> System:
     data, where = read_named("hardware", name, "system")
     system = _system(read_fields(FILE, {key: {} for key in _SHEET} | data, where))
     if isinstance(name, Path) or name not in system_names():
-        _say_what_is_far(system, where)
+        _warn_of_large_numbers(system, where)
     return system
 
 
@@ -363,14 +363,14 @@ def _system(values: Mapping[str, Any]) -> System:
     """Make a system from the sections of a file; missing sections keep the record's defaults."""
     fields: dict[str, Any] = {name: values[name] for name in ("name", "source", "calibration")}
     parts: dict[str, dict[str, Any]] = {}
-    for name, (first, *rest) in FIELDS.items():
+    for name, path in FIELDS.items():
         section, key = name.split(".")
         if values[section] is None:
             continue
-        if first in RECORDS:
-            parts.setdefault(first, {})[rest[0]] = values[section][key]
-        else:
-            fields[first] = values[section][key]
+        if path[0] in RECORDS:  # ("network", "bandwidth")
+            parts.setdefault(path[0], {})[path[1]] = values[section][key]
+        else:  # ("memory_capacity",) or ("compute_efficiency", "shares"), which is read as a curve
+            fields[path[0]] = values[section][key]
     if values["collectives"] is not None:
         parts["collectives"] |= values["collectives"]["algorithms"]
     if values["kernels"] is not None:
@@ -387,7 +387,7 @@ OF_SHEETS = (
 )
 
 
-def _say_what_is_far(system: System, where: str) -> None:
+def _warn_of_large_numbers(system: System, where: str) -> None:
     """Warn of numbers far above those of all built-in machines: a unit may be wrong."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
