@@ -407,7 +407,7 @@ def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatc
         sizes.append(options["batch_size"])
         return pj.analysis.extrapolated_makespans(*arguments, **options)
 
-    monkeypatch.setattr(programs, "MOST_OPS", 10)
+    monkeypatch.setattr(programs, "MAX_OPS", 10)
     monkeypatch.setattr(programs, "extrapolated_makespans", grow)
     np.testing.assert_allclose(exact_times(shape, 26, costs, pj.Links()), whole, rtol=1e-12)
     assert sizes == [1, 1, 1] or schedule == "gpipe"  # which has no period

@@ -168,7 +168,8 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     for key, field in AXES.items():
         if field.default is NEEDED and key not in declaration:
             raise ValueError(f"{where}: {key} is missing")
-        if key in declaration or not (field.default is None or key in defaults):
+        is_default = field.default is not None and key not in defaults
+        if key in declaration or is_default:
             values = declaration.get(key, field.default)
             values = unfolded(values) if key == "schedules" else values
             if key == "pipeline_layout" and _is_one_layout(values):
@@ -194,19 +195,18 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
 
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
     """Return the software where none is declared, and the keys that it or a launcher sets."""
-    launchers = _read("launcher", declaration, where) or (None,)
+    launchers = _read_values("launcher", declaration, where) or (None,)
     launcher_keys = {key for name in launchers if name for key in find_launcher(name).workload}
-    models, systems = (_read(key, declaration, where) for key in ("models", "systems"))
+    models, systems = (_read_values(key, declaration, where) for key in ("models", "systems"))
     if "stack" in declaration or not (models and systems):  # without these it is refused later
         return AS_THE_SYSTEM, {*OF_WORKLOAD, *launcher_keys}
-    runs = [
-        (f"{system.name} under {name}" if name else system.name, software)
-        for system in systems
-        for name in launchers
-        for _, software, _ in [launcher_defaults(name, models[0], system)]
-    ]
-    (first, software), *others = runs
-    for name, other in others:
+    runs = []  # name and software
+    for system in systems:
+        for launcher in launchers:
+            name = f"{system.name} under {launcher}" if launcher else system.name
+            runs.append((name, launcher_defaults(launcher, models[0], system)[1]))
+    first, software = runs[0]
+    for name, other in runs[1:]:
         if other != software:
             raise ValueError(
                 f"{where}: systems: {first} and {name} have different software: give stack, a "
@@ -215,7 +215,7 @@ def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collec
     return software, {*launcher_keys, *(OF_WORKLOAD if software.workload else ())}
 
 
-def _read(key: str, declaration: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+def _read_values(key: str, declaration: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     """Read the values of a key; none if it is missing."""
     if key not in declaration:
         return ()
@@ -234,11 +234,11 @@ def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
 
 def _check_size(declaration: Mapping[str, Any], where: str) -> None:
     """Refuse a grid whose dataset cannot fit into memory, before any axis of it is made."""
-    sections = declaration.get("system", {})
-    fields = sections.values() if isinstance(sections, Mapping) else ()
-    listed = [declaration[key] for key in AXES if key in declaration]
-    listed += [values for part in fields if isinstance(part, Mapping) for values in part.values()]
-    points = math.prod(map(_num_values, listed))
+    entries = [declaration[key] for key in AXES if key in declaration]
+    system = declaration.get("system", {})
+    for fields in system.values() if isinstance(system, Mapping) else ():
+        entries += fields.values() if isinstance(fields, Mapping) else ()
+    points = math.prod(map(_num_values, entries))
     check_fits(points * BYTES_PER_POINT, f"{where}: a dataset of {points:,} points needs")
 
 
@@ -263,8 +263,8 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
         raise ValueError(f"{where} is empty: an axis needs at least one value")
     labels = [label(value) for value in values]
     if len(set(labels)) < len(labels):
-        (twice, _), *_ = Counter(labels).most_common(1)
-        raise ValueError(f"{where} holds {twice} twice")
+        [(duplicate, _)] = Counter(labels).most_common(1)
+        raise ValueError(f"{where} holds {duplicate} twice")
     return Axis(name, values, unit, is_listed)
 
 
@@ -301,10 +301,11 @@ def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
     if not dimension:
         return axis
     values = tuple(to_si(value, unit_factors(name, dimension)[key]) for value in axis.values)
-    for given_value, value in zip(axis.values, values, strict=True):
+    for stated_value, value in zip(axis.values, values, strict=True):
         if value and not SMALLEST <= value <= LARGEST:  # times would overflow
             raise ValueError(
-                f"{where} must be from {SMALLEST:g} to {LARGEST:g} {dimension}, got {given_value:g}"
+                f"{where} must be from {SMALLEST:g} to {LARGEST:g} {dimension}, "
+                f"got {stated_value:g}"
             )
     return axis._replace(values=values)
 
@@ -376,11 +377,9 @@ def _is_one_layout(values: Any) -> bool:
 
 def _workload_axes() -> dict[str, FileField]:
     """Return the fields of a workload as axes."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
     forms = {name: field.form for name, field in WORKLOAD_FIELDS.items()}
-    layout = _text(_pipeline_layout, forms["pipeline_layout"], (str, list))
-    texts = {
-        "pipeline_layout": layout,
+    kinds = {name: field.values for name, field in WORKLOAD_FIELDS.items()} | {
+        "pipeline_layout": _text(_pipeline_layout, forms["pipeline_layout"], (str, list)),
         "stragglers": _as_written(
             lambda text: parse_stragglers(text, "stragglers"), forms["stragglers"]
         ),
@@ -388,15 +387,12 @@ def _workload_axes() -> dict[str, FileField]:
             lambda text: parse_places(text, "worker_places"), forms["worker_places"]
         ),
     }
+    defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
+    defaults |= {"stragglers": "", "worker_places": ""}
     # datasets have the axis of recomputation behind the layout of stages
     names = [name for name in WORKLOAD_FIELDS if name != "recompute"]
     names.insert(names.index("pipeline_layout") + 1, "recompute")
-    return {
-        name: FileField(texts[name], "")
-        if name in texts
-        else FileField(WORKLOAD_FIELDS[name].values, defaults[name])
-        for name in names
-    }
+    return {name: FileField(kinds[name], defaults[name]) for name in names}
 
 
 def _outputs(value: Any, where: str) -> tuple[str, ...]:

@@ -38,15 +38,12 @@ class SweepResults(NamedTuple):
 
     def counts(self) -> dict[str, int]:
         """Number of points by status."""
-        counted = np.bincount(self.status, minlength=len(STATUS))
-        return dict(zip(STATUS, counted.tolist(), strict=True))
+        counts = np.bincount(self.status, minlength=len(STATUS))
+        return dict(zip(STATUS, counts.tolist(), strict=True))
 
     def point(self, place: int) -> dict[str, Any]:
         """Return the labels and measures of one point."""
-        index = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
-        labels = {
-            n: column[k].item() for (n, column), k in zip(self.axes.items(), index, strict=True)
-        }
+        labels = {name: label.item() for name, label in self._labels(place).items()}
         values = {name: float(measure[place]) for name, measure in self.measures.items()}
         bound = {} if self.bound_by is None else {"bound_by": str(self.bound_by[place])}
         fits = {"fits": bool(self.status[place] != OUT_OF_MEMORY)}
@@ -56,15 +53,17 @@ class SweepResults(NamedTuple):
         """Return points as a data frame: labels, measures in SI units, status and reasons."""
         import pandas as pd  # comes with xarray
 
-        index = np.unravel_index(places, [len(labels) for labels in self.axes.values()])
-        columns: dict[str, Any] = {
-            name: labels[k] for (name, labels), k in zip(self.axes.items(), index, strict=True)
-        }
+        columns: dict[str, Any] = self._labels(places)
         columns |= {name: values[places] for name, values in self.measures.items()}
         columns["status"] = np.array(STATUS)[self.status[places]]
         if self.bound_by is not None:
             columns["bound_by"] = self.bound_by[places]
         return pd.DataFrame(columns | {"reason": self.reasons[places]})
+
+    def _labels(self, places: int | Points) -> dict[str, Any]:
+        """Return the label or labels of points by axis."""
+        index = np.unravel_index(places, _sizes(self))
+        return {name: labels[k] for (name, labels), k in zip(self.axes.items(), index, strict=True)}
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
         """Return which points keep all conditions, as system=h100 or memory_bytes<80GB."""
@@ -83,8 +82,8 @@ class SweepResults(NamedTuple):
             return None
         if _compare(labels, sign, value, condition, printed=name not in self.measures).any():
             return None
-        near = labels[np.argmin(np.abs(labels - float(value)))]
-        return name, float(near), self.units.get(name, "")
+        nearest = labels[np.argmin(np.abs(labels - float(value)))]
+        return name, float(nearest), self.units.get(name, "")
 
     def column(self, name: str) -> NumpyArray:
         """Return a measure, or an axis of numbers, for every point (points)."""
@@ -111,8 +110,8 @@ class SweepResults(NamedTuple):
         points = points[order]
         costs = second_costs[points]
         # a point is on the front if it beats all earlier ones: costs 3 4 1 keep 3 and 1
-        least_before = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
-        return points[costs < least_before]
+        min_before = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
+        return points[costs < min_before]
 
     def costs(self, name: str) -> Float[NumpyArray, " points"]:
         """Return a measure or an axis of numbers, negated if more is better (points)."""
@@ -120,18 +119,17 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        place = [*self.axes].index(name)
-        sizes = [len(labels) for labels in self.axes.values()]
-        shape = [size if k == place else 1 for k, size in enumerate(sizes)]
-        return np.broadcast_to(values.reshape(shape), sizes).ravel()
+        """Return the value of each point (points), from one for each label of an axis."""
+        shape = [-1 if axis == name else 1 for axis in self.axes]
+        return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
     def _keeps(self, text: str) -> NumpyArray:
         name, sign, value = self._read(text)
         if name in self.measures:
             return _compare(self.measures[name], sign, value, text)
-        labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
-        is_kept = _compare(labels, sign, value, text, printed=True)
-        return self._along(name, is_kept) if name in self.axes else is_kept
+        if name in self.axes:
+            return self._along(name, _compare(self.axes[name], sign, value, text, printed=True))
+        return _compare(np.array([self.fixed[name]]), sign, value, text, printed=True)
 
     def _read(self, text: str) -> tuple[str, str, str]:
         """Read a condition: name, sign and value, a number in SI units."""
@@ -143,12 +141,8 @@ class SweepResults(NamedTuple):
         if name is None:
             valid_names = [*self.axes, *self.measures, *self.fixed]
             raise ValueError(f"where {text}: {unknown('axis', key, valid_names)}")
-        return name, sign, self._in_si(name, value, text)
-
-    def _in_si(self, name: str, value: str, condition: str) -> str:
-        """Convert a number with a unit, as 60GB."""
-        number = si_number(value, self.units.get(name, ""), f"where {condition}:")
-        return value if number is None else repr(number)
+        number = si_number(value, self.units.get(name, ""), f"where {text}:")  # of 60GB
+        return name, sign, value if number is None else repr(number)
 
 
 def _compare(
@@ -171,8 +165,8 @@ def _compare(
         raise ValueError(f"where {condition}: expected a number, got {text!r}") from None
     equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)  # a unit is a factor that rounds
     if printed and values.dtype.kind == "f" and not equal.any():
-        shown = [float(PRINTED.format(value)) for value in values]
-        equal = np.isclose(shown, number, rtol=EQUAL, atol=0.0)
+        printed_values = [float(PRINTED.format(value)) for value in values]
+        equal = np.isclose(printed_values, number, rtol=EQUAL, atol=0.0)
         if sign in ("=", "!=") and equal.sum() > 1:
             texts = ", ".join(f"{value!r}" for value in values[equal].tolist())
             raise ValueError(f"where {condition}: {texts} all print so: give more of its digits")
@@ -225,11 +219,12 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
     """Return whether the block of each point is complete; blocks are chunks of a variable."""
     status = data["status"]
     chunks = status.encoding["chunks"] if status.ndim else ()
-    along = [np.arange(size) // chunk for size, chunk in zip(status.shape, chunks, strict=True)]
-    counts = [int(chunk_numbers[-1]) + 1 for chunk_numbers in along]
-    blocks = np.ravel_multi_index(np.ix_(*along), counts) if counts else np.array(0)
-    whole: NumpyArray = data[CHECKSUM].values[blocks].ravel() != 0
-    return whole
+    # number of the chunk along each axis: 5 labels in chunks of 2 are 0 0 1 1 2
+    chunk_numbers = [np.arange(n) // chunk for n, chunk in zip(status.shape, chunks, strict=True)]
+    counts = [int(numbers[-1]) + 1 for numbers in chunk_numbers]
+    blocks = np.ravel_multi_index(np.ix_(*chunk_numbers), counts) if counts else np.array(0)
+    is_whole: NumpyArray = data[CHECKSUM].values[blocks].ravel() != 0
+    return is_whole
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
@@ -263,13 +258,13 @@ def distinct_front(
     results: SweepResults, among: Among, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
     """Return all points that tie with those of a front, equal ones joined."""
-    costs = np.stack([results.costs(name) for name in names])
-    tied = [
-        np.flatnonzero(among & np.all(np.abs(costs - at) <= TIE * np.abs(at), axis=0))
-        for at in costs[:, front].T[:, :, None]
-    ]
-    order = np.array([*dict.fromkeys(k for points in tied for k in points.tolist())], int)
-    return _distinct(results, order, names, len(order))
+    costs = np.stack([results.costs(name) for name in names])  # (names, points)
+    places: dict[int, None] = {}
+    for place in front:
+        point_costs = costs[:, [place]]
+        is_tied = np.all(np.abs(costs - point_costs) <= TIE * np.abs(point_costs), axis=0)
+        places |= dict.fromkeys(np.flatnonzero(among & is_tied).tolist())
+    return _distinct(results, np.array([*places], int), names, len(places))
 
 
 def _distinct(
@@ -358,11 +353,14 @@ def least_along(
     results: SweepResults, among: Among, name: str, axis: str, other: str | None
 ) -> dict[Any, NumpyArray]:
     """Return the least costs (values) along an axis for each value of another one, or for None."""
-    costs = np.moveaxis(_costs(results, among, name), [*results.axes].index(axis), -1)
-    others = [axis_name for axis_name in results.axes if axis_name != axis]
-    labels = [None] if other is None else results.axes[other].tolist()
+    axes = [*results.axes]
+    costs = np.moveaxis(_costs(results, among, name), axes.index(axis), -1)
+    axes.remove(axis)
+    labels = [None]
     if other is not None:
-        costs = np.moveaxis(costs, others.index(other), 0)
+        costs = np.moveaxis(costs, axes.index(other), 0)
+        labels = results.axes[other].tolist()
+    # (other axis, all remaining axes, axis)
     curves = costs.reshape(len(labels), -1, costs.shape[-1]).min(axis=1)
     return dict(zip(labels, curves, strict=True))
 
@@ -382,13 +380,10 @@ def regions(results: SweepResults, among: Among, name: str, across: str, up: str
             valid_names = ", ".join(results.axes)
             raise wrong("map", f"needs an axis {axis} of several values: there are {valid_names}")
     places = [[*results.axes].index(axis) for axis in ("schedule", up, across)]
-    costs = _costs(results, among, name)
-    least = costs.min(axis=tuple(k for k in range(costs.ndim) if k not in places))
-    order = [sorted(places).index(place) for place in places]
-    least = least.transpose(order)
-    best = least.min(axis=0)
-    names, codes = least_named(least, [str(label) for label in results.axes["schedule"]])
-    return Regions(names, codes, np.where(codes < 0, math.nan, best))
+    costs = np.moveaxis(_costs(results, among, name), places, (0, 1, 2))
+    schedule_costs = costs.min(axis=tuple(range(3, costs.ndim)))  # (schedules, up, across)
+    names, codes = least_named(schedule_costs, [str(label) for label in results.axes["schedule"]])
+    return Regions(names, codes, np.where(codes < 0, math.nan, schedule_costs.min(axis=0)))
 
 
 def _sizes(results: SweepResults) -> list[int]:

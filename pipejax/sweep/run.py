@@ -61,19 +61,18 @@ from pipejax.sweep.store import (
 
 MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
-MOST_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
+MAX_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
 WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 FLAGGED = ("collectives", "kernels")
 
-# fields of the workload that are no axes, or axes with a reader of their own
-APART = ("model", "weight_share", "stragglers", "worker_places")
-# axes that are fields of the workload as they stand
-WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in APART)
+# axes that are fields of the workload as they stand; others have readers, or are no axes
+_OTHERS = ("model", "weight_share", "stragglers", "worker_places")
+WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in _OTHERS)
 
 Values = dict[str, Any]  # array by variable
 Steps = Generator[None, None, Values]  # of a point: it is prepared, then it runs
-EXACTLY = functools.partial(jax.enable_x64, True)  # priced so, then evaluated in the sweep's dtype
+IN_FLOAT64 = functools.partial(jax.enable_x64, True)  # for prices; runs are in the sweep's dtype
 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
@@ -86,10 +85,10 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
     systems = {stack.name: stack_systems(system_axes, stack) for stack in software}
+    rows = itertools.product(*(axis.values for axis in shape_axes))
+    points = (dict(zip(names, row, strict=True)) for row in rows)
     values_by_point = _one_ahead(
-        _evaluate_named(sweep, at, systems[at["stack"].name])
-        for point in itertools.product(*(axis.values for axis in shape_axes))
-        for at in [dict(zip(names, point, strict=True))]
+        _evaluate_named(sweep, point, systems[point["stack"].name]) for point in points
     )
     values = {}
     for name, variable in sweep_variables(sweep).items():
@@ -105,18 +104,18 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
     with ThreadPoolExecutor(1, "pipejax-sweep") as executor:
         for point in points:
             try:
-                with EXACTLY():
+                with IN_FLOAT64():
                     next(point)
             finally:
                 if running:
                     running[-1].result()
-            running.append(executor.submit(_run_on, point))
+            running.append(executor.submit(_finish, point))
     return [future.result() for future in running]
 
 
-def _run_on(point: Steps) -> Values:
+def _finish(point: Steps) -> Values:
     """Run the second step of a point, and return its values."""
-    with EXACTLY():
+    with IN_FLOAT64():
         try:
             next(point)
         except StopIteration as end:
@@ -162,17 +161,17 @@ def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> St
     check_machine(points[0][1].workload, systems)
     is_first = True
     for (rows, point), work, need in zip(points, works, needs, strict=True):
-        point_systems = _cut(systems, rows)
+        point_systems = _select(systems, rows)
         if point.table.offloads and not np.all(np.asarray(point_systems.host_link.bandwidth) > 0):
             raise ValueError("activations are offloaded, and a system has no host_link")
         fits = need <= np.asarray(point_systems.memory_available)
-        memory = values["memory_bytes"]
+        memory = values["memory_bytes"]  # (systems), or one number for all of them
         memory[rows if memory.ndim else ...] = need
         values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
         step = max(1, MAX_NUMBERS // point.table.num_stages)
         for begin in range(0, len(rows), step):
             batch = rows[begin : begin + step]
-            priced = _price(point, work, _cut(systems, batch), sweep)
+            priced = _price(point, work, _select(systems, batch), sweep)
             if is_first:
                 yield
             is_first = False
@@ -181,24 +180,25 @@ def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> St
     return values
 
 
-def _cut(systems: System, rows: Rows) -> System:
+def _select(systems: System, rows: Rows) -> System:
     if len(rows) == len(np.asarray(systems.gpus_per_node)):
         return systems
-    cut: System = jax.tree.map(lambda leaf: leaf[rows], systems)
-    return cut
+    selected: System = jax.tree.map(lambda leaf: leaf[rows], systems)
+    return selected
 
 
 def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     """Yield systems, and the schedule and workload on them: planned schedules differ by system."""
-    counts = at.get("microbatches")
-    if counts is None:
-        counts, rest = divmod(at["minibatch"], at["microbatch_size"])
-        if rest:
+    num_microbatches = at.get("microbatches")
+    if num_microbatches is None:
+        num_microbatches, remainder = divmod(at["minibatch"], at["microbatch_size"])
+        if remainder:
             raise MismatchError(
                 f"microbatch size {at['microbatch_size']} does not divide a minibatch "
                 f"of {at['minibatch']}"
             )
-    choice, size = at["schedule"], {"num_workers": at["workers"], "num_microbatches": counts}
+    size = {"num_workers": at["workers"], "num_microbatches": num_microbatches}
+    choice = at["schedule"]
     options = dict(choice.options)
     workload_fields = {name: at[name] for name in WORKLOAD if name in at}
     launcher, software = at.get("launcher"), at["stack"]
@@ -224,17 +224,17 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
         yield np.arange(len(np.asarray(systems.gpus_per_node))), point(built(choice, **size))
         return
     example = point(similar_table(choice.builder, size, options))
-    hosted = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
-    priced = price_systems(stage_work(workload, example.table, offloads=hosted), systems)
+    has_host_link = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
+    priced = price_systems(stage_work(workload, example.table, offloads=has_host_link), systems)
     costs = {k: v for k, v in vars(example.slowed.costs(priced.costs)).items() if v is not None}
-    planned = list(plans(choice.builder, options, costs))
-    if len(planned) > MOST_PLANS:
+    planned_options = list(plans(choice.builder, options, costs))
+    if len(planned_options) > MAX_PLANS:
         raise ValueError(
-            f"schedule {choice} is planned for the times of each system, and {len(planned):,} "
-            f"systems of this sweep differ in them: at most {MOST_PLANS:,}"
+            f"schedule {choice} is planned for the times of each system, and "
+            f"{len(planned_options):,} systems of this sweep differ in them: at most {MAX_PLANS:,}"
         )
-    for rows, plan in planned:
-        yield rows, point(choice.builder.function(**size, **plan))
+    for rows, options_of_rows in planned_options:
+        yield rows, point(choice.builder.function(**size, **options_of_rows))
 
 
 def _links(at: Values) -> Links:
@@ -386,7 +386,7 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
     return [convert(system) for system in systems]
 
 
-AHEAD = 2  # blocks at work or waiting for each thread of the cluster
+BLOCKS_PER_THREAD = 2  # of the cluster, at work or waiting
 PATIENCE = 10.0  # seconds to wait for the scheduler to answer
 
 
@@ -477,14 +477,13 @@ def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tup
         return client.submit(_evaluate, sweep, number, code, pure=False, retries=3)
 
     threads = max(1, sum(client.nthreads().values()))
-    first = itertools.islice(waiting, AHEAD * threads)
+    first = itertools.islice(waiting, BLOCKS_PER_THREAD * threads)
     running = as_completed([submit(number) for number in first])
     for future in running:
         yield future.result()
         future.release()
-        for number in waiting:
+        if (number := next(waiting, None)) is not None:
             running.add(submit(number))
-            break
 
 
 def _evaluate(sweep: Sweep, number: int, code: str) -> tuple[int, Values]:

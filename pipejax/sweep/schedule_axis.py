@@ -48,8 +48,11 @@ def unfolded(values: Any) -> Any:
         return schedules.listed(values) if is_folder(values) else values
     if not isinstance(values, Sequence):
         return values
-    parts = [unfolded(value) if isinstance(value, str) else value for value in values]
-    return [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    entries: list[Any] = []
+    for value in values:
+        tables = unfolded(value) if isinstance(value, str) else value
+        entries += tables if isinstance(tables, list) else [tables]
+    return entries
 
 
 def read_schedule(value: Any, where: str) -> Choice:

@@ -7,6 +7,7 @@ content of the store does not depend on the times or the order of writes.
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import os
@@ -69,19 +70,19 @@ class Variable(NamedTuple):
 def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
     """List the variables that a sweep keeps."""
     (choices,) = (axis.values for axis in sweep.shape_axes if axis.name == "schedule")
-    differs = any(choice.is_planned for choice in choices)  # by system: each has its plan
-    always = {
+    has_plans = any(choice.is_planned for choice in choices)  # one for each system
+    variables = {
         "step_time": Variable(sweep.dtype, np.nan, "s", "time of one training step", True),
         "status": Variable(
             "int8", 0, "1", "whether the point is legal and fits the memory", True, flags=STATUS
         ),
         "memory_bytes": Variable(
-            "float64", np.nan, "B", "need of the fullest accelerator", differs
+            "float64", np.nan, "B", "need of the fullest accelerator", has_plans
         ),
         "reason": Variable("str", "", "1", "why the point is illegal", False),
     }
-    chosen = {name: _output_variable(OUTPUTS[name], sweep.dtype) for name in sweep.outputs}
-    return always | chosen
+    outputs = {name: _output_variable(OUTPUTS[name], sweep.dtype) for name in sweep.outputs}
+    return variables | outputs
 
 
 def _output_variable(output: SweepOutput, dtype: str) -> Variable:
@@ -116,17 +117,21 @@ class Block(NamedTuple):
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
     """Choose how many values of each axis a block has, from the last axis to the first."""
-    chosen: list[int] = []
+    counts: list[int] = []
     points = shapes = 1
     for place in reversed(range(len(sweep.axes))):
         is_shape = place < len(sweep.shape_axes)
-        room = max(1, min(POINTS // points, SHAPES // shapes if is_shape else POINTS))
+        limit = POINTS // points
+        if is_shape:
+            limit = min(limit, SHAPES // shapes)
+        # blocks of one size share compilations: 10 values, at most 9 at once, are 5 and 5
         length = len(sweep.axes[place].values)
-        count = -(-length // -(-length // room))  # blocks of one size share compilations
+        num_blocks = -(-length // max(1, limit))
+        count = -(-length // num_blocks)
         points *= count
         shapes *= count if is_shape else 1
-        chosen.insert(0, count)
-    return tuple(chosen)
+        counts.insert(0, count)
+    return tuple(counts)
 
 
 def num_blocks(sweep: Sweep) -> int:
@@ -137,11 +142,10 @@ def num_blocks(sweep: Sweep) -> int:
 def get_block(sweep: Sweep, number: int) -> Block:
     """Return a block by its number."""
     places = np.unravel_index(number, _blocks_by_axis(sweep))
-    starts = [int(at) * size for at, size in zip(places, block_shape(sweep), strict=True)]
-    cuts = [
-        slice(start, min(len(axis.values), start + size))
-        for axis, start, size in zip(sweep.axes, starts, block_shape(sweep), strict=True)
-    ]
+    cuts = []
+    for axis, place, size in zip(sweep.axes, places, block_shape(sweep), strict=True):
+        start = int(place) * size
+        cuts.append(slice(start, min(len(axis.values), start + size)))
     return Block(number, tuple(cuts))
 
 
@@ -204,20 +208,20 @@ def opened(
     sweep: Sweep, path: Path, *, resume: bool = False, replace: bool = False
 ) -> Iterator[BlockStore]:
     """Make, resume or replace a store, and hold its lock."""
-    how = {"resume": resume, "replace": replace}
-    _check(sweep, path, **how)  # before the lock: nothing is put into others' folders
+    check_path = functools.partial(_check_path, sweep, path, resume=resume, replace=replace)
+    check_path()  # before the lock: nothing is put into others' folders
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
     with locked(path, wait=False):
-        _check(sweep, path, **how)  # another process may have been here before the lock
+        check_path()  # another process may have written before the lock
         with name_in_errors(path):  # a full disk names no file
             if replace:
-                _empty(path)
+                _remove_content(path)
             _restore(sweep, path)
             yield BlockStore(sweep, path)
 
 
-def _empty(path: Path) -> None:
+def _remove_content(path: Path) -> None:
     """Remove all but the lock; attributes go last, because they mark the folder as a store."""
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == ATTRIBUTES):
         if entry.is_dir() and not entry.is_symlink():
@@ -226,7 +230,7 @@ def _empty(path: Path) -> None:
             entry.unlink()
 
 
-def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
+def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
     """Check that there is no store, or one that may be replaced or resumed."""
     if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
         return
@@ -237,9 +241,12 @@ def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
     if not {*SAME} <= {*attributes}:
         raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
     if replace:
-        strangers = [entry.name for entry in path.iterdir() if not _is_part(entry)]
-        if strangers:
-            raise ValueError(f"{path} holds {strangers[0]}, which is no part of a dataset: move it")
+        for entry in path.iterdir():
+            is_part = _is_ours(entry) or entry.name.startswith(".z") or entry.is_dir()
+            if not is_part:
+                raise ValueError(
+                    f"{path} holds {entry.name}, which is no part of a dataset: move it"
+                )
         return
     if attributes["grid"] != sweep.to_json():
         raise ValueError(
@@ -258,11 +265,6 @@ def _is_ours(path: Path) -> bool:
     return path.name == LOCK or DRAFT in path.name
 
 
-def _is_part(path: Path) -> bool:
-    """Return whether an entry belongs to a store: metadata, an array, or a temporary file."""
-    return _is_ours(path) or path.name.startswith(".z") or path.is_dir()
-
-
 def _read_attributes(path: Path) -> dict[str, Any]:
     """Return the attributes of a store from an intact file; empty if there is none."""
     for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
@@ -275,10 +277,8 @@ def _read_attributes(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Restore missing or damaged axes, units and metadata, each file atomically.
-
-    Attributes come first: they mark the folder as a store, so a later run can restore the rest.
-    """
+    """Restore missing or damaged axes, units and metadata, each file atomically."""
+    # Attributes come first: they mark the folder as a store, so a later run can restore the rest.
     for partial in path.rglob(PARTIAL):
         partial.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:

@@ -135,15 +135,14 @@ def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(check_recompute(value) for value in values))
     if axis == "zero":
         return tuple(resolve_choice(value, ZERO, axis) for value in values)
-    least = 0 if axis == "edge_units" else 1
-    return tuple(whole_number(value, axis, minimum=least, maximum=MAX_COUNT) for value in values)
+    minimum = 0 if axis == "edge_units" else 1
+    return tuple(whole_number(value, axis, minimum=minimum, maximum=MAX_COUNT) for value in values)
 
 
-LEAST_TOKENS = (
-    1024  # of a sequence on one accelerator of context parallelism, if c is not asked for
-)
-MOST_STAGES = 16  # of a worker, if v is not asked for
-UNEVEN = 0.1  # layers that the fullest stage has above the mean, if v is not asked for
+# limits if c or V is not asked for
+MIN_TOKENS = 1024  # of a sequence on one accelerator of context parallelism
+MAX_STAGES = 16  # of a worker
+UNEVEN = 0.1  # layers that the fullest stage has above the mean
 IN_GROUPS = "interleaved-1f1b"  # whose runtimes take microbatches in whole groups of P
 
 Column = Int[NumpyArray, " layouts"]
@@ -206,33 +205,35 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     # of t c d. Context parallelism divides a sequence into 2 c equal parts, which balance the
     # causal mask. Several stages of a worker share layers (and edge units) evenly. Layouts whose
     # schedule does not exist for P or M are dropped.
-    rows = [
-        (*pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
-        for pipe in _pipes(request)
-        for degrees in _degrees(request, pipe[1])
-        for size in _sizes(request, degrees[-1])
+    splits = [
+        (schedule, workers, stages, *degrees, data, size, request.minibatch // (data * size))
+        for schedule, workers, stages in _pipes(request)
+        for *degrees, data in _degrees(request, workers)
+        for size in _sizes(request, data)
     ]
-    if not rows:
+    if not splits:
         raise ValueError(_why_none(request))
-    settings = [
+    options = [
         (request.recomputations.index(recompute), zero, units)
         for recompute in request.allowed("recompute", _recomputations(request))
         for zero in request.allowed("zero", ZERO)
         for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
     ]
-    degrees = np.array(rows, np.int64)
-    options = np.array(settings, np.int64).reshape(-1, 3)
-    product = np.hstack(
-        [np.repeat(degrees, len(options), axis=0), np.tile(options, (len(degrees), 1))]
+    split_rows = np.array(splits, np.int64)
+    option_rows = np.array(options, np.int64).reshape(-1, 3)
+    # every split with every option
+    split_rows, option_rows = (
+        np.repeat(split_rows, len(options), axis=0),
+        np.tile(option_rows, (len(splits), 1)),
     )
-    layouts = Layouts(*product.T)
+    layouts = Layouts(*np.hstack([split_rows, option_rows]).T)
     layouts = layouts.take(_is_legal(request, layouts))
     refusals = _refusals(request, layouts)
     layouts = layouts.take(refusals == "")
     if not len(layouts):
         raise ValueError(_why_none(request, *refusals[:1]))
     layouts = layouts.take(~_is_repeated(request, layouts))
-    lacks = _lacks(request, layouts)
+    lacks = _launcher_refusals(request, layouts)
     layouts = layouts.take(lacks == "")
     if not len(layouts):
         raise ValueError(_why_none(request, lacks[0]))
@@ -269,7 +270,7 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
     )
 
 
-def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
+def _launcher_refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
     """Name the features that the launcher lacks for each layout (layouts); empty if none."""
     if not request.launcher:
         return np.full(len(rows), "", object)
@@ -280,46 +281,43 @@ def _lacks(request: PlanRequest, rows: Layouts) -> NumpyArray:
         "microbatches": np.minimum(rows.microbatches, few_microbatches),
         "microbatch_size": np.ones_like(rows.microbatch_size),
     }
-    short, used = Layouts(**columns), columns.copy()
+    reduced, classes = Layouts(**columns), columns.copy()
     for name in ("tensor", "context", "expert", "expert_tensor", "data"):
-        used[name] = columns[name] > 1
-    used["microbatches"] = rows.microbatches % rows.pipeline == 0
-    alike = rows.expert_tensor == rows.tensor, rows.data % rows.expert == 0
-    kinds = np.stack([*used.values(), *alike], axis=1)
-    _, first, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
-    reasons = [
-        launcher_refusal(
-            request.launcher,
-            layout_workload(request, short, row),
-            build_table(program_shape(request, short, row), int(short.microbatches[row])),
-        )
-        for row in first.tolist()
-    ]
-    return np.array(reasons, object)[which.ravel()]
+        classes[name] = columns[name] > 1
+    classes["microbatches"] = rows.microbatches % rows.pipeline == 0
+    relations = rows.expert_tensor == rows.tensor, rows.data % rows.expert == 0
+    class_rows = np.stack([*classes.values(), *relations], axis=1)
+    _, first_rows, inverse = np.unique(class_rows, axis=0, return_index=True, return_inverse=True)
+    reasons = []
+    for row in first_rows.tolist():
+        workload = layout_workload(request, reduced, row)
+        table = build_table(program_shape(request, reduced, row), int(reduced.microbatches[row]))
+        reasons.append(launcher_refusal(request.launcher, workload, table))
+    return np.array(reasons, object)[inverse.ravel()]
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
     """Return whether schedule, stages and the splits between replicas agree (layouts)."""
     layers = int(request.model.layers) + 2 * rows.edge_units
-    fullest = -(-layers // rows.stages) * rows.stages / layers  # layers over their mean
-    is_even = (rows.stages_per_worker == 1) | (fullest <= 1 + UNEVEN)
+    max_layers = -(-layers // rows.stages)  # of the fullest stage: rounded up
+    is_even = (rows.stages_per_worker == 1) | (max_layers * rows.stages / layers <= 1 + UNEVEN)
     is_even |= "stages_per_worker" in request.choices
     is_even &= rows.stages <= layers
-    in_groups = np.array([name == IN_GROUPS for name in request.schedules])[rows.schedule]
-    whole_groups = ~in_groups | (rows.microbatches % rows.pipeline == 0)
-    splits = (rows.zero == 0) | (rows.data * rows.context > 1)  # else there is nobody to split with
-    return is_even & whole_groups & splits
+    needs_groups = np.array([name == IN_GROUPS for name in request.schedules])[rows.schedule]
+    has_groups = ~needs_groups | (rows.microbatches % rows.pipeline == 0)
+    can_split = (rows.zero == 0) | (rows.data * rows.context > 1)  # ZeRO needs several replicas
+    return is_even & has_groups & can_split
 
 
 def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
     """Return why the schedule does not exist for P and M (layouts); empty if it does."""
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
-    sizes, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    sizes, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     reasons = [
         refusal(ProgramShape(request.schedules[place], workers, stages), microbatches)
         for place, workers, stages, microbatches in sizes.tolist()
     ]
-    return np.array(reasons, object)[which.ravel()]
+    return np.array(reasons, object)[inverse.ravel()]
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
@@ -332,11 +330,14 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
         if workers * stages > request.model.layers:
             continue
         table = build_table(ProgramShape(request.schedules[place], workers, stages), 2 * workers)
-        plain, shifted = (stage_layers(request.model, table, (u, u)) for u in EDGE_UNITS)
-        same = (rows.schedule == place) & (rows.pipeline == workers)
-        same &= rows.stages_per_worker == stages
-        if np.array_equal(plain, shifted) and (same & (rows.edge_units == 0)).any():
-            repeated |= same & (rows.edge_units == 1)
+        layers, layers_with_units = (
+            stage_layers(request.model, table, (units, units)) for units in EDGE_UNITS
+        )
+        is_pipe = (rows.schedule == place) & (rows.pipeline == workers)
+        is_pipe &= rows.stages_per_worker == stages
+        has_without_units = (is_pipe & (rows.edge_units == 0)).any()
+        if has_without_units and np.array_equal(layers, layers_with_units):
+            repeated |= is_pipe & (rows.edge_units == 1)
     return repeated
 
 
@@ -347,47 +348,40 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
     num_layers = int(request.model.layers) + 2 * max(units, default=0)
     for place, name in enumerate(request.schedules):
         for workers in request.allowed("pipeline", divisors(request.gpus)):
-            if workers > num_layers:
-                continue
-            has_stages_option = "stages_per_worker" in schedules.find(name).options
             limit = num_layers // workers
-            if "stages_per_worker" not in request.choices:
-                limit = min(limit, MOST_STAGES)
-            stage_counts = range(2, limit + 1) if has_stages_option else [_stages_of_worker(name)]
-            if has_stages_option and workers == 1:
+            if "stages_per_worker" not in schedules.find(name).options:
+                two_workers = schedules.build(name, num_workers=2, num_microbatches=4)
+                stage_counts: Sequence[int] = [two_workers.num_stages // 2]
+            elif workers == 1:
                 continue  # one worker has no neighbour: more stages change nothing
+            elif "stages_per_worker" in request.choices:
+                stage_counts = range(2, limit + 1)
+            else:
+                stage_counts = range(2, min(limit, MAX_STAGES) + 1)
             pipes += [
                 (place, workers, stages)
                 for stages in request.allowed("stages_per_worker", stage_counts)
-                if workers * stages <= num_layers
+                if stages <= limit
             ]
     return pipes
-
-
-def _stages_of_worker(name: str) -> int:
-    """Return the stages of each worker in a schedule that fixes them."""
-    return schedules.build(name, num_workers=2, num_microbatches=4).num_stages // 2
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
     """List (t, c, e, etp, d) that use all accelerators with this number of workers."""
     if request.gpus % workers:
         return []
-    rest, degrees = request.gpus // workers, []
-    for tensor in request.allowed("tensor", divisors(rest)):
-        if rest % tensor or not _splits_layer(request, tensor):
+    stage_gpus, degrees = request.gpus // workers, []
+    for tensor in request.allowed("tensor", divisors(stage_gpus)):
+        if not _can_split_layer(request, tensor):
             continue
-        for context in request.allowed("context", divisors(rest // tensor)):
-            if (rest // tensor) % context or not _splits_sequence(request, context):
+        for context in request.allowed("context", divisors(stage_gpus // tensor)):
+            data = stage_gpus // tensor // context
+            if not (_can_split_sequence(request, context) and request.allowed("data", [data])):
                 continue
-            data = rest // tensor // context
-            if data not in request.allowed("data", [data]):
-                continue
-            degrees += [
-                (tensor, context, expert, parts, data)
-                for parts in request.allowed("expert_tensor", _expert_parts(request, tensor))
-                for expert in request.allowed("expert", _expert_degrees(request, rest, parts))
-            ]
+            for parts in request.allowed("expert_tensor", _expert_parts(request, tensor)):
+                counts = _expert_degrees(request, stage_gpus, parts)
+                experts = request.allowed("expert", counts)
+                degrees += [(tensor, context, expert, parts, data) for expert in experts]
     return degrees
 
 
@@ -400,54 +394,50 @@ def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
     return [part for part in parts if int(moe.expert_hidden) % part == 0]
 
 
-def _expert_degrees(request: PlanRequest, rest: int, parts: int) -> list[int]:
-    """List degrees of expert parallelism that the accelerators of a stage leave."""
+def _expert_degrees(request: PlanRequest, stage_gpus: int, parts: int) -> list[int]:
+    """List the degrees of expert parallelism of a stage, with experts in so many parts."""
     experts = 1 if request.model.moe is None else int(request.model.moe.experts)
-    return [expert for expert in divisors(experts) if rest % (expert * parts) == 0]
+    return [expert for expert in divisors(experts) if stage_gpus % (expert * parts) == 0]
 
 
-def _splits_layer(request: PlanRequest, tensor: int) -> bool:
+def _can_split_layer(request: PlanRequest, tensor: int) -> bool:
     """Return whether t accelerators can split a layer: within a node unless t is requested."""
-    model = request.model
-    inside = tensor <= request.system.gpus_per_node or "tensor" in request.choices
-    parts = (model.heads, model.kv_heads, model.ffn_hidden)
-    return inside and all(int(part) % tensor == 0 for part in parts)
+    if tensor > request.system.gpus_per_node and "tensor" not in request.choices:
+        return False
+    sizes = (request.model.heads, request.model.kv_heads, request.model.ffn_hidden)
+    return all(int(size) % tensor == 0 for size in sizes)
 
 
-def _splits_sequence(request: PlanRequest, context: int) -> bool:
+def _can_split_sequence(request: PlanRequest, context: int) -> bool:
     """Return whether c accelerators can split a sequence; short pieces only if c is asked for."""
     sequence = int(request.model.sequence)
     if context == 1:
         return True
-    enough = sequence // context >= LEAST_TOKENS or "context" in request.choices
-    return enough and sequence % (2 * context) == 0
+    is_long = sequence // context >= MIN_TOKENS or "context" in request.choices
+    return is_long and sequence % (2 * context) == 0
 
 
 def _sizes(request: PlanRequest, data: int) -> list[int]:
     """List microbatch sizes: all that divide a replica's share of the minibatch."""
-    share, rest = divmod(request.minibatch, data)
-    if rest:
-        return []
-    return request.allowed("microbatch_size", divisors(share))
+    sequences, remainder = divmod(request.minibatch, data)
+    return [] if remainder else request.allowed("microbatch_size", divisors(sequences))
 
 
-def _recomputations(request: PlanRequest) -> tuple[str, ...]:
+def _recomputations(request: PlanRequest) -> list[str]:
     """List the recomputation modes that differ: flash attention recomputes scores anyway."""
-    modes = request.recomputations
-    again = "selective" if request.model.flash_attention else ""
-    return tuple(name for name in modes if name != again)
+    has_flash = request.model.flash_attention
+    return [mode for mode in request.recomputations if not (has_flash and mode == "selective")]
 
 
 def _allowed_text(request: PlanRequest) -> str:
     """Return the allowed degrees as a text: the requested ones, or the size of a node."""
-    names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
-    requested = [
-        f"{name} {' or '.join(map(str, request.choices[name]))}"
-        for name in names
+    texts = [
+        f"--{name} {' or '.join(map(str, request.choices[name]))} is asked for"
+        for name in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
         if name in request.choices
     ]
-    inside = f"tensor at most {float(request.system.gpus_per_node):g}, as many as a node has"
-    return ", ".join(f"--{request_text} is asked for" for request_text in requested) or inside
+    node_size = f"{float(request.system.gpus_per_node):g}"
+    return ", ".join(texts) or f"tensor at most {node_size}, as many as a node has"
 
 
 def _why_none(request: PlanRequest, refused: str = "") -> str:

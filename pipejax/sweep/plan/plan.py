@@ -145,15 +145,16 @@ def plan(
     runners_up = whole_number(runners_up, "runners_up", minimum=0)
     if memory_limit is not None and headroom is not None:
         raise wrong("headroom", "has no effect beside memory_limit: choose one")
-    bare = system if isinstance(system, System) else load_system(system)
-    loaded = model if isinstance(model, Model) else load_model(model)
-    loaded, software, defaults = launcher_defaults(launcher, loaded, bare, stack)
+    machine = system if isinstance(system, System) else load_system(system)
+    transformer = model if isinstance(model, Model) else load_model(model)
+    transformer, software, defaults = launcher_defaults(launcher, transformer, machine, stack)
+    default_schedules = SCHEDULES if launcher is None else find_launcher(launcher).schedules
     request = PlanRequest(
-        loaded,
-        software.on(bare),
+        transformer,
+        software.on(machine),
         gpus,
         minibatch,
-        _schedules(launcher) if schedules is None else tuple(schedules),
+        default_schedules if schedules is None else tuple(schedules),
         {name: tuple(values) for name, values in (choices or {}).items()},
         Links.resolve(link),
         {name: defaults[name] for name in SHARED if name in defaults} | shared,
@@ -162,16 +163,15 @@ def plan(
         HEADROOM if headroom is None else headroom,
         launcher or "",
     )
-    earlier = None if out is None else _left_at(Path(out), request, resume, replace)
+    stored_times = None if out is None else _stored_times(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
         layouts = enumerate_layouts(request)
         estimates = estimate(request, layouts, tell)
-        if not estimates.fits.any():
-            raise ValueError(_nearest(request, layouts, estimates))
-        if earlier is not None:
-            estimates.step_time[:] = earlier
-        keep = _Keeper(request, layouts, estimates, tell, None if out is None else Path(out))
-        evaluator = Evaluator(request, layouts, estimates, keep.after_program)
+        _check_memory(request, layouts, estimates)
+        if stored_times is not None:
+            estimates.step_time[:] = stored_times
+        saver = _Saver(request, layouts, estimates, tell, None if out is None else Path(out))
+        evaluator = Evaluator(request, layouts, estimates, saver.after_program)
         if exhaustive:
             evaluator.evaluate_all()
         is_outside, rows, planned = _find_layouts(evaluator, 1 + runners_up)
@@ -202,11 +202,7 @@ def plan(
     return result
 
 
-def _schedules(launcher: str | None) -> tuple[str, ...]:
-    return SCHEDULES if launcher is None else find_launcher(launcher).schedules
-
-
-def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
+def _stored_times(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
     """Return the step times of an earlier run, if this one resumes it [s]."""
     if not os.path.lexists(out):
         return None
@@ -220,7 +216,7 @@ def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Ti
     return stored_step_times(out, request)
 
 
-class _Keeper:
+class _Saver:
     """Progress reports of the search, and regular writes of its state."""
 
     def __init__(
@@ -250,35 +246,37 @@ class _Keeper:
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Find the best layouts of the best measured regimes, then the best one of each other regime.
-
-    The result is whether a layout is of another regime, the rows of those found, and these.
-    """
+    """Find the best layouts of the best measured regimes, then the best one of each other."""
+    # Returns whether a layout is of another regime, then rows and records of the best layouts.
     request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)
     levels = evidence_levels(regimes, by_row)
     is_outside = levels > levels[evaluator.estimates.fits].min()
-    rows = [evaluator.find_best(count, ~is_outside)]
+    best_rows = [evaluator.find_best(count, ~is_outside)]
     for regime in sorted({regimes[row] for row in np.flatnonzero(is_outside)}):
-        rows.append(evaluator.find_best(1, np.array([other == regime for other in regimes])))
-    joined = np.concatenate(rows)
-    return is_outside, joined, _planned_layouts(evaluator, joined, by_row)
+        best_rows.append(evaluator.find_best(1, np.array([other == regime for other in regimes])))
+    rows = np.concatenate(best_rows)
+    return is_outside, rows, _planned_layouts(evaluator, rows, by_row)
 
 
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:
     """Return the evidence of each layout's regime; None if there is none."""
-    evidence = {x: find_evidence(x, request.system, request.stack) for x in {*regimes}}
+    evidence = {
+        regime: find_evidence(regime, request.system, request.stack) for regime in {*regimes}
+    }
     return [evidence[regime] for regime in regimes]
 
 
 def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
     """Return the regime of each layout."""
     bits = operand_bits(request.shared.get("precision", PRECISIONS[0]))
-    far = layouts.expert > float(request.system.gpus_per_node)
-    experts = np.where(request.model.moe is None, 0, 1 + far)
-    pairs = zip((layouts.zero >= 3).tolist(), experts.tolist(), strict=True)
-    return [Regime(*pair, bits) for pair in pairs]
+    # 0 without experts, 1 with experts inside a node, 2 over several nodes
+    crosses_nodes = layouts.expert > float(request.system.gpus_per_node)
+    experts = np.where(request.model.moe is None, 0, 1 + crosses_nodes)
+    splits_weights = layouts.zero >= 3
+    columns = zip(splits_weights.tolist(), experts.tolist(), strict=True)
+    return [Regime(split, expert, bits) for split, expert in columns]
 
 
 def evidence_levels(
@@ -315,25 +313,25 @@ def _describe_layout(
 ) -> PlannedLayout:
     """Describe one layout; its band is the widest known for the system."""
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
-    step, need = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
-    known_bands = {} if evidence is None else bands(request.system, step)
-    widest = max(known_bands.items(), key=lambda pair: float(pair[0]), default=None)
+    step, memory_bytes = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
+    step_bands = {} if evidence is None else bands(request.system, step)
+    percent = max(step_bands, key=float, default=None)
     flop = model_flop(request.model, request.minibatch)
     peak = request.system.peak(request.shared.get("precision", "bf16"))
     layout = layouts.described(request, row)
     return PlannedLayout(
         layout=layout,
         step_time=step,
-        band=None if widest is None else widest[1],
-        band_percent=None if widest is None else float(widest[0]),
+        band=None if percent is None else step_bands[percent],
+        band_percent=None if percent is None else float(percent),
         mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
-        memory_bytes=need,
-        memory_left=request.room - need,
+        memory_bytes=memory_bytes,
+        memory_left=request.room - memory_bytes,
         bound_by=bound_by,
         regime=str(layout_regimes(request, layouts.take(np.array([row])))[0]),
         evidence=evidence,
-        also=tuple(
+        also=tuple(  # fields that differ
             dict(layouts.described(request, place).items() - layout.items())
             | {"step_time": float(estimates.step_time[place])}
             for place in evaluator.ties(row).tolist()
@@ -355,19 +353,21 @@ def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenar
     )
 
 
-def _nearest(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> str:
-    """Name the layout nearest to the memory limit, and the missing bytes."""
+def _check_memory(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> None:
+    """Refuse a job of which no layout fits; name the nearest one, and the missing bytes."""
+    if estimates.fits.any():
+        return
     row = int(estimates.memory_bytes.argmin())
-    need, room = estimates.memory_bytes[row] / 1e9, request.room / 1e9
-    owner = f"of {request.system.name}"
+    needed_gb, limit_gb = estimates.memory_bytes[row] / 1e9, request.room / 1e9
+    source = f"of {request.system.name}"
     if request.memory_limit is not None:
-        owner = "of memory_limit"
+        source = "of memory_limit"
     elif request.headroom:
-        owner = f"that headroom {request.headroom:g} leaves {owner}"
+        source = f"that headroom {request.headroom:g} leaves {source}"
     fields = layouts.described(request, row).items()
-    what = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in fields if v not in (0, 1))
-    return (
+    layout = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in fields if v not in (0, 1))
+    raise ValueError(
         f"none of {len(layouts)} layouts of {request.model.name} on {request.gpus} accelerators "
-        f"fits the memory: the nearest ({what}) needs {need:.1f} GB per accelerator, "
-        f"more than the {room:.1f} GB {owner}"
+        f"fits the memory: the nearest ({layout}) needs {needed_gb:.1f} GB per accelerator, "
+        f"more than the {limit_gb:.1f} GB {source}"
     )

@@ -30,9 +30,9 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.schedule_axis import Choice, built
 
-MOST_OPS = 1 << 19  # of a program that is lowered whole: longer ones grow from their periods
-HELD = 256  # answers about what workers hold that are kept
-SETTLED = (2, 3)  # microbatches for each worker after which what workers hold grows no more
+MAX_OPS = 1 << 19  # of a program that is lowered whole: longer ones grow from their periods
+CACHE_SIZE = 256  # counts of activations
+SETTLED = (2, 3)  # microbatches per worker with which peaks of activations no longer grow
 
 PerStage = Float[NumpyArray, "layouts stages"]
 Bound = Float[NumpyArray, " layouts"]
@@ -74,21 +74,22 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     """Bound the makespans of layouts with the same stages from below."""
     times = _stage_times(pipe, costs, len(microbatches))
     workers = int(pipe.placement.max()) + 1
-    way_in = _sums_before(times.forward[:, :-1] + times.activation)
-    way_out = _sums_before(times.back[:, :-1] + times.gradient)
-    round_trip = way_in[:, -1] + times.forward[:, -1] + times.back[:, -1]
+    # (layouts, stages) paths from the first stage to each, and from each back to the first
+    path_to = _sums_before(times.forward[:, :-1] + times.activation)
+    path_from = _sums_before(times.back[:, :-1] + times.gradient)
+    round_trip = path_to[:, -1] + times.forward[:, -1] + times.back[:, -1]
     # the last gradient may be that of any earlier stage, whose all-reduce and update follow it
-    after = way_out + np.maximum.accumulate(times.ending - way_out, axis=1)
-    bound = np.maximum(round_trip + after[:, -1], microbatches * times.work.sum(axis=1) / workers)
+    tail = path_from + np.maximum.accumulate(times.ending - path_from, axis=1)
+    bound = np.maximum(round_trip + tail[:, -1], microbatches * times.work.sum(axis=1) / workers)
     if len(pipe.placement) > 1:
         return bound
     for worker in range(workers):
         on_worker = pipe.placement[0] == worker
         busy = microbatches * times.work[:, on_worker].sum(axis=1)
         # after a W at the end of a row, only the end of the step is sure to follow
-        last = np.where(pipe.split, times.ending, after)[:, on_worker].min(axis=1)
-        last = np.maximum(last, times.update[:, on_worker].sum(axis=1))
-        bound = np.maximum(bound, way_in[:, on_worker].min(axis=1) + busy + last)
+        row_tail = np.where(pipe.split, times.ending, tail)[:, on_worker].min(axis=1)
+        row_tail = np.maximum(row_tail, times.update[:, on_worker].sum(axis=1))
+        bound = np.maximum(bound, path_to[:, on_worker].min(axis=1) + busy + row_tail)
     return bound
 
 
@@ -100,30 +101,31 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
         value = getattr(costs, name)
         return np.broadcast_to(np.asarray(0.0 if value is None else value, float), (count, stages))
 
-    def message(direction: int, kind: str) -> Float[NumpyArray, "layouts pipes boundaries"]:
+    def message(kind: str) -> Float[NumpyArray, "layouts 2 pipes boundaries"]:
         value = np.asarray(getattr(costs, kind), float)
-        shape = (count, 2, len(pipe.placement), stages - 1)
+        # (layouts, boundaries) becomes (layouts, 1, 1, boundaries)
         value = value.reshape(value.shape[:1] + (1,) * (4 - value.ndim) + value.shape[1:])
-        return np.broadcast_to(value, shape)[:, direction]
+        return np.broadcast_to(value, (count, 2, len(pipe.placement), stages - 1))
 
     crosses = pipe.placement[:, 1:] != pipe.placement[:, :-1]
-    sent = [(message(k, "latency") + message(k, "transmit")) * crosses for k in (0, 1)]
-    halves = cost("input_grad") + cost("weight_grad")
+    messages = (message("latency") + message("transmit")) * crosses
 
     def shorter(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
     # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
+    split_backward = cost("input_grad") + cost("weight_grad")
+    work = cost("forward") + shorter(cost("backward"), split_backward)
+    activation, gradient = messages.min(axis=2).swapaxes(0, 1)
     return _StageTimes(
         forward=cost("forward"),
         back=shorter(cost("backward"), cost("input_grad")),
-        work=(cost("forward") + shorter(cost("backward"), halves)) * (1 + min(factor, 1.0)) / 2
-        + pipe.is_recomputed * cost("recompute"),
+        work=work * (1 + min(factor, 1.0)) / 2 + pipe.is_recomputed * cost("recompute"),
         ending=cost("all_reduce") + cost("update"),
         update=cost("update"),
-        activation=sent[0].min(axis=1),
-        gradient=sent[1].min(axis=1),
+        activation=activation,
+        gradient=gradient,
     )
 
 
@@ -197,7 +199,7 @@ def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
     return _held(shape, microbatches)
 
 
-@functools.lru_cache(HELD)
+@functools.lru_cache(CACHE_SIZE)
 def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
     return held_counts(build_table(shape, microbatches))
 
@@ -209,19 +211,16 @@ def exact_times(
     # a very long program repeats the period of a shorter one, which is exact
     # (engine/periodic_makespan.py); without a period it is lowered completely
     size = len(np.asarray(costs.forward))
-    if shape.ops(microbatches) > MOST_OPS:
+    if shape.ops(microbatches) > MAX_OPS:
         try:
             few_microbatches = 4 * shape.workers + microbatches % shape.workers
             short = _program(shape, few_microbatches, links)
-            times = [  # one by one: the products of matrices of each take a GB
-                extrapolated_makespans(
-                    short,
-                    mapped(lambda leaf, k=k: leaf[k : k + 1] if np.ndim(leaf) else leaf, costs),
-                    num_microbatches=microbatches,
-                    batch_size=1,
-                )
-                for k in range(size)
-            ]
+            times = []
+            for k in range(size):  # one by one: the products of matrices of each take a GB
+                row = mapped(lambda leaf, k=k: leaf[k : k + 1] if np.ndim(leaf) else leaf, costs)
+                times += [
+                    extrapolated_makespans(short, row, num_microbatches=microbatches, batch_size=1)
+                ]
             return np.concatenate(times)
         except ValueError:
             pass  # no period, or none of so many microbatches

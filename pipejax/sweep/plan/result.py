@@ -38,13 +38,13 @@ from pipejax.sweep.plan.search import Estimates, Rows, price, row_groups
 # smaller or larger, and refined between the nearest two machines that disagree.
 
 STEP = 1e-4  # by which each resource is changed: far above rounding, and few paths change by it
-FURTHEST = 8.0  # factor up and down that is looked at
+MAX_FACTOR = 8.0  # by which a number is multiplied or divided
 POINTS = 25  # factors on either side, and between two that disagree
-ROUNDS = 3  # of trying between two: to 2e-5 of the factor
+ROUNDS = 3  # of refinement between two: to 2e-5 of the factor
 
 Factors = Mapping[str, Float[NumpyArray, " rows"]]
 Logarithms = Float[NumpyArray, " factors"]
-Bracket = tuple[float, float]  # logarithms of a factor with a lag, and of the next one without
+Bracket = tuple[float, float]  # logarithms of a factor with a lag, and of the next without a lag
 
 
 @short_repr
@@ -89,9 +89,9 @@ def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[
     """Name the resource that bounds each of some layouts, as `sensitivity` does."""
     names = [""] * len(rows)
     selected = layouts.take(rows)
-    for same in row_groups((*selected[:3], selected.microbatches)):
-        largest = layout_resource_shares(request, selected.take(same)).argmax(axis=0)
-        for place, resource in zip(same.tolist(), largest.tolist(), strict=True):
+    for group in row_groups((*selected[:3], selected.microbatches)):  # one program each
+        largest = layout_resource_shares(request, selected.take(group)).argmax(axis=0)
+        for place, resource in zip(group.tolist(), largest.tolist(), strict=True):
             names[place] = RESOURCES[resource]
     return names
 
@@ -100,7 +100,8 @@ def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
     """Return shares (resources, layouts) of the step that each resource takes, for one program."""
-    machines = 1 + len(RESOURCES)  # as it is, and with a little more of each
+    # machine 0 as it is, machine k with a little more of resource k - 1: (resources, machines)
+    machines = 1 + len(RESOURCES)
     multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
     factors = dict(zip(RESOURCES, np.repeat(multipliers, len(layouts), axis=1), strict=True))
     repeated = layouts.take(np.tile(np.arange(len(layouts)), machines))
@@ -114,9 +115,9 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)
-    log_grid = np.log(np.geomspace(1, FURTHEST, POINTS))
-    both = np.tile(np.concatenate([-log_grid, log_grid]), (len(RESOURCES), 1))
-    lags = _runner_up_lag(request, pair, dict(zip(RESOURCES, both, strict=True)))
+    log_grid = np.log(np.geomspace(1, MAX_FACTOR, POINTS))
+    smaller_and_larger = np.concatenate([-log_grid, log_grid])
+    lags = _runner_up_lag(request, pair, dict.fromkeys(RESOURCES, smaller_and_larger))
     if lags[RESOURCES[0]][0] <= 0:  # factor 1
         return ()
     brackets: dict[str, Bracket] = {}
@@ -160,13 +161,15 @@ def _runner_up_lag(
     request: PlanRequest, pair: Layouts, grids: Mapping[str, Logarithms]
 ) -> dict[str, Float[NumpyArray, " factors"]]:
     """Return how much slower the runner-up is with each factor on each number [s]."""
+    # one machine for each factor of each grid: it has that factor on that number alone
     sizes = [len(grid) for grid in grids.values()]
     number = np.repeat(np.arange(len(grids)), sizes)
     factor = np.exp(np.concatenate([*grids.values()]))
     factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(grids)}
-    count = sum(sizes)
-    times = [times_on(request, pair.take(np.full(count, row)), factors) for row in range(len(pair))]
-    return dict(zip(grids, np.split(times[1] - times[0], np.cumsum(sizes)[:-1]), strict=True))
+    best, runner_up = (
+        times_on(request, pair.take(np.full(sum(sizes), row)), factors) for row in (0, 1)
+    )
+    return dict(zip(grids, np.split(runner_up - best, np.cumsum(sizes)[:-1]), strict=True))
 
 
 if TYPE_CHECKING:
@@ -276,10 +279,16 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
             names_by_source.setdefault(source, []).append(name)
     results = []
     for source, names in names_by_source.items():
-        need = float(memory_bytes(source.workload, scenario.table()).max())
-        step = scenario.replace(costs=source).evaluate().makespan
-        size = float(source.workload.model.accumulated_bytes)
-        results.append(UnderLaunchers(tuple(names), size, step, need, need <= request.room))
+        memory = float(memory_bytes(source.workload, scenario.table()).max())
+        results.append(
+            UnderLaunchers(
+                launchers=tuple(names),
+                gradient_bytes=float(source.workload.model.accumulated_bytes),
+                step_time=scenario.replace(costs=source).evaluate().makespan,
+                memory_bytes=memory,
+                fits=memory <= request.room,
+            )
+        )
     return tuple(results)
 
 
@@ -407,6 +416,6 @@ def stored_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArra
     expected = {"request": as_text(request)} | provenance()
     for name in SAME:
         if attributes.get(name) != expected[name]:
-            what = "is of another request" if name == "request" else f"was begun by other {name}"
-            raise ValueError(f"{path} {what}: give another --out, or --force to begin anew")
+            reason = "is of another request" if name == "request" else f"was begun by other {name}"
+            raise ValueError(f"{path} {reason}: give another --out, or --force to begin anew")
     return np.array(times, float)

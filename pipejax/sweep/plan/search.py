@@ -70,6 +70,7 @@ def price(
         mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
         price_one = _Layouts(request.recomputations[mode])
         parts.append(priced_on_host(price_one, model, (), mode_numbers)[0])
+    # back from the order of modes to that of layouts
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
 
@@ -90,9 +91,9 @@ class _Layouts:
         system, layout, stages = row
         work = work_of_stages(model, layout, stages, recompute=self.recompute)
         memory = bytes_of_stages(model, layout, stages, self.recompute)
-        whole = np.zeros(len(stages.layers))
-        wide = jax.tree.map(lambda leaf: leaf + whole if leaf.ndim < 2 else leaf, memory)
-        return Priced(work_costs(work, system), wide)
+        zeros = np.zeros(len(stages.layers))
+        by_stage = jax.tree.map(lambda leaf: leaf + zeros if leaf.ndim < 2 else leaf, memory)
+        return Priced(work_costs(work, system), by_stage)
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
@@ -108,7 +109,7 @@ def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts)
 
 
 def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "two layouts"]:
-    """Say whether layouts recompute whole layers, and how many share a checkpoint: (2, layouts)."""
+    """Return 1 for layouts that recompute whole layers, and how many share a checkpoint."""
     modes = map(parse_recompute, request.recomputations)
     numbers = np.array([(mode.layers > 0, mode.group) for mode in modes])
     return numbers[layouts.recompute].T
@@ -174,7 +175,7 @@ TIE = 0.01  # of a step: layouts of an idea within it are reported together
 ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in another order
 
 Times = Float[NumpyArray, " layouts"]
-Rows = Int[NumpyArray, " some"]
+Rows = Int[NumpyArray, " rows"]
 
 
 @short_repr
@@ -189,13 +190,15 @@ class Estimates(NamedTuple):
 
 def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
     """Group rows that agree in all columns; the groups in the order of their first rows."""
-    _, first, group = np.unique(
+    # group of each row [1 0 1 1] -> rows by group [1 0 2 3], starts [0 1] -> groups [1], [0 2 3]
+    _, first_rows, inverse = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
     )
-    order = np.argsort(group.ravel(), kind="stable")
-    starts = np.searchsorted(group.ravel()[order], np.arange(len(first)))
-    parts = np.split(order, starts[1:])
-    return [parts[k] for k in np.argsort(first, kind="stable")]
+    group = inverse.ravel()
+    rows_by_group = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[rows_by_group], np.arange(len(first_rows)))
+    groups = np.split(rows_by_group, starts[1:])
+    return [groups[k] for k in np.argsort(first_rows, kind="stable")]
 
 
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
@@ -205,10 +208,10 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
     for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
         group = layouts.take(rows)
         shape = program_shape(request, group, 0)
-        priced = price(request, shape, group)
-        bound[rows] = lower_bounds(table_pipe(shape), priced.costs, group.microbatches)
-        for same in row_groups((group.microbatches,)):
-            memory[rows[same]] = _memory(shape, priced, same, int(group.microbatches[same[0]]))
+        prices = price(request, shape, group)
+        bound[rows] = lower_bounds(table_pipe(shape), prices.costs, group.microbatches)
+        for part in row_groups((group.microbatches,)):
+            memory[rows[part]] = _memory(shape, prices, part, int(group.microbatches[part[0]]))
         done += len(rows)
         tell(done, len(layouts), "layouts priced")
     fits = memory <= request.room
@@ -216,12 +219,12 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
 
 
 def _memory(
-    shape: ProgramShape, priced: Priced, rows: Rows, microbatches: int
-) -> Float[NumpyArray, " some"]:
+    shape: ProgramShape, prices: Priced, rows: Rows, microbatches: int
+) -> Float[NumpyArray, " rows"]:
     """Return the need of the fullest worker for layouts of one program, per accelerator [B]."""
-    held = held_in(shape, microbatches)
-    sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], priced.memory)
-    need = held.static_bytes(sizes.static, sizes.version) + held.activation_bytes(sizes.parts)
+    counts = held_in(shape, microbatches)
+    sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], prices.memory)
+    need = counts.static_bytes(sizes.static, sizes.version) + counts.activation_bytes(sizes.parts)
     return need.max(axis=1)
 
 
@@ -252,18 +255,18 @@ class Evaluator:
             if not len(missing):
                 break
             self._evaluate(self._program[missing[bound[missing].argmin()]], may_tie)
-        order = self._known_in_order(among)
+        order = self._evaluated_rows(among)
         _, first = np.unique(self.idea[order], return_index=True)
         return order[np.sort(first)][:count]
 
     def ties(self, row: int) -> Rows:
         """Return the other layouts of the same idea within `TIE` of its step, shortest first."""
         times = self.estimates.step_time
-        order = self._known_in_order(self.idea == self.idea[row])
+        order = self._evaluated_rows(self.idea == self.idea[row])
         return order[(times[order] <= (1 + TIE) * times[row]) & (order != row)]
 
-    def _known_in_order(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Select the evaluated rows, sorted by step time and memory."""
+    def _evaluated_rows(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
+        """Return the evaluated rows, sorted by step time and memory."""
         times = self.estimates.step_time
         order = np.lexsort((self.estimates.memory_bytes, times))
         return order[(among & ~np.isnan(times))[order]]
@@ -273,13 +276,14 @@ class Evaluator:
         memory, fits = self.estimates.memory_bytes, self.estimates.fits
         while True:
             times = self.estimates.step_time
-            least = np.where(np.isnan(times), self.estimates.lower_bound * (1 - ROUNDING), times)
+            min_times = self.estimates.lower_bound * (1 - ROUNDING)
+            min_times = np.where(np.isnan(times), min_times, times)
             order = np.flatnonzero(fits)
-            order = order[np.lexsort((memory[order], least[order]))]
+            order = order[np.lexsort((memory[order], min_times[order]))]
             # on the front, a layout needs less memory than all layouts with a shorter step
-            before = np.minimum.accumulate(np.append(np.inf, memory[order]))[:-1]
+            min_memory_before = np.minimum.accumulate(np.append(np.inf, memory[order]))[:-1]
             front = np.zeros(len(fits), bool)
-            front[order[memory[order] < before]] = True
+            front[order[memory[order] < min_memory_before]] = True
             missing = np.flatnonzero(front & np.isnan(times))
             if not len(missing):
                 return front
@@ -307,13 +311,11 @@ class Evaluator:
     def _idea_limits(
         self, count: int, among: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
-        """Return the step time of each layout's idea so far [s], at most that of the last best.
-
-        The last best is the `count`-th fastest idea. A lower bound above this time rules out that
-        the layout changes the answer. Infinite while fewer ideas are evaluated.
-        """
+        """Return the step time of each layout's idea so far [s], at most that of the last best."""
+        # The last best is the `count`-th fastest idea. A lower bound above this time rules out that
+        # the layout changes the answer. Infinite while fewer ideas are evaluated.
         rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
         idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)
         np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
-        last = np.partition(idea_times, count - 1)[count - 1]
-        return np.minimum(idea_times, last)[self.idea]
+        last_best = np.partition(idea_times, count - 1)[count - 1]
+        return np.minimum(idea_times, last_best)[self.idea]
