@@ -200,15 +200,8 @@ def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[
         label = f"thin rows: {', '.join(below)}"
         entries.append(Line2D([], [], linestyle="none", label=label))
     if hatched:
-        entries.append(
-            Patch(
-                facecolor="none",
-                edgecolor=palette.BLACK,
-                linewidth=_EDGE_POINTS,
-                hatch=HATCH,
-                label=hatched,
-            )
-        )
+        strokes: dict[str, Any] = {"edgecolor": palette.BLACK, "linewidth": _EDGE_POINTS}
+        entries.append(Patch(facecolor="none", hatch=HATCH, label=hatched, **strokes))
     if any(bar.is_critical for bar in bars):
         frame = Patch(facecolor="none", edgecolor=palette.CRITICAL, label="critical path")
         entries.append(frame)
@@ -311,12 +304,12 @@ def _draw_numbers(
     for row in rows.values():
         # all numbers of a row show or none, but ops cut by the window hide only their own
         uncut = [op for op in row if op.start >= since and op.finish <= until] or row
-        least_digit = min((op.finish - op.start) / len(op.number) for op in uncut)
-        least_height = min(op.height for op in uncut)
+        row_digit = min((op.finish - op.start) / len(op.number) for op in uncut)
+        row_height = min(op.height for op in uncut)
         for op in row:
             start, finish = max(op.start, since), min(op.finish, until)
-            digit = min(least_digit, (finish - start) / len(op.number))
-            room = digit, min(least_height, op.height)
+            digit = min(row_digit, (finish - start) / len(op.number))
+            room = digit, min(row_height, op.height)
             look = looks[op.op.phase.name].deepened(op.depth)
             text: dict[str, Any] = {"zorder": 4, "fontsize": style.small(), "clip_on": True}
             if op.op in hatched:
@@ -324,27 +317,28 @@ def _draw_numbers(
             axes.add_artist(_Number(axes, op, room, (start, finish), color=look.ink, **text))
 
 
-def draw_messages(axes: Axes, sent: Sequence[Arrow], *, top: float, bottom: float) -> None:
+def draw_messages(axes: Axes, messages: Sequence[Arrow], *, top: float, bottom: float) -> None:
     """Draw lines from the sender's row to the receiver's; `top` and `bottom` are edges of ops."""
     lines = []
-    for message in sent:
-        leaves, arrives = (bottom, top) if message.receiver > message.sender else (top, bottom)
-        start = message.start, message.sender + leaves
-        lines.append([start, (message.finish, message.receiver + arrives)])
+    for message in messages:
+        is_down = message.receiver > message.sender
+        start_edge, end_edge = (bottom, top) if is_down else (top, bottom)
+        start = message.start, message.sender + start_edge
+        lines.append([start, (message.finish, message.receiver + end_edge)])
     look: dict[str, Any] = {
-        "colors": [palette.CRITICAL if m.is_critical else palette.MESSAGE for m in sent],
-        "linewidths": [1.0 if m.is_critical else 0.5 for m in sent],
+        "colors": [palette.CRITICAL if m.is_critical else palette.MESSAGE for m in messages],
+        "linewidths": [1.0 if m.is_critical else 0.5 for m in messages],
         "rasterized": len(lines) > MAX_SHAPES,
     }
     axes.add_collection(LineCollection(lines, zorder=_MESSAGE_ZORDER, **look))
 
 
-def draw_transfers(axes: Axes, sent: Sequence[Arrow], top: float, height: float) -> None:
+def draw_transfers(axes: Axes, messages: Sequence[Arrow], top: float, height: float) -> None:
     """Draw messages as bars in a lane of both workers, critical ones framed and in front."""
     for is_critical in (False, True):
         bars = [
             (message.start, message.finish, worker + top, worker + top + height)
-            for message in sent
+            for message in messages
             if message.is_critical is is_critical and message.finish > message.start
             for worker in (message.sender, message.receiver)
         ]

@@ -84,23 +84,22 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
     texts = {phase.name: _range(costs.time(phase), unit) for phase in timed}
     times = [f"{letter} {text}" for letter, text in texts.items() if text]
     if costs.pair_factor is not None and run.table.is_fused.any():
-        least, largest = np.min(costs.pair_factor), np.max(costs.pair_factor)
-        factor = f"{least:g}" if least == largest else f"({least:g} to {largest:g})"
+        low, high = np.min(costs.pair_factor), np.max(costs.pair_factor)
+        factor = f"{low:g}" if low == high else f"({low:g} to {high:g})"
         times.append(f"fused pair max(F, B) + {factor} min(F, B)")
     elif costs.pair is not None:
         times.append(f"fused pair {_range(costs.pair, unit)}")
-    sent = [
+    message_times = [
         f"{name} {_range(cost, unit)}"
         for name, cost in (("latency", costs.latency), ("transmit", costs.transmit))
         if np.any(np.asarray(cost))
     ]
-    messages = f"messages {' + '.join(sent)}" if sent else "messages free"
     settings = link_settings(run.links)
     return [
         f"{run.workers} workers",
         f"{run.microbatches} microbatches",
         *times,
-        messages,
+        f"messages {' + '.join(message_times) or 'free'}",
         f"{run.links.model} links{f' ({settings})' if settings else ''}",
     ]
 
@@ -110,9 +109,9 @@ def _range(cost: Any, unit: TimeUnit) -> str:
     if cost is None:
         return ""
     values = np.asarray(cost, float)
-    low, high = float(values.min(initial=np.inf)), float(values.max(initial=0.0))
     if not values.size:
         return ""
+    low, high = float(values.min()), float(values.max())
     if low == high:
         return unit.text(low)
     return f"{low / unit.seconds:.5g} to {unit.text(high)}"

@@ -49,10 +49,8 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
 def _draw_placement(
     axes: Axes, placed: PlacedCosts, seats: Int[NumpyArray, " workers"], name: str
 ) -> float:
-    """Draw workers on their places, and arcs for messages; return the height of the highest arc.
-
-    `seats` is the place of each worker, `placed.level` the level of the link between two places.
-    """
+    """Draw workers on their places, and arcs for messages; return the height of the highest arc."""
+    # `seats` is the place of each worker, `placed.level` the level of the link between two places.
     # neighbours are 1 apart, plus a gap for each level: levels 0, 1, 0 give x = 0, 1, 2.9, 3.9
     neighbour_levels = placed.level.diagonal(offset=1)
     place_x = np.append(0.0, np.cumsum(1.0 + LEVEL_GAP * neighbour_levels))
@@ -61,7 +59,7 @@ def _draw_placement(
         is_near = placed.level <= level  # places within one node, or one rack
         for group in np.unique(is_near.argmax(axis=1)).tolist():  # first place of each
             _frame(axes, place_x[is_near[group]], level)
-    for (first, second), count in _pairs(placed).items():
+    for (first, second), count in _message_counts(placed).items():
         start, end = sorted((place_x[seats[first]], place_x[seats[second]]))
         rise = 0.25 + ARC_RISE * (end - start)
         top = max(top, 0.3 + rise)
@@ -101,7 +99,7 @@ def _frame(axes: Axes, place_x: NumpyArray, level: int) -> None:
     axes.add_patch(box)
 
 
-def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
+def _message_counts(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
     """Count the stage boundaries between each pair of different workers."""
     placement = placed.table.placement
     ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
@@ -145,9 +143,9 @@ def draw_predictions(
         )
     axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
     axes.set(xlim=ends, ylim=ends)
-    is_near = ends[1] < EVEN_TICKS_RATIO * ends[0]  # ticks at powers of ten would be too few
+    is_short = ends[1] < EVEN_TICKS_RATIO * ends[0]  # ticks at powers of ten would be too few
     for axis in (axes.xaxis, axes.yaxis):
-        if is_near:
+        if is_short:
             axis.set_major_locator(FixedLocator(MaxNLocator(5).tick_values(*ends)))
             axis.set_minor_locator(NullLocator())
         else:
@@ -160,7 +158,7 @@ def draw_predictions(
 # Delays of the gradients of a table.
 
 
-LEAST_AXIS_END = 3  # least right end of the axis of delays
+MIN_AXIS_END = 3  # smallest right end of the axis of delays
 
 
 def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) -> None:
@@ -168,13 +166,10 @@ def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) 
     share = 100 * histogram / histogram.sum()
     axes.bar(np.arange(len(share)), share, width=0.9, color=palette.BLUE)
     largest = len(share) - 1
-    for delay, label, colour, line in (
-        (largest, f"largest {largest}", palette.VERMILION, "-"),
-        (mean, f"mean {mean:.4g}", palette.ORANGE, "--"),
-    ):
-        axes.axvline(delay, color=colour, label=label, linestyle=line)
+    axes.axvline(largest, color=palette.VERMILION, label=f"largest {largest}", linestyle="-")
+    axes.axvline(mean, color=palette.ORANGE, label=f"mean {mean:.4g}", linestyle="--")
     axes.set(xlabel="delay [block updates]", ylabel="share of (update, stage) [%]")
-    axes.set_xlim(-0.6, max(largest, LEAST_AXIS_END) + 0.6)
+    axes.set_xlim(-0.6, max(largest, MIN_AXIS_END) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.legend(loc="outside lower center", ncols=2)  # beside the bars, wherever they stand
 
@@ -183,7 +178,7 @@ def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) 
 
 
 SWING_COLOURS = (palette.BLUE, palette.ORANGE)
-LEAST_SWING = 1e-2  # least drawn swing, relative to the step time
+MIN_SWING = 1e-2  # smallest drawn swing, relative to the step time
 PARAMETER_NAMES: Mapping[str, str] = {
     "compute.peak": "peak FLOP/s",
     "compute.latency": "latency of an op",
@@ -243,16 +238,17 @@ def draw_tornado(
         """Return the larger relative change of the step time."""
         return max(abs(value / step_time - 1) for value in (*swings[name], step_time) if value)
 
-    large = [name for name in swings if width(name) >= LEAST_SWING]
+    large = [name for name in swings if width(name) >= MIN_SWING]
     names = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
     # rows of the work, a free row for a label if both parts exist, rows of the machine
-    work = sum(name.startswith(WORK) for name in names)
-    has_label = 0 < work < len(names)
-    places = np.arange(len(names)) + np.where(np.arange(len(names)) < work, 0.0, has_label)
+    num_work = sum(name.startswith(WORK) for name in names)
+    has_label = 0 < num_work < len(names)
+    places = np.arange(len(names), dtype=float)
     if has_label:
+        places[num_work:] += 1
         axes.annotate(
             "machine above, work below",
-            (0.5, work),
+            (0.5, num_work),
             xycoords=("axes fraction", "data"),
             ha="center",
             va="center",

@@ -36,17 +36,16 @@ def draw_plan(
     """
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_exact = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
-    capacity, least = capacity / 1e9, float(np.nanmin(exact))
-    is_drawn = (memory <= MAX_MEMORY_RATIO * capacity) & (bound <= MAX_STEP_RATIO * least)
+    capacity, best_time = capacity / 1e9, float(np.nanmin(exact))
+    is_drawn = (memory <= MAX_MEMORY_RATIO * capacity) & (bound <= MAX_STEP_RATIO * best_time)
     dots: dict[str, Any] = {"markersize": 1.5, "markeredgewidth": 0, "rasterized": True}
-    bounded = is_drawn & ~is_exact
-    axes.plot(memory[bounded], bound[bounded], ".", color=palette.SILVER, zorder=1, **dots)
+    is_bound = is_drawn & ~is_exact
+    axes.plot(memory[is_bound], bound[is_bound], ".", color=palette.SILVER, zorder=1, **dots)
     axes.plot([], [], ".", color=palette.SILVER, markersize=4, label="lower bound")
     _draw_exact(axes, np.asarray(columns["schedule"]), memory, exact, is_drawn & is_exact, apart)
     order = np.flatnonzero(front)
     order = order[np.argsort(memory[order])]
-    edge = np.append(memory[order], capacity), np.append(exact[order], least)
-    axes.step(*edge, **FRONT)
+    axes.step(np.append(memory[order], capacity), np.append(exact[order], best_time), **FRONT)
     axes.axvline(capacity, color=palette.VERMILION, linewidth=0.8, linestyle="--")
     ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
     axes.plot(memory[best], exact[best], "o", markersize=7, zorder=4, **ring)
@@ -58,7 +57,7 @@ def draw_plan(
     axes.set_yscale("log")
     style.name_ticks(axes.yaxis)
     axes.set_xlim(0, min(MAX_MEMORY_RATIO * capacity, 1.05 * max(capacity, memory[is_drawn].max())))
-    axes.set_ylim(0.85 * least, MAX_STEP_RATIO * least)
+    axes.set_ylim(0.85 * best_time, MAX_STEP_RATIO * best_time)
     axes.set_xlabel("memory of the fullest accelerator [GB]")
     axes.set_ylabel("step time [s]")
     axes.legend(loc="upper right")
@@ -178,24 +177,24 @@ def draw_results(
         _name_front(axes, sides, front, *front_names)
 
 
-def _front(sides: Sequence[Shown], points: Int[NumpyArray, " some"]) -> NumpyArray:
-    """Return which of some points no other one beats, the best in the first measure first."""
+def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
+    """Return the Pareto front of points, the best in the first measure first."""
     x, y = (side.values[points] * (-1 if side.more_is_better else 1) for side in sides)
     order = np.lexsort([y, x])
-    # 3 4 1 in this order: 4 is beaten by 3
-    least_before = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
-    beaten: NumpyArray = points[order[y[order] < least_before]]
-    return beaten
+    # y of 3 4 1 in this order: 4 is not on the front, because 3 is before it
+    min_before = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
+    front: NumpyArray = points[order[y[order] < min_before]]
+    return front
 
 
-def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " some"]) -> NumpyArray:
+def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
     """Return one of the points in each cell of the picture."""
     to_axes = axes.transData + axes.transAxes.inverted()
     places = to_axes.transform(np.column_stack([side.values[points] for side in sides]))
-    inside = np.all((places >= 0) & (places <= 1), axis=1)
-    cells = np.floor(places[inside] * CELLS).astype(int)
-    _, first = np.unique(cells[:, 0] * (CELLS + 1) + cells[:, 1], return_index=True)
-    thinned: NumpyArray = points[inside][first]
+    is_inside = np.all((places >= 0) & (places <= 1), axis=1)
+    cells = np.floor(places[is_inside] * CELLS).astype(int)
+    _, first_rows = np.unique(cells, axis=0, return_index=True)
+    thinned: NumpyArray = points[is_inside][first_rows]
     return thinned
 
 
@@ -240,25 +239,21 @@ def _scale(
 ) -> None:
     """Scale both axes to the points near the front."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
-        near_values = side.values[is_grouped & side.near(front)]
-        if (
-            len(near_values)
-            and near_values.min() > 0
-            and near_values.max() > LOG_RATIO * near_values.min()
-        ):
+        values = side.values[is_grouped & side.near(front)]
+        if len(values) and 0 < LOG_RATIO * values.min() < values.max():
             getattr(axes, f"set_{name}scale")("log")
-        if len(near_values) < is_grouped.sum():
-            getattr(axes, f"set_{name}lim")(*_with_margin(near_values, axis.get_scale()))
+        if len(values) < is_grouped.sum():
+            getattr(axes, f"set_{name}lim")(*_with_margin(values, axis.get_scale()))
         style.name_ticks(axis)
 
 
 def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     if scale == "log":
-        more = (high / low) ** 0.05
-        return low / more, high * more
-    more = 0.05 * (high - low)
-    return low - more, high + more
+        factor = (high / low) ** 0.05
+        return low / factor, high * factor
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
 
 
 def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:
@@ -286,15 +281,15 @@ def _name_front(
     right, up = (1 if side.more_is_better else -1 for side in sides)
     to_axes = axes.transData + axes.transAxes.inverted()
     points = to_axes.transform(np.column_stack([x, y]))  # as shares of the picture
-    named = [0]
+    numbered = [0]
     for k in range(1, len(points)):
-        if np.hypot(*(points[k] - points[named]).T).min() > LABEL_DISTANCE:
-            named.append(k)
-    if len(named) > MAX_NAMED_POINTS:  # evenly chosen
-        positions = np.linspace(0, len(named) - 1, MAX_NAMED_POINTS).round().astype(int)
-        named = [named[k] for k in positions]
+        if np.hypot(*(points[k] - points[numbered]).T).min() > LABEL_DISTANCE:
+            numbered.append(k)
+    if len(numbered) > MAX_NAMED_POINTS:  # evenly chosen
+        positions = np.linspace(0, len(numbered) - 1, MAX_NAMED_POINTS).round().astype(int)
+        numbered = [numbered[k] for k in positions]
     handles = []
-    for number, k in enumerate(named, start=1):
+    for number, k in enumerate(numbered, start=1):
         axes.annotate(
             str(number),
             (x[k], y[k]),
@@ -307,6 +302,6 @@ def _name_front(
         )
         look: Any = {"color": palette.BLACK, "linestyle": "", "marker": f"${number}$"}
         handles.append(Line2D([], [], markersize=4, markeredgewidth=0.3, **look))
-    texts = [names[k] for k in named]
+    texts = [names[k] for k in numbered]
     figure: Any = axes.figure
     style.legend(figure, "lower left", (handles, texts), title=title, columns=1)

@@ -206,10 +206,9 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> F
 def _scale_groups(maps: Sequence[HeatMap]) -> list[list[int]]:
     """Group positions of maps by their scale: all in one group, or each map alone."""
     largest = [float(np.nanmax(np.abs(heat_map.seconds), initial=0.0)) for heat_map in maps]
-    positions = [*range(len(maps))]
-    return (
-        [positions] if max(largest) <= _MAX_SCALE_RATIO * min(largest) else [[k] for k in positions]
-    )
+    if max(largest) <= _MAX_SCALE_RATIO * min(largest):
+        return [[*range(len(maps))]]
+    return [[k] for k in range(len(maps))]
 
 
 def _add_scale(
@@ -222,7 +221,7 @@ def _add_scale(
 
 
 def _scale(
-    seconds: Float[NumpyArray, " some"], unit: str = ""
+    seconds: Float[NumpyArray, " values"], unit: str = ""
 ) -> tuple[ScalarMappable, tuple[float, str]]:
     """Return a colour scale in which 0 is white, and its unit (s, name)."""
     low, high = float(np.nanmin(seconds, initial=0.0)), float(np.nanmax(seconds, initial=0.0))
@@ -298,21 +297,17 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
     axes.set_xlim(0.0, end or 1.0)
     style.name_rows(axes, [f"worker {worker}" for worker in range(workers)])
     late = step.start - step.replayed
-    colours = scale.to_rgba(late)
-    widths = style.line_widths(axes, step.durations, 0.6)
+    look: dict[str, Any] = {
+        "facecolors": scale.to_rgba(late),
+        "edgecolors": palette.GREY,
+        "linewidths": style.line_widths(axes, step.durations, 0.6),
+    }
     points_per_second = axes.bbox.width * 72 / axes.figure.dpi / (end or 1.0)
-    for start, top in (
-        (step.start, step.worker - _LANE_SHARE),
-        (step.replayed, step.worker + 0.02),
-    ):
+    tops = step.worker - _LANE_SHARE, step.worker + 0.02
+    for start, top in zip((step.start, step.replayed), tops, strict=True):
         ends = start + step.durations
         bottom = top + _LANE_SHARE
         corners = np.stack([start, top, ends, top, ends, bottom, start, bottom], axis=-1)
-        look: dict[str, Any] = {
-            "facecolors": colours,
-            "edgecolors": palette.GREY,
-            "linewidths": widths,
-        }
         axes.add_collection(PolyCollection([*corners.reshape(-1, 4, 2)], **look))
         has_room = step.durations * points_per_second > _text_widths(step.label)
         for k in np.flatnonzero(has_room).tolist():

@@ -84,40 +84,35 @@ SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
 
 def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
     """Return the looks of phases by letter; kinds without a colour get distinct colours."""
-    by_name = {phase.name: phase for phase in phases}
-    kinds = {name: phase.kind for name, phase in by_name.items()}
-    usual = {name: USUAL[name] for name, phase in by_name.items() if isinstance(phase, Phase)}
-    looks = {
-        name: usual.get(name) or _look_of_kind(kind, *(kind.look or ()))
-        for name, kind in kinds.items()
-        if name in usual or kind.look
-    }
-    uncoloured = [name for name in kinds if name not in looks]
-    colours = _distinct_colours([look.fill for look in looks.values()], len(uncoloured))
-    return looks | {
-        name: _look_of_kind(kinds[name], colours[k % len(colours)])
-        for k, name in enumerate(uncoloured)
-    }
+    looks: dict[str, Look] = {}
+    uncoloured: dict[str, OpKind] = {}
+    for name, phase in {phase.name: phase for phase in phases}.items():
+        if isinstance(phase, Phase):
+            looks[name] = USUAL[name]
+        elif phase.kind.look:
+            looks[name] = _kind_look(phase.kind, *phase.kind.look)
+        else:
+            uncoloured[name] = phase.kind
+    colours = itertools.cycle(
+        _distinct_colours([look.fill for look in looks.values()], len(uncoloured))
+    )
+    return looks | {name: _kind_look(kind, next(colours)) for name, kind in uncoloured.items()}
 
 
-def _look_of_kind(kind: OpKind, fill: str, *more: str) -> Look:
-    return Look(kind.name, fill, *(more or (_mix(fill, BLACK, _SHADE),)))
+def _kind_look(kind: OpKind, fill: str, *shades: str) -> Look:
+    return Look(kind.name, fill, *(shades or (_mix(fill, BLACK, _SHADE),)))
 
 
 def _distinct_colours(used_colours: Sequence[str], count: int) -> list[str]:
-    """Return colours of the scale, as far in lightness as possible from each other and from others.
-
-    May return fewer colours than `count`, but at least one.
-    """
-    used_lightness = [*map(_perceived_lightness, used_colours)]
+    """Return 1 to `count` colours of the scale, as far in lightness as possible from all others."""
     colours: list[str] = []
-    for least_distance in range(100, -1, -1):
-        colours, taken_lightness = [], [*used_lightness]
+    for min_distance in range(100, -1, -1):
+        colours, used_lightness = [], [*map(_perceived_lightness, used_colours)]
         for colour in SCALE:
             lightness = _perceived_lightness(colour)
-            if all(abs(lightness - other) >= least_distance for other in taken_lightness):
+            if all(abs(lightness - other) >= min_distance for other in used_lightness):
                 colours.append(colour)
-                taken_lightness.append(lightness)
+                used_lightness.append(lightness)
         if len(colours) >= count:
             break
     return colours[:count]

@@ -129,11 +129,10 @@ class Picture(Figure):
             super().savefig(fname, **options)
 
     def _repr_svg_(self) -> str:
-        text = io.StringIO()
-        self.savefig(
-            text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
-        return text.getvalue()[text.getvalue().index("<svg") :]
+        file = io.StringIO()
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        self.savefig(file, format="svg", metadata=metadata)
+        return file.getvalue()[file.getvalue().index("<svg") :]
 
 
 def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
@@ -194,9 +193,11 @@ def legend(
     """Add a legend outside the axes, with as many columns as fit; tall legends raise the figure."""
     handles, names = entries
     letters_per_line = int(figure.get_figwidth() * 72 / (LETTER * small())) - 6
-    *labels, head = ("\n".join(textwrap.wrap(text, letters_per_line)) for text in (*names, title))
+    *labels, heading = (
+        "\n".join(textwrap.wrap(text, letters_per_line)) for text in (*names, title)
+    )
     for count in range(columns, 0, -1):
-        look: Any = {"title": head or None, "loc": f"outside {where}", "ncols": count}
+        look: Any = {"title": heading or None, "loc": f"outside {where}", "ncols": count}
         drawn_legend = figure.legend(handles, labels, alignment="left", **look)
         box = drawn_legend.get_window_extent()
         if count == 1 or box.width <= figure.bbox.width:

@@ -252,10 +252,9 @@ def _draw_panel(
 ) -> None:
     """Draw a run within a window of time, with its messages and a title that fits."""
     run = panel.run
-    sent = [
-        message._replace(is_critical=message.is_critical and look.critical)
-        for message in arrows(run)
-    ]
+    messages = arrows(run)
+    if not look.critical:
+        messages = [message._replace(is_critical=False) for message in messages]
     draw_bars(
         axes,
         panel_bars,
@@ -264,13 +263,13 @@ def _draw_panel(
         until=window.stop,
         hatched=second_pipe(run.table),
         depth=depths(run.table),
-        transfers=sent if look.transfers else (),
+        transfers=messages if look.transfers else (),
         looks=look.looks,
     )
     if look.messages:
         lanes = share_row(lanes_below(panel_bars, transfers=look.transfers))
         top, height = lanes[COMPUTING]
-        draw_messages(axes, sent, top=top, bottom=top + height)
+        draw_messages(axes, messages, top=top, bottom=top + height)
     title_paper = look.paper._replace(width=look.paper.width - 0.8)  # less the names of rows [inch]
     candidates = [title_paper.wrapped(text) for text in headlines(panel.name, run, look.unit)]
     lines = min(candidates, key=len)  # the longest text among those with the fewest lines

@@ -4,7 +4,7 @@ With the initial factors the page's cost vector equals that of `evaluate`. If me
 slider of messages starts at 0, in units of the mean forward.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,28 +42,27 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
     return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
 
 
-def list_factors(runs: Sequence[Evaluation], also: Collection[AnyPhase] = ()) -> list[Factor]:
-    """List the sliders of runs, for kinds with a cost; `also` are phases of other tables."""
-    used_kinds = {kind for run in runs for kind in _kinds_that_cost(run)}
-    used_kinds |= {
-        phase.name
-        for phase in also
-        if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs)
-    }
-    own_phases = (phase for run in runs for phase in run.table.grammar.custom_phases)
-    names_by_phase = {phase.name: phase.kind.name for phase in own_phases}
-    is_free = not used_kinds & {"latency", "transmit"}
-    if is_free and any(len(run.program.messages.producer) for run in runs):
+def list_factors(
+    runs: Sequence[Evaluation], other_phases: Collection[AnyPhase] = ()
+) -> list[Factor]:
+    """List the sliders of runs, for kinds with a cost, in runs or in phases of other tables."""
+    used_kinds = {kind for run in runs for kind in _kinds_with_cost(run)}
+    for phase in other_phases:
+        if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs):
+            used_kinds.add(phase.name)
+    custom_phases = (phase for run in runs for phase in run.table.grammar.custom_phases)
+    names = {**OF_COMPUTE, **{phase.name: phase.kind.name for phase in custom_phases}, **OF_OTHERS}
+    if "latency" in used_kinds:
+        names["transmit"] = "transmit time"
+    has_free_messages = not used_kinds & {"latency", "transmit"}
+    if has_free_messages and any(len(run.program.messages.producer) for run in runs):
         used_kinds.add("transmit")
-    names = {**OF_COMPUTE, **names_by_phase, **OF_OTHERS}
-    names |= {"transmit": "transmit time"} if "latency" in used_kinds else {}
-    return [
-        Factor(key, name, 0.0, MAX_FREE_FACTOR)
-        if key == "transmit" and is_free
-        else Factor(key, name, 1.0, MAX_FACTOR)
-        for key, name in names.items()
-        if key in used_kinds
-    ]
+    factors = {
+        key: Factor(key, name, 1.0, MAX_FACTOR) for key, name in names.items() if key in used_kinds
+    }
+    if has_free_messages and "transmit" in factors:
+        factors["transmit"] = Factor("transmit", names["transmit"], 0.0, MAX_FREE_FACTOR)
+    return [*factors.values()]
 
 
 def run_cost_vector(run: Evaluation) -> Float[NumpyArray, " costs"]:
@@ -82,11 +81,11 @@ def base_costs(
     return base
 
 
-def _kinds_that_cost(run: Evaluation) -> Iterator[str]:
-    """Yield the kinds of costs above 0 that the program reads."""
-    cost_kinds, is_read = np.array(kinds(run)), read_by(run.program)
-    costs = is_read & (run_cost_vector(run) > 0)
-    yield from np.unique(cost_kinds[costs & (cost_kinds != "")]).tolist()
+def _kinds_with_cost(run: Evaluation) -> list[str]:
+    """List the kinds of costs above 0 that the program reads."""
+    cost_kinds = np.array(kinds(run))
+    has_cost = read_by(run.program) & (run_cost_vector(run) > 0) & (cost_kinds != "")
+    return np.unique(cost_kinds[has_cost]).tolist()
 
 
 def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
@@ -130,7 +129,10 @@ class FormSearch:
         if overlaps or program.num_nodes > self.nodes_left:
             return None
         self.nodes_left -= program.num_nodes
-        cost_kinds, parameters, units, is_time = np.array(kinds(run)), {}, [], []
+        cost_kinds = np.array(kinds(run))
+        parameters: dict[str, Any] = {}
+        units: list[float] = []
+        is_time: list[bool] = []
         fields = {phase.name: phase.kind.time for phase in run.table.grammar.timed}
         for factor in factors:
             costs = base[cost_kinds == factor.key]
@@ -159,13 +161,12 @@ class FormSearch:
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Return costs by parameter: its own field at that value, fields of no parameter at 0.
-
-    `fields` maps letters of phases to fields of `Costs`.
-    """
-    varied = {key: fields.get(key, key) for key in parameters}
+    """Return costs by parameter: its own field at that value, fields of no parameter at 0."""
+    # `fields` maps letters of phases to fields of `Costs`
+    parameter_fields = {key: fields.get(key, key) for key in parameters}
     set_fields = {field for field, value in vars(costs).items() if value is not None}
-    others = dict.fromkeys(set_fields - {*varied.values()}, 0.0)
+    zeros = dict.fromkeys(set_fields - {*parameter_fields.values()}, 0.0)
     return {
-        key: unchecked_costs(others | {varied[key]: value}) for key, value in parameters.items()
+        key: unchecked_costs(zeros | {parameter_fields[key]: value})
+        for key, value in parameters.items()
     }

@@ -46,13 +46,10 @@ class PagePhases(NamedTuple):
         """List the grammars and own phases of tables, without duplicates."""
         grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
         own_phases: list[CustomPhase] = []
-        for phase in (
-            phase
-            for grammar in grammars
-            for phase in (*grammar.lane_sharding, *grammar.custom_phases)
-        ):
-            if not any(_is_same(phase, other) for other in own_phases):
-                own_phases.append(phase)
+        for grammar in grammars:
+            for phase in (*grammar.lane_sharding, *grammar.custom_phases):
+                if not any(_is_equal(phase, other) for other in own_phases):
+                    own_phases.append(phase)
         return cls(grammars, tuple(own_phases))
 
     @property
@@ -80,12 +77,12 @@ class PagePhases(NamedTuple):
         """Return the code on the page (codes) of each phase, by its code in the grammar."""
         page_codes = np.arange(len(grammar.phases))
         for phase in (*grammar.lane_sharding, *grammar.custom_phases):
-            same = (k for k, other in enumerate(self.own_phases) if _is_same(phase, other))
-            page_codes[phase] = len(Phase) + next(same)
+            is_equal = [_is_equal(phase, other) for other in self.own_phases]
+            page_codes[phase] = len(Phase) + is_equal.index(True)
         return page_codes
 
 
-def _is_same(phase: CustomPhase, other: CustomPhase) -> bool:
+def _is_equal(phase: CustomPhase, other: CustomPhase) -> bool:
     return (phase.name, phase.kind) == (other.name, other.kind)
 
 
@@ -99,8 +96,8 @@ class OfferedTimes(NamedTuple):
         """Return times of ops by code of the phase, and times of messages [s]."""
         ops = {code: self.costs.time(phase) for code, phase in phases.by_code.items()}
         set_times = {code: float(time) for code, time in ops.items() if time is not None}
-        sent = {name: float(np.asarray(getattr(self.costs, name))) for name in MESSAGE_FIELDS}
-        return {"ops": set_times, **sent, "byWorker": self.by_worker}
+        messages = {name: float(np.asarray(getattr(self.costs, name))) for name in MESSAGE_FIELDS}
+        return {"ops": set_times, **messages, "byWorker": self.by_worker}
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         """Replace phases that are keys by their codes."""
         return dict(zip(coded(values), values.values(), strict=True))
 
-    waits, own_slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
+    waits, slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
     letters = by_code({phase: phase.name for phase in grammar.cell_phases})
     return {
         "data": grammar_data(grammar),
@@ -139,7 +136,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "slices": grammar.slices,
         "forwardOnly": grammar.forward_only,
         "graph": grammar.graph,
-        "unit": by_code({p: own_slots[p.name] for p in grammar.timed if p.name in own_slots}),
+        "unit": by_code({p: slots[p.name] for p in grammar.timed if p.name in slots}),
         "ledger": by_code(memory_ledger((*KINDS, *grammar.custom_phases))),
         "parts": {"whole": WHOLE, "checkpoint": CHECKPOINT, "leftByF": LEFT_BY_F},
         "sizes": [1.0, WEIGHT_SHARE, 1.0, *np.zeros(len(AT_WORK)), *grammar.items.values()],
@@ -177,9 +174,9 @@ def _unstated_fields(table: ScheduleTable) -> dict[str, Any]:
     """Return placement and stage shares of a table, if its cells do not imply them."""
     fields: dict[str, Any] = {}
     pipes, microbatch_pipes = infer_placement(list(table.rows()), table.grammar.compute)
-    placements = table.placement.tolist(), table.pipe_of_microbatch.tolist()
-    if placements != (pipes.tolist(), microbatch_pipes.tolist()):
-        fields |= {"placement": placements[0], "microbatchPipes": placements[1]}
+    placement, pipe_of_microbatch = table.placement.tolist(), table.pipe_of_microbatch.tolist()
+    if (placement, pipe_of_microbatch) != (pipes.tolist(), microbatch_pipes.tolist()):
+        fields |= {"placement": placement, "microbatchPipes": pipe_of_microbatch}
     if set(table.stage_shares) != {1.0}:
         fields["shares"] = [float(share) for share in table.stage_shares]
     return fields

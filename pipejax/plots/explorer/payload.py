@@ -109,20 +109,20 @@ def payload(
             has = f"{table.name} has {table.grammar.unusual}"
             message = f"a page that reads tables knows no lanes: {has}"
             raise ArgumentError("choose", table.name, message)
-    also = {phase for table in carried_tables for phase in table.used_phases}
+    other_phases = {phase for table in carried_tables for phase in table.used_phases}
     phases = PagePhases.from_tables([*(run.table for run in runs), *carried_tables])
-    used = [phase for run in runs for phase in run.table.used_phases]
-    factors, mean, links = list_factors(runs, also), mean_forward(runs), runs[0].links
+    used_phases = [phase for run in runs for phase in run.table.used_phases]
+    factors, mean, links = list_factors(runs, other_phases), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]
     bases = [base_costs(run, factors, mean) for run in runs]
     forms: list[dict[str, Any]] = [{} for _ in runs]
     search = FormSearch()
     for model in sorted(LINKS, key=lambda name: name != links.model):  # the shown model first
-        for run_forms, entry, by_model, base in zip(forms, explored, programs, bases, strict=True):
-            program = by_model[model]
+        for k, entry in enumerate(explored):
+            program = programs[k][model]
             # ops of a replay have distinct times, so a form would say nothing
             if isinstance(program, Program) and entry.recorded is None:
-                run_forms[model] = search.form(program, entry.run, factors, base)
+                forms[k][model] = search.form(program, entry.run, factors, bases[k])
     return {
         "unit": unit,
         "links": list(LINKS),
@@ -130,14 +130,14 @@ def payload(
         "link": links.model,
         "scope": link_settings(links),
         "mean": mean,
-        "phases": phases.as_json(used),
+        "phases": phases.as_json(used_phases),
         "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
         "times": carried.times and carried.times.as_json(phases),
         "library": library(carried.tables, phases) if carried.tables else None,
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
-            _schedule(entry, by_model, base, factors, phases) | {"forms": form}
-            for entry, by_model, base, form in zip(explored, programs, bases, forms, strict=True)
+            _schedule(entry, programs[k], bases[k], factors, phases) | {"forms": forms[k]}
+            for k, entry in enumerate(explored)
         ],
     }
 
@@ -165,13 +165,19 @@ def _schedule(
     run, memory, step, name, recorded = explored
     nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
     cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # with a node under any link model
-    number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
-    number[cells] = np.arange(len(cells))
-    extra_ops = np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
+    op_of_cell = np.full(run.table.cells.phase.size, -1)
+    op_of_cell[cells] = np.arange(len(cells))
+    extra_ops = np.unique(_node_keys(run.program, timed_beside_cells(run)), axis=0)
     if recorded is not None:  # no other table uses the costs of a replay: drop unread ones
         base = np.where(read_by(run.program), base, 0.0)
     keys = ["", *(factor.key for factor in factors)]
     kind_numbers = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
+    page_programs = {
+        model: {"error": program.reason}
+        if isinstance(program, ScheduleError)
+        else _program(program, cells, extra_ops)
+        for model, program in programs.items()
+    }
     return {
         "name": name or run.schedule,
         "workers": run.workers,
@@ -183,22 +189,17 @@ def _schedule(
         "grammar": phases.grammars.index(run.table.grammar),
         "peakInFlight": run.peak_in_flight.tolist(),
         "ops": _ops(run, cells, extra_ops, phases),
-        "messages": _messages(run.program, number),
+        "messages": _messages(run.program, op_of_cell),
         "costs": pack({"base": base, "kind": kind_numbers, **_pairs(run)})
         | {
             "firstPair": run.program.layout.first_pair if run.costs.pair is None else -1,
             "firstLink": run.program.layout.first_link,
         },
-        "memory": _memory(run, memory, number)
+        "memory": _memory(run, memory, op_of_cell)
         | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
         "step": step and step._asdict(),
         "recorded": None if recorded is None else _recorded_starts(recorded, cells, len(extra_ops)),
-        "programs": {
-            model: {"error": program.reason}
-            if isinstance(program, ScheduleError)
-            else _program(program, cells, extra_ops)
-            for model, program in programs.items()
-        },
+        "programs": page_programs,
     }
 
 
@@ -223,7 +224,9 @@ def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
     return {"pair": np.asarray(program.pair_index), "overlap": overlap}
 
 
-def _key(program: Program, nodes: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "nodes fields"]:
+def _node_keys(
+    program: Program, nodes: Int[NumpyArray, " nodes"]
+) -> Int[NumpyArray, "nodes fields"]:
     """Return (nodes, 4) phase, stage, microbatch, worker: keys under all link models."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
@@ -253,18 +256,18 @@ def _ops(
     return pack(fields | partners | {"worker": worker, "pipe": pipe}) | {"placement": placement}
 
 
-def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Pack messages with the numbers of their producer and consumer; `number` is of each cell."""
-    sent = program.messages
-    cell_by_node = np.zeros(program.num_nodes, int)
-    cell_by_node[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
+def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
+    """Pack messages with the numbers of the ops that produce and consume them."""
+    messages = program.messages
+    cell_of_node = np.zeros(program.num_nodes, int)
+    cell_of_node[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
     return pack(
         {
-            "producer": number[cell_by_node[sent.producer]],
-            "consumer": number[cell_by_node[sent.consumer]],
-            "phase": sent.phase,
-            "stage": sent.stage,
-            "microbatch": sent.microbatch,
+            "producer": op_of_cell[cell_of_node[messages.producer]],
+            "consumer": op_of_cell[cell_of_node[messages.consumer]],
+            "phase": messages.phase,
+            "stage": messages.stage,
+            "microbatch": messages.microbatch,
         },
         steps=("producer", "consumer"),
     )
@@ -278,9 +281,8 @@ def _program(
     is_edge = (preds > 0) | (lags != ZERO)  # not from the source, which ends at 0
     node, column = np.nonzero(is_edge)
     extra_nodes = program.beside_cells
-    keys = [tuple(row) for row in _key(program, extra_nodes).tolist()]
+    keys = [tuple(row) for row in _node_keys(program, extra_nodes).tolist()]
     node_by_key = dict(zip(keys, extra_nodes.tolist(), strict=True))
-    sent = program.messages
     return pack(
         {
             "degree": is_edge.sum(axis=1),
@@ -291,31 +293,28 @@ def _program(
                 program.node_of_cell.ravel()[cells],
                 [node_by_key[tuple(row)] for row in extra_ops.tolist()],
             ).astype(int),
-            "carrier": sent.carrier,
-            "arrives": sent.lag_index,
+            "carrier": program.messages.carrier,
+            "arrives": program.messages.lag_index,
         },
         steps=("lag", "durations", "op", "carrier", "arrives"),
     )
 
 
-def _memory(run: Evaluation, memory: MemoryView, number: Int[NumpyArray, " cells"]) -> Packed:
-    """Pack changes of memory: time, worker, place of the size, and count.
-
-    A time is 2 x op for its start, 2 x op + 1 for its end; `number` is the op of each cell. A place
-    is part x stages + stage, with a stage for each microbatch if sizes differ by microbatch.
-    """
-    held, table = HeldOps.from_content(run.table), run.table
-    cell = held.worker * table.num_slots + held.start
-    moments = held._replace(start=2 * number[cell], end=2 * number[cell] + 1)
-    held_sizes = memory.sizes, memory.weight_share * memory.sizes, memory.checkpoints
-    sizes = np.stack([*held_sizes, *memory.at_work])
+def _memory(run: Evaluation, memory: MemoryView, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
+    """Pack changes of memory: time, worker, place of the size, and count."""
+    # A time is 2 x op for its start, 2 x op + 1 for its end. A place is part x stages + stage, with
+    # a stage for each microbatch if sizes differ by microbatch.
+    ops, table = HeldOps.from_content(run.table), run.table
+    number = op_of_cell[ops.worker * table.num_slots + ops.start]
+    moments = ops._replace(start=2 * number, end=2 * number + 1)
+    needed_by_w = memory.weight_share * memory.sizes
+    sizes = np.stack([memory.sizes, needed_by_w, memory.checkpoints, *memory.at_work])
     count = run.stages
     if sizes.ndim == 3:
-        ops = table.ops
-        microbatch = ops.microbatch[np.isin(ops.phase, np.unique(held.phase))]
+        microbatch = table.ops.microbatch[np.isin(table.ops.phase, np.unique(ops.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
         count *= run.microbatches
-    parts = HeldParts.from_ops(moments, run.table.grammar, at_work=bool(memory.at_work.any()))
+    parts = HeldParts.from_ops(moments, table.grammar, at_work=bool(memory.at_work.any()))
     return pack(
         {
             "size": with_items(sizes.reshape(len(sizes), -1), parts.items).ravel(),
@@ -344,7 +343,7 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
             flat = flat.astype(np.int64)
             step = np.diff(flat[flat != 0], prepend=0)
             flat[flat != 0] = step + (step >= 0)  # 0 marks no value: 5, 5, 0, 6 -> 6, 1, 0, 2
-        packed[name] = flat.astype(_smallest(flat))
+        packed[name] = flat.astype(_narrowest_type(flat))
     # widest numbers first, so each array begins at a multiple of its own width
     order = sorted(packed, key=lambda name: -packed[name].itemsize)
     content = b"".join(
@@ -358,7 +357,7 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
     }
 
 
-def _smallest(values: NumpyArray) -> str:
+def _narrowest_type(values: NumpyArray) -> str:
     if values.dtype.kind == "f":
         return REAL
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
@@ -419,13 +418,12 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
     runs = [entry.run for entry in explored]
     name = explored[0].name or runs[0].schedule
     count = len(runs) + sum(entry.recorded is not None for entry in explored)
-    names = name if count == 1 else f"{count} schedules"
-    sizes = {(run.workers, run.microbatches) for run in runs}
-    workers, microbatches = sizes.pop()
-    sizes_text = "" if sizes else f"{workers} workers, {microbatches} microbatches"
+    subtitle = f"{runs[0].workers} workers, {runs[0].microbatches} microbatches"
+    if len({(run.workers, run.microbatches) for run in runs}) > 1:
+        subtitle = "under one time axis"
     return payload(explored, unit=unit, carried=carried) | {
-        "title": names,
-        "subtitle": sizes_text or "under one time axis",
+        "title": name if count == 1 else f"{count} schedules",
+        "subtitle": subtitle,
         "seconds": palette.SECONDS,
     }
 
