@@ -108,16 +108,15 @@ def splits(table: ScheduleTable) -> bool:
     return bool((table.where[Phase.I] >= 0).any())
 
 
-def halves(op: Op, *, split: bool) -> tuple[Op, ...]:
-    """Return I and W for a whole backward where the runtime splits all of them."""
-    if op.phase is not Phase.B or not split:
-        return (op,)
-    return op._replace(phase=Phase.I), op._replace(phase=Phase.W)
-
-
-def ops_in(cell: Cell, *, split: bool) -> list[Op]:
-    """List the ops of a cell."""
-    return [half for op in cell for half in halves(op, split=split)]
+def cell_ops(cell: Cell, *, split: bool) -> list[Op]:
+    """List the ops of a cell, with I and W for B where the runtime splits all backwards."""
+    ops: list[Op] = []
+    for op in cell:
+        if split and op.phase is Phase.B:
+            ops += [op._replace(phase=Phase.I), op._replace(phase=Phase.W)]
+        else:
+            ops.append(op)
+    return ops
 
 
 def literal(rows: Iterable[Sequence[object]]) -> str:
@@ -128,10 +127,8 @@ def literal(rows: Iterable[Sequence[object]]) -> str:
 def title(table: ScheduleTable, runtime: str) -> str:
     """Return the first line of a module, safe for any name of a table."""
     name = table.name.encode("unicode_escape").decode().replace('"', "'")
-    sizes = f"{table.num_workers} workers, {table.num_stages} stages"
-    return (
-        f"{name}, {sizes}, {table.num_microbatches} microbatches, written by pipejax for {runtime}"
-    )
+    sizes = f"{table.num_workers} workers, {table.num_stages} stages, {table.num_microbatches}"
+    return f"{name}, {sizes} microbatches, written by pipejax for {runtime}"
 
 
 # JaxPP's task lists: a module with a `schedule` that JaxPP accepts in place of its own ones.
@@ -191,7 +188,7 @@ def to_jaxpp(table: ScheduleTable) -> str:
     split = splits(table)
     rows = [
         [
-            [(KINDS[op.phase], op.stage, op.microbatch) for op in ops_in(cell, split=split)]
+            [(KINDS[op.phase], op.stage, op.microbatch) for op in cell_ops(cell, split=split)]
             for cell in row
         ]
         for row in _with_whole_first_stage(table)
@@ -206,27 +203,27 @@ def to_jaxpp(table: ScheduleTable) -> str:
 
 
 def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
-    """Yield rows where W of stage 0 stands with its I, and warn where it stood apart."""
-    moved = 0
+    """Yield rows where W of stage 0 stands with its I, and warn if other ops were between them."""
+    num_moved = 0
     for row in table.rows():
         ops = [op for cell in row for op in cell]
-        followed = zip(ops, [*ops[1:], None], strict=True)
-        moved += sum(
-            op[:2] == (Phase.I, 0) and follower != Op(Phase.W, 0, op.microbatch)
-            for op, follower in followed
-        )
-        yield [tuple(_whole(op) for op in cell if op[:2] != (Phase.W, 0)) for cell in row]
-    if moved:
+        for op, next_op in zip(ops, [*ops[1:], None], strict=True):
+            if (op.phase, op.stage) == (Phase.I, 0):
+                num_moved += next_op != Op(Phase.W, 0, op.microbatch)
+        yield [
+            tuple(_whole(op) for op in cell if (op.phase, op.stage) != (Phase.W, 0)) for cell in row
+        ]
+    if num_moved:
         warnings.warn(
-            f"{moved} weight gradients of stage 0 stand with its input gradients: JaxPP does not "
-            "split the backward of the first stage",
+            f"{num_moved} weight gradients of stage 0 stand with its input gradients: JaxPP does "
+            "not split the backward of the first stage",
             LossWarning,
             stacklevel=2,
         )
 
 
 def _whole(op: Op) -> Op:
-    return op._replace(phase=Phase.B) if op[:2] == (Phase.I, 0) else op
+    return op._replace(phase=Phase.B) if (op.phase, op.stage) == (Phase.I, 0) else op
 
 
 # Fragment orders of Shardy's MPMD: a module whose `schedule` is a PipelineSchedule.
@@ -311,18 +308,17 @@ def to_shardy(table: ScheduleTable) -> str:
     table = supported_table(table, "Shardy")
     split = splits(table)
     cells = [
-        [[_fragment(op) for op in ops_in(cell, split=split)] for cell in row]
+        [[_fragment(op) for op in cell_ops(cell, split=split)] for cell in row]
         for row in table.rows()
     ]
-    pairs = table.is_fused
     return SHARDY_MODULE.substitute(
         title=title(table, "Shardy"),
         placement=tuple(table.placement[0].tolist()),
         split=split,
         orders=literal([[fragment for cell in row for fragment in cell] for row in cells]),
         merged=literal(
-            [cell for cell, fused in zip(row, is_pair, strict=True) if fused]
-            for row, is_pair in zip(cells, pairs, strict=True)
+            [cell for cell, is_fused in zip(row, row_is_fused, strict=True) if is_fused]
+            for row, row_is_fused in zip(cells, table.is_fused, strict=True)
         ),
     )
 
@@ -395,10 +391,10 @@ def check_sayable(table: ScheduleTable) -> None:
     check_ranks(table)
     last = table.num_stages - 1
     ends = [op.microbatch for op in _ops(table) if op.phase is Phase.F and op.stage == last]
-    for before, after in itertools.pairwise(ends):
-        if before > after:
+    for first, second in itertools.pairwise(ends):
+        if first > second:
             raise ValueError(
-                f"{name}: {last}F{before} stands before {last}F{after}, but it takes the losses "
+                f"{name}: {last}F{first} stands before {last}F{second}, but it takes the losses "
                 "of the last stage to be in the order of the microbatches"
             )
     _check_matching(table, name)
@@ -433,9 +429,9 @@ def _check_matching(table: ScheduleTable, name: str) -> None:
             sender = op.stage + (-1 if op.phase is Phase.RECV_F else 1)
             posted.setdefault((int(workers[sender]), int(workers[op.stage])), []).append(op)
     for pair, order in expected.items():
-        for due, actual in zip(order, posted[pair], strict=True):
-            if due != actual:
+        for receive, posted_receive in zip(order, posted[pair], strict=True):
+            if receive != posted_receive:
                 raise ValueError(
-                    f"{name}: worker {pair[1]} posts {actual} where worker {pair[0]} sends for "
-                    f"{due}; messages of a pair match in the order in which they are posted"
+                    f"{name}: worker {pair[1]} posts {posted_receive} where worker {pair[0]} sends "
+                    f"for {receive}; messages of a pair match in the order in which they are posted"
                 )

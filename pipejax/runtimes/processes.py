@@ -106,21 +106,21 @@ def call_together(
                     files = {"answer": str(place / f"{k}.json"), "meeting": str(place / "meeting")}
                     _stdin(process).write(json.dumps({**request, **files}).encode() + b"\n")
                     _stdin(process).flush()
-                failed = _wait(processes, timeout)
+                failure = _wait(processes, timeout)
             finally:
                 end_all()
                 for process in processes:
                     process.wait()
                     _stdin(process).close()
-        if failed is not None:
-            number, what = failed
+        if failure is not None:
+            number, outcome = failure
             lines = (place / f"{number}.log").read_text(errors="replace").strip().splitlines()
             for line in lines:
                 if line.startswith(REFUSED):
                     raise ValueError(line.removeprefix(REFUSED))
             reasons = [line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)]
-            why = "; ".join(reasons or lines[-LAST_LINES:]) or "it said nothing"
-            raise RuntimeError(f"process {number} of {len(processes)} {what}: {why}")
+            reason = "; ".join(reasons or lines[-LAST_LINES:]) or "it said nothing"
+            raise RuntimeError(f"process {number} of {len(processes)} {outcome}: {reason}")
         return [json.loads((place / f"{k}.json").read_text()) for k in range(len(processes))]
 
 
@@ -135,9 +135,9 @@ def serve(answer_to: Callable[[Any], Any]) -> None:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        why = " ".join(str(cause).split())
+        reason = " ".join(str(cause).split())
         is_refused = isinstance(error, ValueError)
-        text = f"{REFUSED}{why}" if is_refused else f"{FAILED}{type(cause).__name__}: {why}"
+        text = f"{REFUSED}{reason}" if is_refused else f"{FAILED}{type(cause).__name__}: {reason}"
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
         os._exit(1)
@@ -153,13 +153,13 @@ def _end_with_the_caller() -> None:
 def _start(module: str, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     """Start a module in a new process, with its output in a log file."""
     path = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
-    with log.open("wb") as written:
+    with log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", module],
             env={**os.environ, "PYTHONPATH": path, **environment},
             stdin=subprocess.PIPE,
-            stdout=written,
-            stderr=written,
+            stdout=output,
+            stderr=output,
         )
 
 

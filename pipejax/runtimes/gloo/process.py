@@ -65,11 +65,9 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
             values = torch.randn(shape, generator=generator, dtype=torch.float64)
             return torch.nn.Parameter(values * shape[0] ** -0.5)
 
-        self.into, self.bias, self.out = (
-            parameter(hidden, inner),
-            parameter(inner),
-            parameter(inner, hidden),
-        )
+        self.into = parameter(hidden, inner)
+        self.bias = parameter(inner)
+        self.out = parameter(inner, hidden)
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
         """Return the activations (batch, hidden) for the next stage."""
@@ -111,25 +109,25 @@ class SlowMessage:
 
     def __init__(self, work: dist.Work, seconds: float) -> None:
         self.work, self.seconds = work, seconds
-        self._there = 0.0
+        self._arrival = 0.0
         self._begun = threading.Event()
         self._slice: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
-    def note(self) -> None:
-        """Begin a slice of a trace, as gloo's of a RECV: until somebody has waited for it."""
+    def begin_slice(self) -> None:
+        """Begin a slice of a trace, as gloo's of a RECV: it ends with the wait for it."""
         self._slice = record_function(RECEIVED)
         self._slice.__enter__()
 
-    def begin(self, free: float) -> float:
+    def begin(self, free_at: float) -> float:
         """Start now, or when the link is free; return when it is free again."""
-        self._there = max(time.perf_counter(), free) + self.seconds
+        self._arrival = max(time.perf_counter(), free_at) + self.seconds
         self._begun.set()
-        return self._there
+        return self._arrival
 
     def wait(self) -> None:
         """Wait until the message is there."""
         self._begun.wait()
-        time.sleep(max(0.0, self._there - time.perf_counter()))
+        time.sleep(max(0.0, self._arrival - time.perf_counter()))
         self._slice.__exit__(None, None, None)
         self._slice = contextlib.nullcontext()
 
@@ -138,7 +136,7 @@ class SlowLink:
     """Link to another rank; both ends track its occupied time, equal up to gloo's own delays."""
 
     def __init__(self) -> None:
-        self._free = 0.0
+        self._free_at = 0.0
         self._lock = threading.Lock()
         self._posted: dict[bool, queue.SimpleQueue[SlowMessage]] = {}
         for sends in (True, False):
@@ -156,7 +154,7 @@ class SlowLink:
             message = posted.get()
             message.work.wait()  # both ends are posted
             with self._lock:
-                self._free = message.begin(self._free)
+                self._free_at = message.begin(self._free_at)
 
 
 class SlowLinks:
@@ -166,7 +164,7 @@ class SlowLinks:
         self._links: dict[int, SlowLink] = {}
 
     def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
-        """Note on every message of a stage how long it is to travel."""
+        """Set the travel time of every message of a stage."""
         number = stage.stage_index
         for name, direction, boundary in (
             ("get_fwd_recv_ops", 0, number - 1),
@@ -178,7 +176,7 @@ class SlowLinks:
                 travel = seconds[direction][boundary]
                 setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
-    def take_over(self) -> None:
+    def patch_runtime(self) -> None:
         """Let the runtime post all messages through this object."""
         schedules._batch_p2p = self._post
 
@@ -193,7 +191,7 @@ class SlowLinks:
                 self._links[message.peer] = SlowLink()
             posted.append(self._links[message.peer].post(work, sends, message.seconds))
             if not sends:
-                posted[-1].note()
+                posted[-1].begin_slice()
         return posted
 
 
@@ -202,32 +200,32 @@ def _record_travel(
 ) -> Callable[[int], list[dist.P2POp]]:
     """Wrap a stage's messages so that each carries its travel time."""
 
-    def noted(microbatch: int) -> list[dist.P2POp]:
+    def list_with_seconds(microbatch: int) -> list[dist.P2POp]:
         messages = list_messages(microbatch)
         for message in messages:
             message.seconds = seconds
         return messages
 
-    return noted
+    return list_with_seconds
 
 
-AHEAD = 0.02  # seconds from the agreement on a start to the start
+START_DELAY = 0.02  # seconds from the agreement on a start to the start
 ROUND_TRIPS = 4  # of a message, before each step that is timed
 WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Clock of the ops of a rank: it measures them, and makes them last a least time."""
+    """Clock of the ops of a rank: it measures them, and makes them last a minimum time."""
 
     # Work of the runtime between two ops counts to the first op, as when it posts a SEND or a RECV;
     # waiting does not.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
         # PyTorch's stage 0 computes both halves in W; its I is empty, as the input has no gradient
-        self.least = {phase: np.array(times) for phase, times in seconds.items()}
+        self.min_seconds = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
-            self.least["W"][0] += self.least["I"][0]
-            self.least["I"][0] = 0.0
+            self.min_seconds["W"][0] += self.min_seconds["I"][0]
+            self.min_seconds["I"][0] = 0.0
         self.measured: dict[tuple[int, str], list[float]] = {}
         self._last: list[float] = []  # measured times of the kind of op that ended last
         self._begun = self._ended = self._waited = 0.0
@@ -243,9 +241,9 @@ class OpClock:
             self._last[-1] += self._begun - self._ended - self._waited
 
     def end(self, stage: int, phase: str, microbatch: int) -> None:
-        """End the running op, after a sleep up to its least time, and record its seconds."""
-        least = float(self.least[phase][stage, microbatch]) if self.least else 0.0
-        time.sleep(max(0.0, self._begun + least - time.perf_counter()))
+        """End the running op, after a sleep up to its minimum time, and record its seconds."""
+        seconds = float(self.min_seconds[phase][stage, microbatch]) if self.min_seconds else 0.0
+        time.sleep(max(0.0, self._begun + seconds - time.perf_counter()))
         self._ended, self._waited = time.perf_counter(), 0.0
         self._last = self.measured.setdefault((stage, phase), [])
         self._last.append(self._ended - self._begun)
@@ -258,45 +256,47 @@ class OpClock:
         return result
 
     def watch(self, stage: PipelineStage) -> None:
-        """Wrap the methods of a stage that the runtime calls; a forward ends behind its loss."""
+        """Wrap the methods of a stage that the runtime calls; a forward ends after its loss."""
         forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
         weight = stage.backward_weight_one_chunk
 
-        def timed_forward(*args: Any, **more: Any) -> Any:
+        def time_forward(*args: Any, **options: Any) -> Any:
             self.begin()
-            return forward(*args, **more)
+            return forward(*args, **options)
 
-        def timed_backward(chunk: int, *args: Any, full_backward: bool = True, **more: Any) -> None:
+        def time_backward(
+            chunk: int, *args: Any, full_backward: bool = True, **options: Any
+        ) -> None:
             self.begin()
-            backward(chunk, *args, full_backward=full_backward, **more)
+            backward(chunk, *args, full_backward=full_backward, **options)
             self.end(stage.stage_index, "B" if full_backward else "I", chunk)
 
-        def timed_weight(chunk: int, *args: Any, **more: Any) -> None:
+        def time_weight(chunk: int, *args: Any, **options: Any) -> None:
             self.begin()
-            weight(chunk, *args, **more)
+            weight(chunk, *args, **options)
             self.end(stage.stage_index, "W", chunk)
 
-        stage.forward_one_chunk = timed_forward
-        stage.backward_one_chunk = timed_backward
-        stage.backward_weight_one_chunk = timed_weight
+        stage.forward_one_chunk = time_forward
+        stage.backward_one_chunk = time_backward
+        stage.backward_weight_one_chunk = time_weight
 
     def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
         """Let a schedule record when the loss of a forward and each wait for messages end."""
-        compute = schedule._maybe_compute_loss
+        compute_loss = schedule._maybe_compute_loss
 
-        def computed(
-            stage: PipelineStage, output: Any, targets: Any, chunk: int, *more: Any
+        def time_loss(
+            stage: PipelineStage, output: Any, targets: Any, chunk: int, *others: Any
         ) -> None:
-            compute(stage, output, targets, chunk, *more)
+            compute_loss(stage, output, targets, chunk, *others)
             self.end(stage.stage_index, "F", chunk)
 
-        def waited(work: list[dist.Work]) -> None:
-            begun = time.perf_counter()
+        def time_wait(work: list[dist.Work]) -> None:
+            start = time.perf_counter()
             WAIT(work)
-            self._waited += time.perf_counter() - begun
+            self._waited += time.perf_counter() - start
 
-        schedule._maybe_compute_loss = computed
-        schedules._wait_batch_p2p = waited
+        schedule._maybe_compute_loss = time_loss
+        schedules._wait_batch_p2p = time_wait
 
 
 class TableRun:
@@ -333,7 +333,7 @@ class TableRun:
             self.clock.watch(stage)
             if task["messages"]:
                 links.watch(stage, task["messages"])
-                links.take_over()
+                links.patch_runtime()
         self.inputs, self.targets = self.model.data(count)
 
     def step(self) -> float | None:
@@ -354,13 +354,13 @@ class TableRun:
         """Compare gradients and loss with those of the model without a pipeline."""
         stages = [self.model.stage(k) for k in range(len(self.task["placement"]))]
         expected = unpipelined(stages, self.inputs, self.targets)
-        off_by = [
-            relative_difference(ours.grad, other.grad)
-            for number, module in self.modules.items()
-            for ours, other in zip(module.parameters(), stages[number].parameters(), strict=True)
-        ]
-        off = None if loss is None else abs(loss - expected) / abs(expected)
-        return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
+        differences = []
+        for number, module in self.modules.items():
+            pairs = zip(module.parameters(), stages[number].parameters(), strict=True)
+            differences += [relative_difference(ours.grad, exact.grad) for ours, exact in pairs]
+        loss_error = None if loss is None else abs(loss - expected) / abs(expected)
+        errors = {"gradient_error": float(np.max(differences)), "loss": loss}
+        return errors | {"loss_error": loss_error}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
         """Time steps that begin together on all ranks; write a trace if the task says so."""
@@ -378,12 +378,12 @@ class TableRun:
         steps = []
         for number in range(count):
             message = self._message_seconds()
-            begun = agreed_start(self.rank)
+            start = agreed_start(self.rank)
             self.clock.forget()
-            time.sleep(max(0.0, begun - time.perf_counter()))
+            time.sleep(max(0.0, start - time.perf_counter()))
             with record_function(f"ProfilerStep#{number}"):
                 self.step()
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             steps.append({"time": seconds, "message": message, "profile": self.clock.means()})
         return steps
 
@@ -408,18 +408,18 @@ def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -
     return float((ours - other).abs().max()) / scale
 
 
-def round_trip(model: TorchModel, rank: int, here: int, there: int) -> float:
+def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:
     """Send a message of a boundary there and back; return the seconds of a round trip."""
     tensor = torch.ones_like(model.example(), device="cpu")
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(ROUND_TRIPS):
-        if rank == here:
-            dist.send(tensor, there)
-            dist.recv(tensor, there)
+        if rank == source:
+            dist.send(tensor, target)
+            dist.recv(tensor, target)
         else:
-            dist.recv(tensor, here)
-            dist.send(tensor, here)
-    return (time.perf_counter() - begun) / ROUND_TRIPS
+            dist.recv(tensor, source)
+            dist.send(tensor, source)
+    return (time.perf_counter() - start) / ROUND_TRIPS
 
 
 def agreed_start(rank: int) -> float:
@@ -427,7 +427,7 @@ def agreed_start(rank: int) -> float:
     moment = torch.zeros(1, dtype=torch.float64)
     dist.barrier()
     if rank == 0:
-        moment += time.perf_counter() + AHEAD
+        moment += time.perf_counter() + START_DELAY
     dist.broadcast(moment, 0)
     return float(moment)
 

@@ -31,7 +31,7 @@ GLOO = Links("rendezvous", "pair", posting="program")
 TIMED = ("F", "B", "I", "W")
 START_UP = 60.0  # seconds until all processes have met, at most
 PER_STEP = 20.0  # seconds of a step that computes as it can, at most
-SLOWER = 10  # how much longer than its ops one after the other a step may take
+SLOWER = 10  # longest step, relative to its ops one after the other
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
@@ -70,8 +70,8 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
 
 def _environment() -> dict[str, str]:
     """Return an environment in which gloo uses the loopback interface."""
-    loops = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    return {"GLOO_SOCKET_IFNAME": loops[0]} if loops else {}
+    loopbacks = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    return {"GLOO_SOCKET_IFNAME": loopbacks[0]} if loopbacks else {}
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
@@ -92,13 +92,15 @@ def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatc
     """Return seconds of ops by phase letter, for each stage and microbatch."""
     if job.costs is None:
         return {}
-    values = {phase: getattr(job.costs, PHASE_FIELDS[phase]) for phase in TIMED}
-    shape = job.table.num_stages, job.table.num_microbatches
-    times = {phase: np.asarray(time, float) for phase, time in values.items() if time is not None}
-    return {
-        phase: np.broadcast_to(time[:, None] if time.ndim == 1 else time, shape)
-        for phase, time in times.items()
-    }
+    seconds = {}
+    for phase in TIMED:
+        value = getattr(job.costs, PHASE_FIELDS[phase])
+        if value is not None:
+            time = np.asarray(value, float)
+            by_stage = time[:, None] if time.ndim == 1 else time
+            shape = job.table.num_stages, job.table.num_microbatches
+            seconds[phase] = np.broadcast_to(by_stage, shape)
+    return seconds
 
 
 def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
@@ -120,14 +122,14 @@ def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
     """Combine the answers of all ranks for one table, with the predicted step time."""
-    (end,) = [rank for rank in ranks if rank["loss"] is not None]
-    exact = {
+    (last_rank,) = [rank for rank in ranks if rank["loss"] is not None]
+    errors = {
         "gradient_error": float(np.max([rank["gradient_error"] for rank in ranks])),
-        "loss": end["loss"],
-        "loss_error": end["loss_error"],
+        "loss": last_rank["loss"],
+        "loss_error": last_rank["loss_error"],
     }
     if not job.steps:
-        return RuntimeRun("torch", version, **exact)
+        return RuntimeRun("torch", version, **errors)
     steps = [[rank["steps"][k] for rank in ranks] for k in range(job.steps)]
     measured = [_op_and_message_times(step, job) for step in steps]
     profiles, messages = zip(*measured, strict=True)
@@ -135,7 +137,7 @@ def _result(
     return RuntimeRun(
         "torch",
         version,
-        **exact,
+        **errors,
         step_times=[max(rank["time"] for rank in step) for step in steps],
         predicted=float(np.median(times)),
         profile={

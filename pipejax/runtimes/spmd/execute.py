@@ -122,7 +122,7 @@ class WorkerState(NamedTuple):
 class _InFlight(NamedTuple):
     """State of a worker, and the messages that it is about to send."""
 
-    held: WorkerState
+    state: WorkerState
     activation: Array
     gradient: Array
 
@@ -146,76 +146,77 @@ def _set(tree: Any, index: Index, values: Any) -> Any:
     return jax.tree.map(lambda leaf, value: leaf.at[index].set(value), tree, values)
 
 
-def _rest(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+def _idle(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     return moving
 
 
 def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     """Run F: keep its input, and on the last stage the loss and its gradient."""
-    held = moving.held
-    activation = held.activations[step.read]
-    output = run_stage(_at(held.weights, step.weight), activation)
+    state = moving.state
+    activation = state.activations[step.read]
+    output = run_stage(_at(state.weights, step.weight), activation)
     loss, seed = jax.value_and_grad(square_loss)(output, fixed.target[step.microbatch])
-    activations = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
-    held = held._replace(
+    activations = state.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
+    state = state._replace(
         activations=activations,
-        gradients=held.gradients.at[step.seed].set(seed),
-        losses=held.losses.at[step.microbatch].set(loss),
+        gradients=state.gradients.at[step.seed].set(seed),
+        losses=state.losses.at[step.microbatch].set(loss),
     )
-    return moving._replace(held=held, activation=output)
+    return moving._replace(state=state, activation=output)
 
 
 def _backward(
     step: Instructions, moving: _InFlight, fixed: _Fixed, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
     """Compute one gradient or both by running the stage again from its kept input."""
-    held = moving.held
-    weights, activation = _at(held.weights, step.weight), held.activations[step.read]
+    state = moving.state
+    weights, activation = _at(state.weights, step.weight), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
-    gradients, gradient = pull(held.gradients[step.place])
+    gradients, gradient = pull(state.gradients[step.place])
     if for_weights:
-        held = held._replace(
-            activations=held.activations.at[step.free].set(jnp.nan),
-            gradients=held.gradients.at[step.place].set(jnp.nan),
-            totals=_add(held.totals, step.total, gradients),
-            sums=_add(held.sums, step.sum, gradients),
+        state = state._replace(
+            activations=state.activations.at[step.free].set(jnp.nan),
+            gradients=state.gradients.at[step.place].set(jnp.nan),
+            totals=_add(state.totals, step.total, gradients),
+            sums=_add(state.sums, step.sum, gradients),
         )
-    return moving._replace(held=held, gradient=gradient if for_input else moving.gradient)
+    return moving._replace(state=state, gradient=gradient if for_input else moving.gradient)
 
 
 def _recompute(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     """Put the checkpoint where backwards read: these run the stage again in any case."""
-    held = moving.held
-    activation = held.activations[step.read]
-    activations = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
-    return moving._replace(held=held._replace(activations=activations))
+    state = moving.state
+    activation = state.activations[step.read]
+    activations = state.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
+    return moving._replace(state=state._replace(activations=activations))
 
 
 def _offload(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
-    held = moving.held
-    host = held.host.at[step.place].set(held.activations[step.read])
-    activations = held.activations.at[step.free].set(jnp.nan)
-    return moving._replace(held=held._replace(activations=activations, host=host))
+    state = moving.state
+    host = state.host.at[step.place].set(state.activations[step.read])
+    activations = state.activations.at[step.free].set(jnp.nan)
+    return moving._replace(state=state._replace(activations=activations, host=host))
 
 
 def _load(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
-    held = moving.held
-    activations = held.activations.at[step.write].set(held.host[step.place])
-    host = held.host.at[step.place].set(jnp.nan)
-    return moving._replace(held=held._replace(activations=activations, host=host))
+    state = moving.state
+    activations = state.activations.at[step.write].set(state.host[step.place])
+    host = state.host.at[step.place].set(jnp.nan)
+    return moving._replace(state=state._replace(activations=activations, host=host))
 
 
 def _update(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
     """Make the next version with the mean of the gradients since the last."""
-    held, scale = moving.held, fixed.step_size / step.collected
-    total = _at(held.totals, step.total)
-    old = _at(held.weights, step.weight)
+    state, scale = moving.state, fixed.step_size / step.collected
+    total = _at(state.totals, step.total)
+    old = _at(state.weights, step.weight)
     new = jax.tree.map(lambda weight, gradient: weight - scale * gradient, old, total)
-    nothing = jax.tree.map(jnp.zeros_like, total)
-    held = held._replace(
-        weights=_set(held.weights, step.newest, new), totals=_set(held.totals, step.total, nothing)
+    zeros = jax.tree.map(jnp.zeros_like, total)
+    state = state._replace(
+        weights=_set(state.weights, step.newest, new),
+        totals=_set(state.totals, step.total, zeros),
     )
-    return moving._replace(held=held)
+    return moving._replace(state=state)
 
 
 def _average(step: Instructions, moving: _InFlight, fixed: _Fixed, *, runs: int) -> _InFlight:
@@ -224,12 +225,12 @@ def _average(step: Instructions, moving: _InFlight, fixed: _Fixed, *, runs: int)
     place = jnp.where(number < step.collected, step.weight + number, step.newest)
 
     def mean(leaf: Array) -> Array:
-        is_own = (number < step.collected).reshape(-1, *[1] * (leaf.ndim - 1))
-        total = jnp.sum(jnp.where(is_own, leaf[place], 0), axis=0)
+        is_run = (number < step.collected).reshape(-1, *[1] * (leaf.ndim - 1))
+        total = jnp.sum(jnp.where(is_run, leaf[place], 0), axis=0)
         return leaf.at[place].set((total / step.collected)[None])
 
-    held = moving.held
-    return moving._replace(held=held._replace(weights=jax.tree.map(mean, held.weights)))
+    state = moving.state
+    return moving._replace(state=state._replace(weights=jax.tree.map(mean, state.weights)))
 
 
 def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _InFlight]]:
@@ -239,28 +240,30 @@ def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _In
         for for_input, for_weights in ((True, True), (True, False), (False, True))
     )
     average = functools.partial(_average, runs=runs)
-    return [_rest, _forward, *backwards, _recompute, _offload, _load, _update, average]
+    return [_idle, _forward, *backwards, _recompute, _offload, _load, _update, average]
 
 
 def _store_arrivals(
-    buffer: Array, sent: Array, to: Index, shifts: tuple[int, ...], workers: int
+    buffer: Array, value: Array, places: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
-    """Send values around the ring by each shift, and store the arrivals at positions `to`."""
+    """Send a value around the ring by each shift, and store each arrival at its place."""
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
-        arrived = jax.lax.ppermute(sent, WORKERS, ring) if shift else sent
-        buffer = buffer.at[to[lane]].set(arrived)
+        arrival = jax.lax.ppermute(value, WORKERS, ring) if shift else value
+        buffer = buffer.at[places[lane]].set(arrival)
     return buffer
 
 
 def _exchange(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
     """Send the outputs of a slot; return the new state of the workers."""
-    held, activation, gradient = moving
-    forth = now.activation_to, sizes.activation_shifts, sizes.workers
-    back = now.gradient_to, sizes.gradient_shifts, sizes.workers
-    return held._replace(
-        activations=_store_arrivals(held.activations, activation, *forth),
-        gradients=_store_arrivals(held.gradients, gradient, *back),
+    state, shifts = moving.state, (sizes.activation_shifts, sizes.gradient_shifts)
+    return state._replace(
+        activations=_store_arrivals(
+            state.activations, moving.activation, now.activation_to, shifts[0], sizes.workers
+        ),
+        gradients=_store_arrivals(
+            state.gradients, moving.gradient, now.gradient_to, shifts[1], sizes.workers
+        ),
     )
 
 
@@ -277,10 +280,10 @@ def execute(
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
-        def slot(held: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
+        def slot(state: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
             """Run up to two ops of a slot, then exchange messages."""
             no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
-            moving = _InFlight(held, no_message, no_message)
+            moving = _InFlight(state, no_message, no_message)
             for member in range(2):
                 fields = {name: getattr(now, name)[member] for name in steps}
                 step = now._replace(**fields)
@@ -288,8 +291,8 @@ def execute(
             return _exchange(moving, now, sizes), None
 
         worker_steps = jax.tree.map(lambda leaf: leaf[:, 0], instructions)
-        held, _ = jax.lax.scan(slot, _at(state, 0), worker_steps)
-        return jax.tree.map(lambda leaf: leaf[None], held)
+        state, _ = jax.lax.scan(slot, _at(state, 0), worker_steps)
+        return jax.tree.map(lambda leaf: leaf[None], state)
 
     mesh = Mesh(jax.devices()[: sizes.workers], (WORKERS,))
     by_worker, by_slot = PartitionSpec(WORKERS), PartitionSpec(None, WORKERS)

@@ -107,17 +107,17 @@ class StageCopies(NamedTuple):
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "StageCopies":
         """Number the copies of weights of each worker by stage."""
-        held = np.zeros((table.num_workers, table.num_stages), bool)
-        held[table.placement, np.arange(table.num_stages)[None]] = True
-        versions = np.ones(held.shape, np.int64)
+        is_held = np.zeros((table.num_workers, table.num_stages), bool)
+        is_held[table.placement, np.arange(table.num_stages)[None]] = True
+        versions = np.ones(is_held.shape, np.int64)
         worker = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
         stage = np.arange(table.num_stages)[:, None]
         np.maximum.at(versions, (worker, stage), 1 + find_versions(table).updates)
-        versions[~held] = 0
+        versions[~is_held] = 0
         # A worker that holds stages 0 and 2 of 4, with 3 and 2 versions:
-        #   held 1 0 1 0 -> number 0 - 1 -;  versions 3 0 2 0 -> first 0 3 3 5
+        #   is_held 1 0 1 0 -> number 0 - 1 -;  versions 3 0 2 0 -> first 0 3 3 5
         # (times the models that are trained side by side)
-        number = np.where(held, np.cumsum(held, axis=1) - 1, NOWHERE)
+        number = np.where(is_held, np.cumsum(is_held, axis=1) - 1, NOWHERE)
         first = (np.cumsum(versions, axis=1) - versions) * table.weights.runs
         return cls(number, first, versions)
 
@@ -125,15 +125,15 @@ class StageCopies(NamedTuple):
 def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
     """Return the sizes that a table needs on so many devices, at least its own workers."""
     copies, runs = StageCopies.from_table(table), table.weights.runs
-    held = int(copies.number.max()) + 1
+    num_copies = int(copies.number.max()) + 1  # of a worker, at most
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
         workers=workers,
         slots=int(lockstep_slots(executed(table)).max()) + 1,
         microbatches=table.num_microbatches,
-        places=held * table.num_microbatches,
+        places=num_copies * table.num_microbatches,
         weights=int(copies.versions.sum(axis=1).max()) * runs,
-        totals=held * runs,
+        totals=num_copies * runs,
         runs=runs,
         activation_shifts=tuple(sorted({*(hop % workers).ravel().tolist()})),
         gradient_shifts=tuple(sorted({*(-hop % workers).ravel().tolist()})),
@@ -168,7 +168,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     return written
 
 
-class _Placed(NamedTuple):
+class _PlacedOps(NamedTuple):
     """Ops of a table with their slots, workers and buffer entries."""
 
     ops: HeldCells
@@ -176,25 +176,25 @@ class _Placed(NamedTuple):
     copy: Int[NumpyArray, " ops"]
     place: Int[NumpyArray, " ops"]
 
-    def take(self, which: NumpyArray) -> "_Placed":
+    def take(self, which: NumpyArray) -> "_PlacedOps":
         at = self.at[0][which], self.at[1][which], self.at[2][which]
-        return _Placed(self.ops.take(which), at, self.copy[which], self.place[which])
+        return _PlacedOps(self.ops.take(which), at, self.copy[which], self.place[which])
 
 
-def _placed(table: ScheduleTable) -> _Placed:
+def _place_ops(table: ScheduleTable) -> _PlacedOps:
     ops = table.ops
     worker = ops.cell // table.num_slots
     step = (np.arange(len(ops.cell)) >= np.count_nonzero(table.phase)).astype(np.int32)
     copy = StageCopies.from_table(table).number[worker, ops.stage]
     place = copy * table.num_microbatches + ops.microbatch
-    return _Placed(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, place)
+    return _PlacedOps(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, place)
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
     """Write the activation that each op reads, stores and frees, and its weights."""
     # The buffer holds arrived activations, then the inputs of later backwards. A recomputed
     # activation stays at its arrival until R; O and L move the output of F.
-    placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
+    placed, versions, runs = _place_ops(table), find_versions(table), table.weights.runs
     ops, copies = placed.ops, StageCopies.from_table(table)
     needs_recompute = is_recomputed(table)[ops.stage, ops.microbatch]
     arrived, backward_place = placed.place, placed.place + sizes.places
@@ -236,7 +236,7 @@ def _write_updates(table: ScheduleTable, written: Instructions) -> None:
     """Write the version that each update reads and makes, and its number of gradients."""
     if not table.updates_within:
         return
-    placed, runs = _placed(table), table.weights.runs
+    placed, runs = _place_ops(table), table.weights.runs
     updates = placed.take(placed.ops.phase == Phase.U)
     ops, worker = updates.ops, updates.at[1]
     applied = find_versions(table).applied  # number of the update, (stages, microbatches)
@@ -257,7 +257,7 @@ def _write_updates(table: ScheduleTable, written: Instructions) -> None:
 
 def _write_means(
     table: ScheduleTable,
-    updates: _Placed,
+    updates: _PlacedOps,
     number: Int[NumpyArray, " updates"],
     written: Instructions,
 ) -> None:
@@ -286,7 +286,7 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
     """Write where each receiver stores the messages that arrive at the end of a slot."""
     # A worker sends at most one activation and one input gradient per slot, to a worker at one of
     # the distances in `shifts`; each distance has a lane, because it is a ppermute of its own.
-    placed = _placed(table)
+    placed = _place_ops(table)
     for phases, hop, field, shifts in (
         ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),
         (INPUT_GRADS, -1, written.gradient_to, sizes.gradient_shifts),

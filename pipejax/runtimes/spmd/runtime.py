@@ -66,30 +66,33 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
     """Run one step under a table, in a program of given sizes."""
     check_devices(sizes.workers)
     copies, data = StageCopies.from_table(table), _data(table, model)
-    end = execute(
+    state = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
-        _state(table, model, sizes, copies, data),
+        _initial_state(table, model, sizes, copies, data),
         jnp.asarray(_pad(data.target, sizes.microbatches + 1)),
         jnp.asarray(model.step_size, float),
         sizes,
     )
-    end = jax.tree.map(np.asarray, end)
-    worker, stage = np.nonzero(copies.number != NOWHERE)
-    first = [int(np.flatnonzero(stage == s)[0]) for s in range(table.num_stages)]
+    state = jax.tree.map(np.asarray, state)
+    worker, stage = np.nonzero(copies.number != NOWHERE)  # of each copy of a stage
+    _, first_copy = np.unique(stage, return_index=True)  # of each stage
     newest = copies.version + (copies.versions - 1) * table.weights.runs
 
-    def summed(leaf: NumpyArray) -> NumpyArray:
+    def sum_copies(leaf: NumpyArray) -> NumpyArray:
         total = np.zeros((table.num_stages, *leaf.shape[2:]))
         np.add.at(total, stage, leaf[worker, copies.number[worker, stage]])
         return total
 
-    def last(leaf: NumpyArray) -> NumpyArray:
-        newest_of_runs = newest[worker, stage][first, None] + np.arange(table.weights.runs)
-        return leaf[worker[first, None], newest_of_runs].mean(axis=1)
+    def mean_newest(leaf: NumpyArray) -> NumpyArray:
+        newest_of_runs = newest[worker, stage][first_copy, None] + np.arange(table.weights.runs)
+        return leaf[worker[first_copy, None], newest_of_runs].mean(axis=1)
 
-    home = table.placement[table.pipe_of_microbatch, -1]
-    losses = end.losses[home, np.arange(table.num_microbatches)]
-    return TrainingStep(jax.tree.map(summed, end.sums), losses, jax.tree.map(last, end.weights))
+    last_worker = table.placement[table.pipe_of_microbatch, -1]
+    return TrainingStep(
+        gradients=jax.tree.map(sum_copies, state.sums),
+        losses=state.losses[last_worker, np.arange(table.num_microbatches)],
+        weights=jax.tree.map(mean_newest, state.weights),
+    )
 
 
 def _data(table: ScheduleTable, model: SmallModel) -> TrainingData:
@@ -100,30 +103,30 @@ def _pad(values: NumpyArray, count: int) -> NumpyArray:
     return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]))])
 
 
-def _state(
+def _initial_state(
     table: ScheduleTable,
     model: SmallModel,
     sizes: SpmdSizes,
     copies: StageCopies,
     data: TrainingData,
 ) -> WorkerState:
-    """Lay out the initial state of workers: weights, and the data of the first stage."""
+    """Return the initial state of workers: weights, and the data of the first stage."""
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
     gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
     microbatch = np.arange(table.num_microbatches)
-    first = table.placement[table.pipe_of_microbatch, 0]
-    place = copies.number[first, 0] * table.num_microbatches + microbatch
-    activations[first, place] = data.input
-    worker, stage = np.nonzero(copies.number != NOWHERE)
-    begin = copies.version[worker, stage][:, None] + np.arange(table.weights.runs)
+    first_worker = table.placement[table.pipe_of_microbatch, 0]
+    place = copies.number[first_worker, 0] * table.num_microbatches + microbatch
+    activations[first_worker, place] = data.input
+    worker, stage = np.nonzero(copies.number != NOWHERE)  # of each copy of a stage
+    first_versions = copies.version[worker, stage][:, None] + np.arange(table.weights.runs)
 
     def versions(leaf: NumpyArray) -> Array:
-        held = np.full((sizes.workers, sizes.weights + 1, *leaf.shape[1:]), np.nan)
-        held[worker[:, None], begin] = leaf[stage][:, None]
-        return jnp.asarray(held)
+        weights = np.full((sizes.workers, sizes.weights + 1, *leaf.shape[1:]), np.nan)
+        weights[worker[:, None], first_versions] = leaf[stage][:, None]
+        return jnp.asarray(weights)
 
-    def nothing(leaf: NumpyArray) -> Array:
+    def zeros(leaf: NumpyArray) -> Array:
         return jnp.zeros((sizes.workers, sizes.totals + 1, *leaf.shape[1:]))
 
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
@@ -132,8 +135,8 @@ def _state(
         jnp.asarray(gradients),
         jnp.asarray(gradients),
         jax.tree.map(versions, parameters),
-        jax.tree.map(nothing, parameters),
-        jax.tree.map(nothing, parameters),
+        jax.tree.map(zeros, parameters),
+        jax.tree.map(zeros, parameters),
         jnp.full((sizes.workers, sizes.microbatches + 1), jnp.nan),
     )
 
@@ -150,12 +153,11 @@ def step_errors(
         jnp.arange(stages) < table.num_stages,
         jnp.where(jnp.arange(microbatches) < count, 1 / count, 0.0),
     )
-    pairs = zip(step.gradients, gradients, strict=True)
     errors = []
-    for computed, exact_stages in pairs:
+    for sums, exact_means in zip(step.gradients, gradients, strict=True):
         for stage in range(table.num_stages):
-            exact = np.asarray(exact_stages)[stage]
-            largest = np.max(np.abs(np.asarray(computed[stage]) / count - exact))
+            exact = np.asarray(exact_means)[stage]
+            largest = np.max(np.abs(np.asarray(sums[stage]) / count - exact))
             errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
     return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
@@ -202,8 +204,8 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
 
 def left_out(table: ScheduleTable) -> dict[str, str]:
     """Return the cells that are not executed, by phase, and the reasons."""
-    held = set(table.phase.ravel().tolist())
-    return {Phase(phase).name: why for phase, why in LEFT_OUT.items() if int(phase) in held}
+    used = set(table.phase.ravel().tolist())
+    return {Phase(phase).name: reason for phase, reason in LEFT_OUT.items() if int(phase) in used}
 
 
 # Executed as a process of its own: steps under tables on devices that the environment asks for.
