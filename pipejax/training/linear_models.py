@@ -113,8 +113,8 @@ def spectral_quadratic(
     partition = DataPartition(num_stages, len(spectrum), num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", minimum=0))
     root = np.sqrt(np.asarray(spectrum, np.float64))
-    turn = _orthonormal(random, partition.dimension, partition.dimension)
-    x = _examples(random, partition, root[:, None] * turn.T)
+    eigenvectors = _orthonormal(random, partition.dimension, partition.dimension)
+    x = _examples(random, partition, root[:, None] * eigenvectors.T)
     return Quadratic(
         **partition.fields(x, x @ random.standard_normal(partition.dimension), minimum=0.0)
     )
@@ -321,36 +321,36 @@ def random_logistic(
     optimum = random.standard_normal(dimension)
     if signal is not None:
         optimum *= signal / np.sqrt(dimension)
-    chance = 1 / (1 + np.exp(-(x @ optimum)))
-    y = 2.0 * random.binomial(1, chance) - 1.0
+    probability = 1 / (1 + np.exp(-(x @ optimum)))
+    y = 2.0 * random.binomial(1, probability) - 1.0
     with jax.enable_x64(True):
-        minimum = _least_value(
+        minimum = _find_minimum(
             Logistic(**partition.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2)))
         )
     return Logistic(**partition.fields(x, y, minimum=minimum), l2=jnp.asarray(float(l2)))
 
 
-def _least_value(objective: Logistic) -> float:
-    """Return the least value, by a trust-region Newton method with the exact Hessian."""
+def _find_minimum(objective: Logistic) -> float:
+    """Return the minimum, by a trust-region Newton method with the exact Hessian."""
     from scipy.optimize import minimize  # slow to import
 
     start = np.asarray(objective.init(jax.random.key(0)))
 
-    def with_row(
+    def flat_function(
         function: Callable[[Logistic, Array], Array],
     ) -> Callable[[NumpyArray], NumpyArray]:
         """Return a function of a flat NumPy vector, as SciPy needs it."""
         return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
 
     solution = minimize(
-        with_row(_value),
+        flat_function(_value),
         start.ravel(),
-        jac=with_row(_gradient),
-        hess=with_row(_hessian),
+        jac=flat_function(_gradient),
+        hess=flat_function(_hessian),
         method="trust-exact",
         options={"gtol": LARGEST_GRADIENT},
     )
-    norm = float(np.linalg.norm(with_row(_gradient)(solution.x)))
+    norm = float(np.linalg.norm(flat_function(_gradient)(solution.x)))
     if not norm <= LARGEST_GRADIENT:
         raise RuntimeError(
             f"no minimum found: the gradient has norm {norm:g}, not {LARGEST_GRADIENT:g}; "

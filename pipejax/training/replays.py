@@ -127,20 +127,25 @@ def sweep_replay(
         raise ValueError(
             f"objective has {objective.num_stages} stages, but {table.name} has {table.num_stages}"
         )
-    looks = whole_number(times, "times") + 1 if isinstance(times, int | np.integer) else len(times)
+    if isinstance(times, int | np.integer):
+        num_samples = whole_number(times, "times") + 1
+    else:
+        num_samples = len(times)
     deviation = checked_noise(noise)
-    chosen, checked = check_runs(objective, step_sizes, seeds, looks)
+    sizes, seed_array = check_runs(objective, step_sizes, seeds, num_samples)
     _, finish = op_times(table, costs, link=link)
     plan = make_plan(table, finish, _check_times(times, float(finish.max())))
-    num_batches, microbatches = objective.num_batches, table.num_microbatches
-    batch_orders = [batch_order(int(seed), microbatches, num_batches, batches) for seed in checked]
+    batch_orders = [
+        batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)
+        for seed in seed_array
+    ]
     events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
     events |= {name: events[name] % plan.depth for name in ("read", "newest")}
     is_sample = plan.sample != NO_SAMPLE
     gap, losses, diverged, blocks, largest = _train_all(
         objective,
-        chosen,
-        checked,
+        sizes,
+        seed_array,
         np.stack(batch_orders)[:, plan.microbatch].astype(np.int32),
         deviation,
         _ReplayEvents(**events),
@@ -234,14 +239,14 @@ def make_plan(
     if table.num_pipes > 1:
         raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
     order, gradients = _gradients(table)
-    close = SAME_MOMENT * float(finish.max())
+    latest = time + SAME_MOMENT * float(finish.max())  # of each sample, up to rounding
     first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
-    is_begun = first_end[None] <= time[:, None] + close
+    has_begun = first_end[None] <= latest[:, None]
     # gradients before each sample, up to the last that has begun: [T T F T F] -> 4, [F F F] -> 0
-    needed = is_begun.shape[1] - is_begun[:, ::-1].argmax(axis=1)
-    needed = np.where(is_begun.any(axis=1), needed, 0)
+    needed = has_begun.shape[1] - has_begun[:, ::-1].argmax(axis=1)
+    needed = np.where(has_begun.any(axis=1), needed, 0)
     versions = [
-        [np.searchsorted(stage_ends, time + close, side="right") for stage_ends in run_ends]
+        [np.searchsorted(stage_ends, latest, side="right") for stage_ends in run_ends]
         for run_ends in _update_ends(table, finish)
     ]
     sampled = np.moveaxis(np.array(versions), -1, 0)
@@ -277,11 +282,9 @@ def make_plan(
 def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
-    """Return an order of the microbatches, and by name the events of their gradients in it.
-
-    Values have an entry per microbatch, or (microbatches, stages). Gradients of one update on a
-    stage are collected, and the last of them applies it.
-    """
+    """Return an order of the microbatches, and by name the events of their gradients in it."""
+    # Values have an entry per microbatch, or (microbatches, stages). Gradients of one update on a
+    # stage are collected, and the last of them applies it.
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
     first_end = finish.ravel()[table.backward_end_cells].min(axis=0)
@@ -319,9 +322,9 @@ def _check_averages(
     table: ScheduleTable, run: NumpyArray, applies: NumpyArray, averages: NumpyArray
 ) -> None:
     """Check that all runs have equal numbers of updates of each stage at every average."""
-    before = np.flatnonzero(averages) - 1
+    event_before = np.flatnonzero(averages) - 1
     update_counts = [
-        np.cumsum(applies * (run == run_number)[:, None], axis=0)[before]
+        np.cumsum(applies * (run == run_number)[:, None], axis=0)[event_before]
         for run_number in range(table.weights.runs)
     ]
     if any(np.any(counts != update_counts[0]) for counts in update_counts):
@@ -332,19 +335,10 @@ def _update_ends(
     table: ScheduleTable, finish: Float[NumpyArray, "workers slots"]
 ) -> list[list[Float[NumpyArray, " updates"]]]:
     """Return the ends of the updates by run and stage, in row order."""
-    cell = table.updates
-    key = table.microbatch.ravel()[cell] % table.weights.runs * table.num_stages
-    key += table.stage.ravel()[cell]
-    order = np.argsort(key, kind="stable")
-    bounds = np.searchsorted(key[order], np.arange(table.weights.runs * table.num_stages + 1))
-    ends = finish.ravel()[cell[order]]
-    return [
-        [
-            ends[bounds[r * table.num_stages + s] : bounds[r * table.num_stages + s + 1]]
-            for s in range(table.num_stages)
-        ]
-        for r in range(table.weights.runs)
-    ]
+    cell, stages, runs = table.updates, table.num_stages, table.weights.runs
+    run, stage = table.microbatch.ravel()[cell] % runs, table.stage.ravel()[cell]
+    ends = finish.ravel()[cell]
+    return [[ends[(run == r) & (stage == s)] for s in range(stages)] for r in range(runs)]
 
 
 class _ReplayEvents(NamedTuple):
@@ -369,13 +363,8 @@ def _check_times(times: Times | int, end: float) -> Times:
     if isinstance(times, int | np.integer):
         return np.linspace(0.0, end, times + 1)
     values = np.asarray(times, np.float64)
-    if (
-        values.ndim != 1
-        or not len(values)
-        or not np.all(np.isfinite(values))
-        or values[0] < 0
-        or np.any(np.diff(values) < 0)
-    ):
+    is_row = values.ndim == 1 and len(values) > 0
+    if not is_row or not np.isfinite(values).all() or np.any(np.diff(values, prepend=0.0) < 0):
         raise wrong("times", f"must be finite, at least 0 and ascending, got {times!r}")
     return values
 
@@ -402,8 +391,10 @@ def _train_all(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return gaps of samples and losses of gradients, by their places, and results of `_train`."""
     train = functools.partial(_train, noise=noise, events=events, sampled=sampled, how=how)
-    seen, *rest = over_runs(train, objective, 0)(objective, step_sizes, seeds, batches)
-    return seen[..., places[0]], seen[..., places[1]], *rest
+    gaps_and_losses, *results = over_runs(train, objective, 0)(
+        objective, step_sizes, seeds, batches
+    )
+    return gaps_and_losses[..., places[0]], gaps_and_losses[..., places[1]], *results
 
 
 def _train(
@@ -434,9 +425,8 @@ def _train(
         mixed = run_weights[event.read, stages]
         loss, gradient = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
         if noisy:
-            normal = gradient_noise(
-                seed, jnp.asarray(event.microbatch), gradient.shape, gradient.dtype
-            )
+            number, dtype = jnp.asarray(event.microbatch), gradient.dtype
+            normal = gradient_noise(seed, number, gradient.shape, dtype)
             gradient += noise.astype(gradient.dtype) * objective.held() * normal
         total = collected[event.run] + gradient
         current = run_weights[event.newest, stages]
@@ -457,24 +447,25 @@ def _train(
         """Return the blocks (runs, stages, width) of versions (runs, stages)."""
         return weights[runs[:, None], versions, stages[None]]
 
-    def sample_gap(held: Array) -> Array:
+    def sample_gap(run_models: Array) -> Array:
         """Return the gap of the mean model, or the mean gap of all runs."""
         if each_run:
-            return jnp.mean(jax.vmap(objective.gap)(held))
-        return objective.gap(jnp.mean(held, axis=0))
+            return jnp.mean(jax.vmap(objective.gap)(run_models))
+        return objective.gap(jnp.mean(run_models, axis=0))
 
-    def step(state: State, event: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
-        what, batch = event
+    def step(state: State, event_and_batch: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
+        event, batch = event_and_batch
         return jax.lax.cond(
-            what.sample == NO_SAMPLE,
-            lambda: apply_gradient(state, what, batch),
-            lambda: (state, sample_gap(models(state[0], sampled[what.sample]))),
+            event.sample == NO_SAMPLE,
+            lambda: apply_gradient(state, event, batch),
+            lambda: (state, sample_gap(models(state[0], sampled[event.sample]))),
         )
 
     weights = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
-    nothing = jnp.zeros((len(runs), *start.shape), start.dtype)
-    state = weights, nothing, jnp.zeros((), start.dtype)
-    (weights, _, largest), seen = jax.lax.scan(step, state, (events, batches))
+    zeros = jnp.zeros((len(runs), *start.shape), start.dtype)
+    state = weights, zeros, jnp.zeros((), start.dtype)
+    (weights, _, largest), results = jax.lax.scan(step, state, (events, batches))
     is_sample = events.sample != NO_SAMPLE
-    bad = ~jnp.isfinite(seen) | (seen > DIVERGED * objective.gap(start))
-    return seen, jnp.any(bad & is_sample), jnp.mean(models(weights, sampled[-1]), axis=0), largest
+    is_far = ~jnp.isfinite(results) | (results > DIVERGED * objective.gap(start))
+    blocks = jnp.mean(models(weights, sampled[-1]), axis=0)
+    return results, jnp.any(is_far & is_sample), blocks, largest

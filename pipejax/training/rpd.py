@@ -128,25 +128,23 @@ def sweep_randomized_pipedream(
     whole_number(interval, "interval")
     if whole_number(updates, "updates") % interval:
         raise wrong("updates", f"must be a multiple of interval {interval}, got {updates}")
-    chosen, checked = check_runs(objective, step_sizes, seeds, updates // interval + 1, interval)
-    law = _law(objective, delta, delays)
-    cyclic, deviation = (
-        resolve_choice(batches, RANDOM_ORDERS, "batches") == "cyclic",
-        checked_noise(noise),
-    )
+    num_samples = updates // interval + 1
+    sizes, seed_array = check_runs(objective, step_sizes, seeds, num_samples, interval)
+    law = _delay_law(objective, delta, delays)
+    order, deviation = resolve_choice(batches, RANDOM_ORDERS, "batches"), checked_noise(noise)
     oldest = int(law.max())
-    depth = oldest + _longest_rest(checked, updates, objective.num_stages)
+    depth = oldest + _longest_rest(seed_array, updates, objective.num_stages)
     how = _RandomizedSettings(
-        oldest + 1,
-        1 << (depth - 1).bit_length(),  # few different depths: each is compiled anew
-        updates // interval,
-        interval,
-        norms,
-        cyclic,
-        deviation > 0,
+        window=oldest + 1,
+        depth=1 << (depth - 1).bit_length(),  # few different depths: each is compiled anew
+        samples=updates // interval,
+        interval=interval,
+        norms=norms,
+        cyclic=order == "cyclic",
+        noisy=deviation > 0,
     )
-    data = objective, chosen, checked, law, deviation
-    gap, diverged, blocks, largest, mean, loss = _train_all(*data, how)
+    results = _train_all(objective, sizes, seed_array, law, deviation, how)
+    gap, diverged, blocks, largest, mean, loss = results
     update = interval * np.arange(updates // interval + 1)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
     return TrainingRun(update, gap, diverged, blocks, largest, mean, None, loss, minimum)
@@ -154,12 +152,14 @@ def sweep_randomized_pipedream(
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
     """Return the largest number of updates without one of some stage."""
-    ends = np.arange(num_stages)
-    last = np.full(num_stages, num_stages + updates)
-    number = np.concatenate([ends, num_stages + np.arange(updates), last])
+    # Block s < S is the start of stage s, block S + k comes from update k, and the run ends before
+    # block S + K. With S = 2 and updates of stages 1 1 0: stage 0 has 0 4 5, stage 1 has 1 2 3 5.
+    stages = np.arange(num_stages)
+    end = np.full(num_stages, num_stages + updates)
+    number = np.concatenate([stages, num_stages + np.arange(updates), end])
     longest = 0
     for updated in np.asarray(_stages(seeds, np.arange(updates), num_stages)):
-        by_stage = np.argsort(np.concatenate([ends, updated, ends]), kind="stable")
+        by_stage = np.argsort(np.concatenate([stages, updated, stages]), kind="stable")
         longest = max(longest, int(np.diff(number[by_stage]).max()))
     return longest
 
@@ -172,7 +172,9 @@ def _stages(
     return jax.vmap(stages_by_update, (0, None, None))(seeds, updates, num_stages)
 
 
-def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None) -> Table:
+def _delay_law(
+    objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None
+) -> Table:
     """Return the delays to draw from: a scalar or (deltas), or (stages, samples, stages)."""
     counts = {"num_stages": objective.num_stages + 2, "num_batches": objective.num_batches}
     for name, count in counts.items():
@@ -206,7 +208,7 @@ class _State(NamedTuple):
     # update k. So the history of a run takes one block per update instead of S. The numbers depend
     # on the seed alone: vmap stores them once for all step sizes.
 
-    blocks_made: Float[Array, "depth width"]  # block n at place n mod depth
+    history: Float[Array, "depth width"]  # block n at place n mod depth
     blocks: Float[Array, "stages width"]  # the newest model
     largest: Float[Array, ""]  # largest squared norm of a block gradient
     total: Float[Array, ""]  # sum of squared norms of full gradients
@@ -267,23 +269,23 @@ def _train(
         newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
         read = newest[draws.read - first + how.window - 1, stages[None]]
         batch = k % objective.num_batches if how.cyclic else draws.batch
-        extra = jnp.zeros(how.interval, start.dtype)
+        added = jnp.zeros(how.interval, start.dtype)
         if how.noisy:
-            extra = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
-        return newest[-how.window :], _Choice(k, draws.stage, batch, read, extra)
+            added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
+        return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
 
     def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
         """Update the block of the chosen stage by a gradient at the versions that it reads."""
-        k, stage, batch, read, extra = choice
-        mixed = state.blocks_made[read % how.depth]
+        k, stage, batch, read, added = choice
+        mixed = state.history[read % how.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
-        gradient = gradients[stage] + extra
+        gradient = gradients[stage] + added
         total = state.total
         if how.norms:
             total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
         new_block = state.blocks[stage] - size * gradient
         return _State(
-            state.blocks_made.at[(num_stages + k) % how.depth].set(new_block),
+            state.history.at[(num_stages + k) % how.depth].set(new_block),
             state.blocks.at[stage].set(new_block),
             jnp.maximum(state.largest, gradient @ gradient),
             total,
@@ -298,11 +300,11 @@ def _train(
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
-    blocks_made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
+    history = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
     models = jnp.broadcast_to(stages, (how.window, num_stages))
     firsts = how.interval * jnp.arange(how.samples, dtype=jnp.int32)
-    begin = _State(blocks_made, start, zero, zero), models
-    (state, _), (gaps, losses) = jax.lax.scan(to_sample, begin, firsts)
+    initial = _State(history, start, zero, zero), models
+    (state, _), (gaps, losses) = jax.lax.scan(to_sample, initial, firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
     mean = state.total / (how.samples * how.interval) if how.norms else None
@@ -313,6 +315,7 @@ def _noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
     """Return unit noise of many updates; 0 where blocks are padded."""
-    held = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
+    is_parameter = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
     width = (start.shape[1],)
-    return held[stage] * jax.vmap(lambda k: gradient_noise(seed, k, width, start.dtype))(k)
+    normal = jax.vmap(lambda number: gradient_noise(seed, number, width, start.dtype))(k)
+    return is_parameter[stage] * normal

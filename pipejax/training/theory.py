@@ -118,9 +118,8 @@ def best_step_size(
       [0.05, 0.0137]
     """
     a, b, c = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
-    without_noise = np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
-    gamma = np.sqrt(a / b)
-    gamma = np.where(c > 0, np.minimum(gamma, without_noise), gamma)
+    without_delay, without_noise = np.sqrt(a / b), np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
+    gamma = np.where(c > 0, np.minimum(without_delay, without_noise), without_delay)
     for _ in range(NEWTON_STEPS):
         excess = 2 * c * gamma**3 + b * gamma**2 - a
         gamma = gamma - excess / (6 * c * gamma**2 + 2 * b * gamma)
@@ -185,7 +184,8 @@ def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
 def _check(**values: Given) -> None:
     for name, value in values.items():
         numbers = np.asarray(value, np.float64)
-        least = numbers >= 0 if name == "delta" else numbers > 0
-        if not (least & np.isfinite(numbers)).all():
-            allowed = "at least 0" if name == "delta" else "above 0"
+        is_allowed, allowed = numbers > 0, "above 0"
+        if name == "delta":
+            is_allowed, allowed = numbers >= 0, "at least 0"
+        if not (is_allowed & np.isfinite(numbers)).all():
             raise ValueError(f"{name} must be finite and {allowed}, got {value!r}")

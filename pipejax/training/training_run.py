@@ -127,9 +127,10 @@ def checked_noise(noise: float) -> float:
 
 def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
     """Scale random bits to whole numbers from 0 to count - 1: the high half of bits * count."""
-    many = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
-    carried = ((bits & 0xFFFF) * many) >> 16
-    return (((bits >> 16) * many + carried) >> 16).astype(jnp.int32)
+    counts = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
+    # the product has 48 bits: multiply the halves of 16 bits, and carry from the low one
+    carry = ((bits & 0xFFFF) * counts) >> 16
+    return (((bits >> 16) * counts + carry) >> 16).astype(jnp.int32)
 
 
 def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Array, " count"]:
@@ -225,9 +226,9 @@ class TrainingRun(NamedTuple):
 
     def masked(self, values: Curves) -> Masked:
         """Mask the samples of runs that diverged: (..., samples)."""
-        shown = np.asarray(values)
-        mask = np.broadcast_to(np.asarray(self.diverged)[..., None], shown.shape)
-        return np.ma.masked_array(shown, mask)
+        array = np.asarray(values)
+        mask = np.broadcast_to(np.asarray(self.diverged)[..., None], array.shape)
+        return np.ma.masked_array(array, mask)
 
 
 @short_repr
@@ -295,22 +296,24 @@ def summarise(
     shape = np.shape(runs.gap)
     if len(shape) != 3:
         raise ValueError(f"runs must have the axes (step_sizes, seeds), got a gap of shape {shape}")
-    failed = np.asarray(runs.diverged).sum(axis=1)
+    num_diverged = np.asarray(runs.diverged).sum(axis=1)
 
     def masked(values: Curves | None) -> Masked:
-        shown = np.full(shape, np.nan) if values is None else np.asarray(values)
-        return np.ma.masked_where(np.broadcast_to(failed[:, None, None] > 0, shape), shown)
+        array = np.full(shape, np.nan) if values is None else np.asarray(values)
+        return np.ma.masked_where(np.broadcast_to(num_diverged[:, None, None] > 0, shape), array)
 
     gap = masked(runs.gap).mean(axis=1)
     final = masked(runs.gap)[:, :, -1]
-    no_spread = np.ma.masked_array(np.zeros(len(final)), True)
-    spread = no_spread if shape[1] == 1 else final.std(axis=1, ddof=1)  # unbiased: of one seed none
+    if shape[1] == 1:  # one seed has no unbiased standard deviation
+        spread = np.ma.masked_array(np.zeros(len(final)), True)
+    else:
+        spread = final.std(axis=1, ddof=1)
     return Summary(
         gap=gap,
         value=masked(runs.value).mean(axis=1),
         loss=np.ma.masked_invalid(masked(runs.loss).mean(axis=1)),
         spread=np.ma.masked_invalid(spread),
-        diverged=failed,
+        diverged=num_diverged,
         best=choose_step_size(gap.filled(np.nan), rule, step_sizes),
     )
 
@@ -342,18 +345,18 @@ def choose_step_size(
     if rule == "stable":
         if step_sizes is None or len(step_sizes) != len(curves):
             raise ValueError(f"rule stable needs {len(curves)} step_sizes, got {step_sizes!r}")
-        least = np.minimum.accumulate(curves, axis=1)
-        is_eligible &= (curves <= RISE * least + ROUNDING * curves[:, :1]).all(axis=1)
-        score = -np.asarray(step_sizes, np.float64)
+        lowest = np.minimum.accumulate(curves, axis=1)
+        is_eligible &= (curves <= RISE * lowest + ROUNDING * curves[:, :1]).all(axis=1)
+        cost = -np.asarray(step_sizes, np.float64)
     else:
-        score = curves[:, -1] if rule == "final" else curves.mean(axis=1)
-    return int(np.where(is_eligible, score, np.inf).argmin()) if is_eligible.any() else None
+        cost = curves[:, -1] if rule == "final" else curves.mean(axis=1)
+    return int(np.where(is_eligible, cost, np.inf).argmin()) if is_eligible.any() else None
 
 
 # Runs with every step size and seed: their checks, their vmap, and a single run.
 
 
-BYTES_PER_LOOK, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down
+BYTES_PER_SAMPLE, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
 Seeds = Sequence[int] | range | Int[NumpyArray, " seeds"]
@@ -378,13 +381,13 @@ def run_alone(
 
 
 def check_runs(
-    objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, looks: int, updates: int = 0
+    objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, samples: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
     """Check step sizes and seeds of a sweep, and that it fits in memory; return them as arrays."""
-    # A run has `looks` samples, and holds the random numbers of `updates` at once.
+    # A run holds the random numbers of `updates` at once.
     num_runs = len(step_sizes) * len(seeds)
-    num_bytes = num_runs * looks * BYTES_PER_LOOK + len(seeds) * updates * BYTES_PER_UPDATE
-    check_fits(num_bytes, f"{num_runs} runs that are looked at {looks} times need")
+    num_bytes = num_runs * samples * BYTES_PER_SAMPLE + len(seeds) * updates * BYTES_PER_UPDATE
+    check_fits(num_bytes, f"{num_runs} runs that are looked at {samples} times need")
     if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
         raise wrong(
             "step_sizes", f"must be one or more finite numbers above 0, got {list(step_sizes)}"
