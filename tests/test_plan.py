@@ -36,8 +36,8 @@ from pipejax.sweep.plan.programs import (
     Pipe,
     ProgramShape,
     build_table,
+    count_activations,
     exact_times,
-    held_in,
     lower_bounds,
 )
 from pipejax.sweep.plan.result import break_even_factors, layout_resource_shares
@@ -384,7 +384,7 @@ def test_what_workers_hold_with_many_microbatches_is_what_the_whole_table_says(s
         )
         sizes = np.random.default_rng(0).random((6, 1, 4 * stages))
         np.testing.assert_array_equal(
-            held_in(shape, count).activation_bytes(tuple(sizes)),
+            count_activations(shape, count).activation_bytes(tuple(sizes)),
             held_counts(whole).activation_bytes(tuple(sizes)),
         )
 

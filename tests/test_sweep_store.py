@@ -17,7 +17,7 @@ from sweep_cases import GRID, declare, refused, write_grid
 from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
-from pipejax.sweep.store import SAME, get_block, num_blocks, opened
+from pipejax.sweep.store import SAME, get_block, num_blocks, open_store
 
 
 def get_files(path):
@@ -173,10 +173,10 @@ def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeyp
             replace(*paths)
 
         monkeypatch.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt), opened(sweep, path, resume=False):
+        with pytest.raises(KeyboardInterrupt), open_store(sweep, path, resume=False):
             pass
         monkeypatch.setattr(os, "replace", replace)
-        with opened(sweep, path, resume=step > 0):
+        with open_store(sweep, path, resume=step > 0):
             assert metadata <= set(get_files(path))
         result = get_files(path)
         assert {name: result[name] for name in metadata} == {n: expected[n] for n in metadata}
@@ -256,7 +256,7 @@ def test_nothing_is_overwritten(whole, grid_file, declared, tmp_path, capsys):
 
 def test_other_code_is_refused(tmp_path):
     sweep, path = read_sweep(GRID), tmp_path / "old.zarr"
-    with opened(sweep, path, resume=False):
+    with open_store(sweep, path, resume=False):
         pass
     attributes = json.loads((path / ".zattrs").read_text())
     (path / ".zattrs").write_text(json.dumps(attributes | {"code": "older"}))
@@ -282,10 +282,10 @@ def test_a_store_is_begun_anew_where_that_is_asked_for(tmp_path):
     (path / "old" / "0").write_text("x")
     with (
         pytest.raises(FileExistsError, match="begin anew by --force"),
-        opened(read_sweep(GRID), path),
+        open_store(read_sweep(GRID), path),
     ):
         pass
-    with opened(read_sweep(GRID), path, replace=True) as store:
+    with open_store(read_sweep(GRID), path, replace=True) as store:
         assert not store.is_whole(get_block(read_sweep(GRID), 0))
     assert not (path / "old").exists()
     assert json.loads((path / ".zattrs").read_text())["grid"] == read_sweep(GRID).to_json()
@@ -293,7 +293,7 @@ def test_a_store_is_begun_anew_where_that_is_asked_for(tmp_path):
 
 def test_a_store_forgets_nothing(tmp_path):
     sweep = read_sweep(GRID)
-    with opened(sweep, tmp_path / "empty.zarr", resume=False) as store:
+    with open_store(sweep, tmp_path / "empty.zarr", resume=False) as store:
         blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
         assert not any(map(store.is_whole, blocks))
     data = xr.open_zarr(tmp_path / "empty.zarr").load()

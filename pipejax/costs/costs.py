@@ -238,7 +238,7 @@ class Costs:
                 raise ValueError("transfer and transmit are the same cost: give one")
             times["transmit"] = checked_seconds("transfer", transfer)
         check_types(others=(others, Mapping, type(None)))
-        if Phase.F in needed_by(table):
+        if Phase.F in required_phases(table):
             checked_seconds("forward", times["forward"])  # refuses None
         times |= others or {}
         times = {
@@ -265,7 +265,7 @@ class Costs:
                 times["transmit"] = times["transmit"] / slices
         custom_times = {name: times.pop(name) for name in others or {}}
         costs = cls(**times, others=custom_times)
-        costs.check_known(needed_by(table))
+        costs.check_known(required_phases(table))
         return costs
 
     def check_known(self, phases: Iterable[AnyPhase]) -> None:
@@ -379,7 +379,7 @@ def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
     return dataclasses.replace(costs, **field_leaves, others=custom_leaves)
 
 
-def needed_by(table: ScheduleTable) -> tuple[Phase, ...]:
+def required_phases(table: ScheduleTable) -> tuple[Phase, ...]:
     """Return the phases whose times a table needs: F and B, if it has them."""
     if Phase.F not in table.used_phases:
         return ()

@@ -133,11 +133,11 @@ def as_float(number: Any) -> Any:
     return number.astype(float) if has_type and number.dtype.kind in "iu" else number
 
 
-def floats_in(record: Any, *, but: type | tuple[type, ...] = ()) -> None:
+def make_floats(record: Any, *, skip: type | tuple[type, ...] = ()) -> None:
     """Turn the whole numbers of a new frozen record into floats, except in static fields."""
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if not (field.metadata or isinstance(value, but)):
+        if not (field.metadata or isinstance(value, skip)):
             object.__setattr__(record, field.name, as_float(value))
 
 
@@ -145,7 +145,7 @@ class FloatFields:
     """Base of frozen records whose numbers are floats."""
 
     def __post_init__(self) -> None:
-        floats_in(self)
+        make_floats(self)
 
 
 def check_finite(results: Any, inputs: Any) -> None:

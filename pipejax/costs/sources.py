@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pipejax.base.checks import ArgumentError, MismatchError, wrong
 from pipejax.base.display import short_repr
-from pipejax.costs.costs import TIME_FIELDS, Costs, needed_by
+from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
 from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import restaged_costs
@@ -115,7 +115,7 @@ class GivenTimes(CostSource):
             costs = Costs.per_worker(table, **self._fields(table), **message)
         else:
             costs = Costs(**self._fields(table), **message)
-            costs.check_known(needed_by(table))
+            costs.check_known(required_phases(table))
         if kinds := _kinds_without_time(costs, table):
             arguments = ", ".join(f"{kind}=.." for kind in kinds)
             raise ValueError(f"{table.name} has kinds of ops of its own: give {arguments}, too")

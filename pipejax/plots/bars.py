@@ -122,7 +122,10 @@ def draw_bars(
         for bar in visible
         if bar.is_critical
     ]
-    _outline(axes, outlines, palette.CRITICAL, _FRAME_POINTS, zorder=3, **shapes)
+    if outlines:
+        frame = {"facecolor": "none", "edgecolor": palette.CRITICAL, "zorder": 3, **shapes}
+        widths = _widths(axes, outlines, _FRAME_POINTS)
+        axes.add_collection(PolyCollection(_op_corners(outlines), linewidths=widths, **frame))
     end = min(until, max((bar.finish for bar in visible), default=since))
     middles = np.arange(workers) + lanes[COMPUTING].top + lanes[COMPUTING].height / 2
     idle: dict[str, Any] = {"color": palette.IDLE, "linewidth": 0.5, "zorder": 0.5}
@@ -178,13 +181,6 @@ def _draw_group(
     if strokes or is_hatched:
         hatch: dict[str, Any] = {"edgecolor": look.ink, "hatch": strokes or HATCH, "linewidth": 0.0}
         axes.add_collection(PolyCollection(corners, facecolor="none", **hatch, **shapes))
-
-
-def _outline(axes: Axes, ops: Sequence[DrawnOp], colour: str, widest: float, **look: Any) -> None:
-    if ops:
-        frame = {"facecolor": "none", "edgecolor": colour, **look}
-        widths = _widths(axes, ops, widest)
-        axes.add_collection(PolyCollection(_op_corners(ops), linewidths=widths, **frame))
 
 
 def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from pipejax.analysis.runs.evaluate import Evaluation, activation_memory, evaluate
 from pipejax.analysis.runs.timeline import (
@@ -205,7 +204,10 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
             _draw_panel(next(next_axes), panel, run_bars, look, window)
             if panel.memory is not None:
                 draw_memory(next(next_axes), panel.memory, until=panel.run.makespan)
-        _name_times(axes[-1], look.unit, window)
+        axes[-1].set_xlim(window.start, window.stop or 1.0)
+        unit = look.unit
+        axes[-1].xaxis.set_major_formatter(lambda time, _: f"{time / unit.seconds:.6g}")
+        axes[-1].set_xlabel(f"time [{unit.name}]")
         if title:
             size = look.paper.font_size
             figure.suptitle("\n".join(title), fontsize=size, fontweight="bold", parse_math=False)
@@ -213,12 +215,6 @@ def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     runs = {panel.name: panel.run for panel in panels}
     figure.set_label(look.caption or caption_of_runs(runs, look.unit, window=look.window))
     return figure
-
-
-def _name_times(axes: Axes, unit: TimeUnit, window: Window) -> None:
-    axes.set_xlim(window.start, window.stop or 1.0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time / unit.seconds:.6g}"))
-    axes.set_xlabel(f"time [{unit.name}]")
 
 
 def _write_below(

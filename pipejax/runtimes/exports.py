@@ -103,7 +103,7 @@ def supported_table(table: ScheduleTable, runtime: str) -> ScheduleTable:
     return with_known_cells(table, UNKNOWN, runtime)
 
 
-def splits(table: ScheduleTable) -> bool:
+def has_split_backwards(table: ScheduleTable) -> bool:
     """Return whether any backward is split into I and W."""
     return bool((table.where[Phase.I] >= 0).any())
 
@@ -185,7 +185,7 @@ schedule = TableSchedule(num_stages=len(PLACEMENT))
 def to_jaxpp(table: ScheduleTable) -> str:
     """Return a table as a module of Python for JaxPP; warn of skipped and moved cells."""
     table = supported_table(table, "JaxPP")
-    split = splits(table)
+    split = has_split_backwards(table)
     rows = [
         [
             [(KINDS[op.phase], op.stage, op.microbatch) for op in cell_ops(cell, split=split)]
@@ -306,7 +306,7 @@ schedule = pipeline.PipelineSchedule(
 def to_shardy(table: ScheduleTable) -> str:
     """Return a table as a Python module for Shardy; warn of dropped cells."""
     table = supported_table(table, "Shardy")
-    split = splits(table)
+    split = has_split_backwards(table)
     cells = [
         [[_fragment(op) for op in cell_ops(cell, split=split)] for cell in row]
         for row in table.rows()

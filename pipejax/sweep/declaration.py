@@ -50,7 +50,7 @@ from pipejax.schedules.table.links import (
     parse_pairs,
 )
 from pipejax.sweep.outputs import OUTPUTS
-from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
+from pipejax.sweep.schedule_axis import Choice, expand_folders, read_schedule
 
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
@@ -171,9 +171,12 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
         is_default = field.default is not None and key not in defaults
         if key in declaration or is_default:
             values = declaration.get(key, field.default)
-            values = unfolded(values) if key == "schedules" else values
-            if key == "pipeline_layout" and _is_one_layout(values):
-                values = field.kind.read(values, f"{where}: {key}")
+            values = expand_folders(values) if key == "schedules" else values
+            if key == "pipeline_layout" and isinstance(values, list):
+                # lists are the stages of one layout if they have one embedding
+                are_lists = all(isinstance(value, list) for value in values)
+                if are_lists and str(values).lower().count("embedding") < 2:
+                    values = field.kind.read(values, f"{where}: {key}")
             name = field.target or key
             axes[name] = read_axis(name, values, f"{where}: {key}", field.kind.read)
     if "stack" not in declaration:
@@ -367,12 +370,6 @@ def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
 def _pipeline_layout(value: str | list[Any]) -> str:
     """Write a layout in one way; without one, layers are assigned by shares."""
     return "" if value == "" else str(PipelineLayout.parse(value))
-
-
-def _is_one_layout(values: Any) -> bool:
-    """Return whether lists are the stages of one layout: it has one embedding."""
-    are_lists = isinstance(values, list) and all(isinstance(value, list) for value in values)
-    return are_lists and str(values).lower().count("embedding") < 2
 
 
 def _workload_axes() -> dict[str, FileField]:

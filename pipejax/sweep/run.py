@@ -53,7 +53,7 @@ from pipejax.sweep.store import (
     Block,
     get_block,
     num_blocks,
-    opened,
+    open_store,
     sweep_variables,
 )
 
@@ -436,14 +436,14 @@ def run_sweep(
     path = Path(out)
     with (
         telling("sweep", on_progress) as tell,
-        opened(sweep, path, resume=resume, replace=replace) as store,
+        open_store(sweep, path, resume=resume, replace=replace) as store,
     ):
         blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)
         tell(done, sweep.num_points, "points")
         if scheduler is not None:
-            results = evaluated_on(scheduler, sweep, missing)
+            results = evaluate_remote(scheduler, sweep, missing)
         else:
             results = ((number, evaluate_block(sweep, blocks[number])) for number in missing)
         for number, values in results:
@@ -453,7 +453,7 @@ def run_sweep(
     return xr.open_zarr(path, chunks=None)
 
 
-def evaluated_on(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
+def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
     """Evaluate blocks on the workers of a scheduler, in any order."""
     from distributed import Client  # Dask is an extra
 

@@ -42,7 +42,7 @@ def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTa
     return choice.builder.function(**size, **dict(choice.options))
 
 
-def unfolded(values: Any) -> Any:
+def expand_folders(values: Any) -> Any:
     """Replace each folder by its tables."""
     if isinstance(values, str):
         return schedules.listed(values) if is_folder(values) else values
@@ -50,7 +50,7 @@ def unfolded(values: Any) -> Any:
         return values
     entries: list[Any] = []
     for value in values:
-        tables = unfolded(value) if isinstance(value, str) else value
+        tables = expand_folders(value) if isinstance(value, str) else value
         entries += tables if isinstance(tables, list) else [tables]
     return entries
 

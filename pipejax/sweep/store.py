@@ -155,7 +155,7 @@ def _blocks_by_axis(sweep: Sweep) -> list[int]:
 
 
 class BlockStore:
-    """A store open for writing; only `opened` makes one, because it holds the lock."""
+    """A store open for writing; only `open_store` makes one, because it holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
         self.sweep = sweep
@@ -204,7 +204,7 @@ def _checksum(arrays: list[NumpyArray]) -> int:
 
 
 @contextlib.contextmanager
-def opened(
+def open_store(
     sweep: Sweep, path: Path, *, resume: bool = False, replace: bool = False
 ) -> Iterator[BlockStore]:
     """Make, resume or replace a store, and hold its lock."""

@@ -12,7 +12,6 @@ reduce-scatter, after an all-gather. For an all-to-all it is the data of one acc
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layers.formulas import Phases, accelerator_tokens, boundary_bytes
 from pipejax.costs.model.layout import Group, Layout
-from pipejax.costs.model.model import LatentAttention, Model, recomputed_modules
+from pipejax.costs.model.model import Model, recomputed_modules
 from pipejax.costs.precision import as_float
 from pipejax.costs.system.parts import Flag
 from pipejax.costs.system.system import Number, System
@@ -166,12 +165,12 @@ def collective_time(
         nic_factor = _nic_share_factor(system, spread.inside) if kind == "ring" else 1.0
         fastest = route_time(DIRECT[kind](spread), far_rate * nic_factor)
     else:
-        times = [
-            _if_allowed(flag, route_time(ROUTES[name](spread), far_rate))
-            for name, flag in _algorithms(system, kind).items()
-            if flag is not False
-        ]
-        fastest = functools.reduce(xp.minimum, times, math.inf)
+        fastest = math.inf
+        for name, flag in _algorithms(system, kind).items():
+            if flag is not False:
+                seconds = route_time(ROUTES[name](spread), far_rate)
+                allowed = seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
+                fastest = xp.minimum(fastest, allowed)
     return xp.where(spread.size > 1, as_float(count) * (library.latency + fastest), 0.0)
 
 
@@ -184,11 +183,6 @@ def _algorithms(system: System, kind: str) -> dict[str, Flag]:
         is_concrete = isinstance(ring, bool) and isinstance(tree, bool)
         flags["ring"] = (ring or tree) if is_concrete else xp.maximum(ring, tree)
     return flags
-
-
-def _if_allowed(flag: Flag, seconds: Number) -> Number:
-    """Return the seconds of an algorithm if its flag allows it, else infinity."""
-    return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
 
 
 def _nic_share_factor(system: System, inside: Number) -> Number:
@@ -243,8 +237,9 @@ def layer_collectives(
     num_mlps = _num_split_mlps(model, kind)
     if model.mla is None:
         exchanges = _tensor_exchanges(unit_bytes, (h, h), 1 + num_mlps, layout)
-    else:
-        gathered_units = _gathered_units(model.mla, h)
+    else:  # the sources of queries, keys and values are gathered
+        query_units = h if model.mla.query_rank is None else model.mla.query_rank
+        gathered_units = query_units + model.mla.kv_rank + model.mla.rope_width
         exchanges = _tensor_exchanges(unit_bytes, (gathered_units, h), 1.0, layout)
         exchanges += _tensor_exchanges(unit_bytes, (h, h), num_mlps, layout)
     exchanges += _adapter_exchanges(model, layout, 1 + num_mlps)
@@ -260,12 +255,6 @@ def _num_split_mlps(model: Model, kind: str) -> Number:
     if kind == "moe" and model.moe is not None:
         return 1.0 * (model.moe.shared_experts > 0)
     return 1.0
-
-
-def _gathered_units(mla: LatentAttention, hidden: Number) -> Number:
-    """Count units per token that latent attention gathers: sources of queries, keys, values."""
-    queries = hidden if mla.query_rank is None else mla.query_rank
-    return queries + mla.kv_rank + mla.rope_width
 
 
 def _tensor_exchanges(

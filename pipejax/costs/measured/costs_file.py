@@ -37,7 +37,7 @@ from pipejax.costs.costs import (
     TIME_FIELDS,
     Costs,
     check_backward,
-    needed_by,
+    required_phases,
 )
 from pipejax.costs.scaling import restaged_costs, scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
@@ -212,7 +212,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     data = read_fields({**FILE, **dict.fromkeys(custom_times, _SERIES)}, _load(path), str(path))
     scale = UNIT_SECONDS[data["unit"]]
-    if data["F"] is None and Phase.F in needed_by(table):
+    if data["F"] is None and Phase.F in required_phases(table):
         raise ValueError(f'{path}: "F" is missing: the schedule has forwards')
     times: dict[str, Any] = {}
     for key, field in {**TIME_FIELDS, **custom_times, "pair_factor": "pair_factor"}.items():
@@ -229,7 +229,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
             values = _without_equal_microbatches(times | messages)
             others = {name: values.pop(name) for name in custom_times.values() if name in values}
             costs = Costs(**values, others=others)
-            costs.check_known(needed_by(table))
+            costs.check_known(required_phases(table))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         costs, slow = restaged_costs(costs, sizes.num_stages, table), data["stragglers"]

@@ -39,7 +39,7 @@ COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parall
 PLAIN = r"[a-z][a-z_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
-LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
+LATENCY_HIDING = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
 FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
 
 
@@ -566,11 +566,6 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
     yield from _lacks_of_experts(workload)
 
 
-def _flags_of_xla(job: _Job) -> str:
-    """Return the variable that makes XLA overlap exchanges with compute."""
-    return f"XLA_FLAGS={LATENCY_HIDING}" if job.workload.overlap > 0 else ""
-
-
 NO_OVERLAP = {
     "_target_": "megatron.bridge.training.comm_overlap.CommOverlapConfig",
     "tp_comm_overlap": False,
@@ -711,7 +706,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             _maxtext,
             _lacks_of_maxtext,
             style="pairs",
-            program=_flags_of_xla,
+            program=lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
             gradient_bytes=FULL_GRADIENT,
         ),
     )

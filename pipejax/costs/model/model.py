@@ -27,7 +27,7 @@ from pipejax.base.file_fields import (
 )
 from pipejax.base.jax_on_demand import register
 from pipejax.costs.model.workload_fields import UNFUSED, parse_recompute
-from pipejax.costs.precision import floats_in
+from pipejax.costs.precision import make_floats
 from pipejax.costs.system.system import Number, names_in, read_named
 
 
@@ -60,7 +60,7 @@ class LatentAttention:
     query_rank: Number | None = None
 
     def __post_init__(self) -> None:
-        floats_in(self, but=int)
+        make_floats(self, skip=int)
 
 
 @short_repr
@@ -91,7 +91,7 @@ class MixtureOfExperts:
     capacity_factor: Number | None = None
 
     def __post_init__(self) -> None:
-        floats_in(self, but=int)
+        make_floats(self, skip=int)
 
     @property
     def slots(self) -> Number:
@@ -193,7 +193,7 @@ class Model:
     qk_norms: bool = dataclasses.field(default=False, metadata=_STATIC)
 
     def __post_init__(self) -> None:
-        floats_in(self, but=int)
+        make_floats(self, skip=int)
         for kernel in unfused_kernels(self):
             resolve_choice(kernel, UNFUSED, "unfused")
 

@@ -186,7 +186,11 @@ class Workload:
                 f"model's {self.model.layers} layers",
                 "wide_last",
             )
-        object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
+        factors = {}
+        for worker, factor in dict(self.stragglers).items():
+            worker = whole_number(worker, "stragglers: a worker", minimum=0)
+            factors[worker] = positive(factor, f"stragglers: {worker}")
+        object.__setattr__(self, "stragglers", tuple(sorted(factors.items())))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
         holders = self.accelerators_per_worker * self.data_parallel
         divided = (
@@ -295,17 +299,6 @@ class Workload:
                 f"{legal_divisors(self.minibatch, count)}"
             )
         return size
-
-
-def _checked_stragglers(stragglers: Stragglers) -> tuple[tuple[int, float], ...]:
-    """Return checked pairs of slow worker and factor, sorted by worker."""
-    factors = {
-        whole_number(worker, "stragglers: a worker", minimum=0): positive(
-            factor, f"stragglers: {worker}"
-        )
-        for worker, factor in dict(stragglers).items()
-    }
-    return tuple(sorted(factors.items()))
 
 
 def stage_layers(
@@ -438,7 +431,7 @@ def build_stages(
     )
 
 
-def stages_held(
+def find_stages(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
     """Return the stages of a schedule, built from assigned layers unless they are given."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float
 from pipejax.base.checks import MismatchError
 from pipejax.base.many_numbers import Many
 from pipejax.costs import array_functions as xp
@@ -137,9 +137,11 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
     leaves = [(item.volume, *item.group, item.repeats, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
     has_many_systems = isinstance(system.network.rate, Many)
-    kinds = [
-        (item.kind, has_many_systems and np.any(_is_over_nodes(item.group))) for item in exchanges
-    ]
+    kinds = []
+    for item in exchanges:
+        size, inside = item.group
+        crosses_nodes = has_many_systems and np.any(np.asarray(size) > np.asarray(inside))
+        kinds.append((item.kind, crosses_nodes))
     times: dict[int, Float[Computed, ...]] = {}
     for kind in dict.fromkeys(kinds):
         indices = [index for index, other in enumerate(kinds) if other == kind]
@@ -152,10 +154,6 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
         for index, part in zip(indices, xp.split(seconds, ends[:-1]), strict=True):
             times[index] = part.reshape(shapes[index])
     return [times[index] for index in range(len(exchanges))]
-
-
-def _is_over_nodes(group: Group) -> NumpyArray:
-    return np.asarray(group.size) > np.asarray(group.inside)
 
 
 def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:

@@ -127,21 +127,18 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
     try:
         text = read_file(Path(path)).decode("utf-8-sig")
         if text.lstrip()[:1] in ("[", "{"):
-            lengths = _in_json(text)
+            data = parse_json(text)
+            lengths = data.get("lengths") if isinstance(data, dict) else data
+            if not isinstance(lengths, list):
+                raise ValueError(
+                    'expected a list of lengths, or an object with one under "lengths"'
+                )
         else:
             rows = ([*map(float, line.split())] for line in text.splitlines() if line.strip())
             lengths = ResultList(row if len(row) > 1 else row[0] for row in rows)
         Packed.from_lengths(lengths)
     except (ValueError, TypeError) as error:  # undecodable bytes are one too
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
-    return lengths
-
-
-def _in_json(text: str) -> list[Any]:
-    data = parse_json(text)
-    lengths = data.get("lengths") if isinstance(data, dict) else data
-    if not isinstance(lengths, list):
-        raise ValueError('expected a list of lengths, or an object with one under "lengths"')
     return lengths
 
 

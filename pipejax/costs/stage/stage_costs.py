@@ -81,15 +81,18 @@ def work_costs(work: StageWork, system: System) -> Costs:
     ops = _op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
     durations = dict(zip(ops, _phase_seconds(system, seconds), strict=True))
-    near = _message_link(work, system)
+    link, host_link = _message_link(work, system), system.host_link
+    offload = None
+    if work.offload_bytes is not None and has_host_link(system):
+        offload = host_link.latency + work.offload_bytes / host_link.rate
     return Costs(
         **durations,
         all_reduce=_gradient_exchange(work, system, exchanges, durations["backward"]),
         update=_update(work, system, exchanges, durations["forward"]),
         **_in_cells(work, exchanges),
-        offload=_host_transfer(work, system),
-        latency=_both_ways(near.latency),
-        transmit=_both_ways(work.message_bytes / near.rate),
+        offload=offload,
+        latency=_both_ways(link.latency),
+        transmit=_both_ways(work.message_bytes / link.rate),
     )
 
 
@@ -304,13 +307,6 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
     return [by_index[index] for index in range(len(ops))]
 
 
-def _host_transfer(work: StageWork, system: System) -> Numbers | None:
-    """Return the seconds of O, and so of L: (stages); None if the host link is unknown."""
-    if work.offload_bytes is None or not has_host_link(system):
-        return None
-    return system.host_link.latency + work.offload_bytes / system.host_link.rate
-
-
 def has_host_link(system: System) -> bool:
     """Return whether the host link has a bandwidth; a traced value counts as one."""
     bandwidth = system.host_link.bandwidth
@@ -458,7 +454,10 @@ def _stage_parts(
         """Return the seconds of the ops of one microbatch, by field: (parts, stages)."""
         sized = dataclasses.replace(workload, model=model)
         seconds = op_seconds(stage_work(sized, table, microbatch_size=size), system)
-        return {name: _with_host_delay(system, parts) for name, parts in seconds.items()}
+        for name, parts in seconds.items():  # the last part becomes the delay by the host
+            delay = _phase_seconds(system, parts) - parts[:HOST].sum(axis=0)
+            seconds[name] = xp.concatenate([parts[:HOST], delay[None]])
+        return seconds
 
     workload = dataclasses.replace(workload, model=model)
     kinds, attention = layer_part_kinds(table, workload, system), {}
@@ -488,13 +487,6 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
     slow = dict(workload.stragglers)
     check_workers(slow, table, "stragglers")
     return scaled_costs(costs, table, workers=slow) if slow else costs
-
-
-def _with_host_delay(system: System, seconds: Float[Computed, "parts stages"]) -> Computed:
-    """Return parts of an op's time that sum to it: the last is the delay by the host."""
-    device = seconds[:HOST]
-    host = _phase_seconds(system, seconds) - device.sum(axis=0)
-    return xp.concatenate([device, host[None]])
 
 
 @in_float64

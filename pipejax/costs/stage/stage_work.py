@@ -49,11 +49,11 @@ from pipejax.costs.model.workload import (
     Stages,
     Workload,
     all_layers_by_kind,
+    find_stages,
     layer_kinds,
     layer_weights,
     layers_by_kind,
     stage_parameters,
-    stages_held,
 )
 from pipejax.costs.stage.slices import by_slice, check_whole
 from pipejax.costs.system.system import Number, Numbers
@@ -127,7 +127,7 @@ def stage_work(
     work = work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
-        stages_held(workload, table, assigned),
+        find_stages(workload, table, assigned),
         recompute=workload.recompute_in_layer,
         offloads=offloads or table.offloads,
     )._replace(in_cells=in_cells(table))
@@ -158,6 +158,8 @@ def work_of_stages(
     head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
     has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
     tied = trained * has_copies * model.head_parameters / layout.tensor
+    message = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
+    outputs = 1 + model.mtp_layers * stages.mtp_before  # with further tokens'
     return StageWork(
         layout=layout,
         stages=stages,
@@ -191,7 +193,7 @@ def work_of_stages(
             ParameterCounts(trained * head.dense, 0.0),
         ),
         heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
-        message_bytes=_message_bytes(model, layout, stages),
+        message_bytes=message * outputs,
         parameters=stage_parameters(model, layout, stages, base=trained),
         gradient_bytes=model.accumulated_bytes,
         element_bytes=element,
@@ -199,12 +201,6 @@ def work_of_stages(
         tied_parameters=tied,
         offload_bytes=offload,
     )
-
-
-def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Numbers:
-    """Return the bytes of a message, with outputs for further tokens: (1, boundaries)."""
-    boundary = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
-    return boundary * (1 + model.mtp_layers * stages.mtp_before)
 
 
 class StageBytes(NamedTuple):
@@ -259,7 +255,7 @@ def stage_bytes(
     if table.grammar.slices > 1 and microbatch_size is None:
         return _bytes_by_slice(workload, table, assigned)
     layout = workload.layout(table, microbatch_size)
-    stages = stages_held(workload, table, assigned)
+    stages = find_stages(workload, table, assigned)
     if table.grammar.forward_only:
         return _forward_bytes(workload.model, layout, stages)
     memory = bytes_of_stages(

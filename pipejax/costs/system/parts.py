@@ -28,7 +28,7 @@ from pipejax.base.file_fields import (
 )
 from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.precision import FloatFields, floats_in, is_traced
+from pipejax.costs.precision import FloatFields, is_traced, make_floats
 
 Numbers = float | Float[Array, "..."] | Float[NumpyArray, "..."]  # one, or one for each stage
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Collectives:
 
     def __post_init__(self) -> None:
         _flags_in(self, ALGORITHMS)
-        floats_in(self)
+        make_floats(self)
 
 
 @short_repr
@@ -145,7 +145,7 @@ class Kernels:
 
     def __post_init__(self) -> None:
         _flags_in(self, ("priced",))
-        floats_in(self)
+        make_floats(self)
 
 
 @short_repr

@@ -168,8 +168,11 @@ def _schedule(
     op_of_cell = np.full(run.table.cells.phase.size, -1)
     op_of_cell[cells] = np.arange(len(cells))
     extra_ops = np.unique(_node_keys(run.program, timed_beside_cells(run)), axis=0)
+    recorded_starts = None
     if recorded is not None:  # no other table uses the costs of a replay: drop unread ones
         base = np.where(read_by(run.program), base, 0.0)
+        starts = np.append(recorded.ravel()[cells], np.full(len(extra_ops), np.nan))
+        recorded_starts = {"name": "as it ran", "starts": pack({"start": starts})}
     keys = ["", *(factor.key for factor in factors)]
     kind_numbers = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
     page_programs = {
@@ -198,17 +201,9 @@ def _schedule(
         "memory": _memory(run, memory, op_of_cell)
         | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
         "step": step and step._asdict(),
-        "recorded": None if recorded is None else _recorded_starts(recorded, cells, len(extra_ops)),
+        "recorded": recorded_starts,
         "programs": page_programs,
     }
-
-
-def _recorded_starts(
-    starts: Float[NumpyArray, "workers slots"], cells: Int[NumpyArray, " ops"], num_beside: int
-) -> dict[str, Any]:
-    """Return recorded starts of the ops [s]; ops without a cell have NaN."""
-    op_starts = np.append(starts.ravel()[cells], np.full(num_beside, np.nan))
-    return {"name": "as it ran", "starts": pack({"start": op_starts})}
 
 
 def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:

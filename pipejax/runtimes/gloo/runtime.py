@@ -61,17 +61,13 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
             "tasks": tasks,
         }
         requests = [{**request, "rank": rank} for rank in range(ranks)]
-        answers = call_together(MODULE, requests, _environment(), timeout)
+        loopbacks = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+        environment = {"GLOO_SOCKET_IFNAME": loopbacks[0]} if loopbacks else {}
+        answers = call_together(MODULE, requests, environment, timeout)
     return [
         _result(job, table, answers[0]["version"], [answer["tasks"][k] for answer in answers])
         for k, (job, table) in enumerate(zip(jobs, tables, strict=True))
     ]
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which gloo uses the loopback interface."""
-    loopbacks = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    return {"GLOO_SOCKET_IFNAME": loopbacks[0]} if loopbacks else {}
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:

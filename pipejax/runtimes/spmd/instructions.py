@@ -84,7 +84,7 @@ class Instructions(NamedTuple):
     gradient_to: Int[NumpyArray, "slots workers shifts"]
 
 
-def executed(table: ScheduleTable) -> ScheduleTable:
+def without_skipped_cells(table: ScheduleTable) -> ScheduleTable:
     """Take the cells out of a table that are not executed."""
     return without(table, tuple(LEFT_OUT))
 
@@ -129,7 +129,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
         workers=workers,
-        slots=int(lockstep_slots(executed(table)).max()) + 1,
+        slots=int(lockstep_slots(without_skipped_cells(table)).max()) + 1,
         microbatches=table.num_microbatches,
         places=num_copies * table.num_microbatches,
         weights=int(copies.versions.sum(axis=1).max()) * runs,
@@ -142,7 +142,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
 
 def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     """Write the instructions of a table, for a program of given sizes."""
-    table = executed(table)
+    table = without_skipped_cells(table)
     shape = sizes.slots, sizes.workers
     unused = {  # spare entries, which nothing reads
         "code": 0,

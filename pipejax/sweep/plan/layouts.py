@@ -370,6 +370,7 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
     """List (t, c, e, etp, d) that use all accelerators with this number of workers."""
     if request.gpus % workers:
         return []
+    num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)
     stage_gpus, degrees = request.gpus // workers, []
     for tensor in request.allowed("tensor", divisors(stage_gpus)):
         if not _can_split_layer(request, tensor):
@@ -379,7 +380,7 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
             if not (_can_split_sequence(request, context) and request.allowed("data", [data])):
                 continue
             for parts in request.allowed("expert_tensor", _expert_parts(request, tensor)):
-                counts = _expert_degrees(request, stage_gpus, parts)
+                counts = [n for n in divisors(num_experts) if stage_gpus % (n * parts) == 0]
                 experts = request.allowed("expert", counts)
                 degrees += [(tensor, context, expert, parts, data) for expert in experts]
     return degrees
@@ -392,12 +393,6 @@ def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
         return [1]
     parts = divisors(tensor) if "expert_tensor" in request.choices else sorted({1, tensor})
     return [part for part in parts if int(moe.expert_hidden) % part == 0]
-
-
-def _expert_degrees(request: PlanRequest, stage_gpus: int, parts: int) -> list[int]:
-    """List the degrees of expert parallelism of a stage, with experts in so many parts."""
-    experts = 1 if request.model.moe is None else int(request.model.moe.experts)
-    return [expert for expert in divisors(experts) if stage_gpus % (expert * parts) == 0]
 
 
 def _can_split_layer(request: PlanRequest, tensor: int) -> bool:

@@ -43,9 +43,9 @@ from pipejax.sweep.plan.layouts import (
 from pipejax.sweep.plan.result import (
     PlannedLayout,
     PlanResult,
-    bounds_of_steps,
     break_even_factors,
     layout_columns,
+    limiting_resources,
     save_columns,
     stored_step_times,
     under_launchers,
@@ -301,7 +301,7 @@ def _planned_layouts(
     evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
 ) -> list[PlannedLayout]:
     """Describe layouts: step time, memory, bottleneck, and evidence if there is any."""
-    reasons = bounds_of_steps(evaluator.request, evaluator.layouts, rows)
+    reasons = limiting_resources(evaluator.request, evaluator.layouts, rows)
     return [
         _describe_layout(evaluator, row, reason, by_row[row])
         for row, reason in zip(rows.tolist(), reasons, strict=True)

@@ -190,17 +190,19 @@ def table_pipe(shape: ProgramShape) -> Pipe:
     return Pipe.from_table(build_table(shape, 2 * shape.workers))
 
 
-def held_in(shape: ProgramShape, microbatches: int) -> HeldCounts:
+def count_activations(shape: ProgramShape, microbatches: int) -> HeldCounts:
     """Count the activations that workers hold with M microbatches."""
     # If two shorter tables have the same peaks, a longer one only repeats their period.
     fewer, more = (count * shape.workers for count in SETTLED)
-    if microbatches > more and np.array_equal(_held(shape, fewer).parts, _held(shape, more).parts):
-        return _held(shape, more)
-    return _held(shape, microbatches)
+    if microbatches > more:
+        counts, more_counts = _table_activations(shape, fewer), _table_activations(shape, more)
+        if np.array_equal(counts.parts, more_counts.parts):
+            return more_counts
+    return _table_activations(shape, microbatches)
 
 
 @functools.lru_cache(CACHE_SIZE)
-def _held(shape: ProgramShape, microbatches: int) -> HeldCounts:
+def _table_activations(shape: ProgramShape, microbatches: int) -> HeldCounts:
     return held_counts(build_table(shape, microbatches))
 
 

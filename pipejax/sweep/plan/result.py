@@ -62,7 +62,7 @@ class BreakEven(NamedTuple):
     value: float
 
 
-def scaled_systems(system: System, factors: Factors) -> System:
+def scale_systems(system: System, factors: Factors) -> System:
     """Return a system per row (rows), with each number multiplied by its factor."""
     rows = len(next(iter(factors.values())))
     named = {FIELDS[name]: factor for name, factor in factors.items()}
@@ -76,16 +76,16 @@ def scaled_systems(system: System, factors: Factors) -> System:
     return systems
 
 
-def times_on(
+def layout_times(
     request: PlanRequest, layouts: Layouts, factors: Factors
 ) -> Float[NumpyArray, " rows"]:
     """Step times (rows) of layouts of one program, each on its own machine [s]."""
     shape, count = program_shape(request, layouts, 0), int(layouts.microbatches[0])
-    costs = price(request, shape, layouts, scaled_systems(request.system, factors)).costs
+    costs = price(request, shape, layouts, scale_systems(request.system, factors)).costs
     return exact_times(shape, count, costs, request.links)
 
 
-def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[str]:
+def limiting_resources(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[str]:
     """Name the resource that bounds each of some layouts, as `sensitivity` does."""
     names = [""] * len(rows)
     selected = layouts.take(rows)
@@ -105,7 +105,7 @@ def layout_resource_shares(
     multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
     factors = dict(zip(RESOURCES, np.repeat(multipliers, len(layouts), axis=1), strict=True))
     repeated = layouts.take(np.tile(np.arange(len(layouts)), machines))
-    times = times_on(request, repeated, factors).reshape(machines, -1)
+    times = layout_times(request, repeated, factors).reshape(machines, -1)
     power = np.array(list(POWER.values()))
     return power[:, None] * (times[1:] / times[0] - 1) / STEP
 
@@ -167,7 +167,7 @@ def _runner_up_lag(
     factor = np.exp(np.concatenate([*grids.values()]))
     factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(grids)}
     best, runner_up = (
-        times_on(request, pair.take(np.full(sum(sizes), row)), factors) for row in (0, 1)
+        layout_times(request, pair.take(np.full(sum(sizes), row)), factors) for row in (0, 1)
     )
     return dict(zip(grids, np.split(runner_up - best, np.cumsum(sizes)[:-1]), strict=True))
 

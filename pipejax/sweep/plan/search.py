@@ -31,8 +31,8 @@ from pipejax.sweep.plan.layouts import Layouts, PlanRequest, layout_workload, pr
 from pipejax.sweep.plan.programs import (
     ProgramShape,
     build_table,
+    count_activations,
     exact_times,
-    held_in,
     lower_bounds,
     table_pipe,
 )
@@ -222,7 +222,7 @@ def _memory(
     shape: ProgramShape, prices: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " rows"]:
     """Return the need of the fullest worker for layouts of one program, per accelerator [B]."""
-    counts = held_in(shape, microbatches)
+    counts = count_activations(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], prices.memory)
     need = counts.static_bytes(sizes.static, sizes.version) + counts.activation_bytes(sizes.parts)
     return need.max(axis=1)
