@@ -345,21 +345,18 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
     # The grid has axes (systems, sizes of nodes, field 1, field 2, ..), which are flattened at the
     # end. The software applies to the systems before their fields are varied.
     system_axis, node_axis, *fields = axes
-    system_axis = system_axis._replace(values=tuple(map(software.on, system_axis.values)))
-    field_sizes = tuple(len(axis.values) for axis in fields)
-    grid = (len(system_axis.values), len(node_axis.values), *field_sizes)
+    members = tuple(map(software.on, system_axis.values))
+    grid = (len(members), len(node_axis.values), *(len(axis.values) for axis in fields))
     ones = (1,) * len(fields)
-    node_sizes = [
-        [size or system.gpus_per_node for size in node_axis.values] for system in system_axis.values
-    ]
+    node_sizes = [[size or system.gpus_per_node for size in node_axis.values] for system in members]
     stacked = jax.tree.map(
         lambda *leaves: np.array(leaves, float).reshape(-1, 1, *ones),
-        *_with_equal_structure(system_axis.values),
+        *_with_equal_structure(members),
     )
-    for k, axis in enumerate(fields):
+    for k, axis in enumerate(fields):  # on axis 2 + k of the grid
         stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(-1, *ones[k + 1 :]))
-    per_system = np.array(node_sizes, float).reshape(*grid[:2], *ones)
-    stacked = dataclasses.replace(stacked, gpus_per_node=per_system)
+    gpus_per_node = np.array(node_sizes, float).reshape(*grid[:2], *ones)
+    stacked = dataclasses.replace(stacked, gpus_per_node=gpus_per_node)
     systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, grid).ravel(), stacked)
     return systems
 

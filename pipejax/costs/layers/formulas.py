@@ -246,7 +246,8 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
     """Count a layer's adapters outside recomputed `modules`: they keep r units A x until W."""
     attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
-        num_ups = 1 + (model.mla.query_rank is not None)
+        num_ups = 1 if model.mla.query_rank is None else 2
+        # down projections of queries, and of keys and values; the output projection
         attention = 3 + num_ups * ("mla_up_proj" not in modules)
     if kind == "moe" and model.moe is not None:
         keeps_shared = "moe" not in modules and "shared_experts" not in modules

@@ -85,16 +85,16 @@ def gemm(
     return LayerOp(
         "gemm",
         name,
-        Phases(flop, flop, trained * flop),
-        Phases(
+        flop=Phases(flop, flop, trained * flop),
+        volume=Phases(
             batch * m * (factor * k + element * n) + factor * weights,
             batch * m * (factor * n + element * k) + factor * weights,
             trained * (batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights),
         ),
-        Phases(batch, batch, trained * batch),
-        Product(m, n, k),
-        batch,
-        layout.precision,
+        launches=Phases(batch, batch, trained * batch),
+        shape=Product(m, n, k),
+        batch=batch,
+        precision=layout.precision,
     )
 
 
@@ -107,19 +107,19 @@ def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Numb
     return LayerOp(
         "attention",
         name,
-        Phases(flop, 2 * flop, 0.0),
-        Phases(moved, 2 * moved, 0.0),
-        Phases(1.0, 2.0, 0.0),
-        shape,
-        heads,
-        layout.precision,
+        flop=Phases(flop, 2 * flop, 0.0),
+        volume=Phases(moved, 2 * moved, 0.0),
+        launches=Phases(1.0, 2.0, 0.0),
+        shape=shape,
+        batch=heads,
+        precision=layout.precision,
     )
 
 
 def memory(
     name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
 ) -> LayerOp:
-    """Return an op that moves bytes in F and I, without any product."""
+    """Return an op that moves bytes in F and I with so many kernels, without any product."""
     return LayerOp("memory", name, NONE, Phases(forward, backward, 0.0), Phases(*kernels, 0.0))
 
 
@@ -130,7 +130,7 @@ def norm(name: str, model: Model, layout: Layout) -> LayerOp:
 
 def norm_kernel(name: str, volume: Number) -> LayerOp:
     """Return the op of a norm: F reads and writes `volume` [B], I reads two and writes one."""
-    return memory(name, 2 * volume, 3 * volume, (1.0, 2.0))
+    return memory(name, 2 * volume, 3 * volume, kernels=(1.0, 2.0))
 
 
 def with_forward_again(op: LayerOp, share: float = 1.0) -> LayerOp:
@@ -209,7 +209,7 @@ def update_time(
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)
     on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
-    # without offloading an unknown rate plays no part, in gradients neither
+    # a rate of 0 is unknown, and not used without offloading: 1 keeps NaN out of the gradient
     link, memory = (
         xp.where(rate > 0, rate, 1.0)
         for rate in (system.host_link.rate, system.host.memory_bandwidth)

@@ -134,7 +134,7 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     return (
         gemm(op.name, model, plain, shape_a, tokens=m, batch=op.batch),
         gemm(op.name, model, plain, shape_b, tokens=m, batch=op.batch),
-        memory(op.name, row_bytes * n, row_bytes * k, (launches, launches)),
+        memory(op.name, row_bytes * n, row_bytes * k, kernels=(launches, launches)),
     )
 
 
@@ -185,7 +185,8 @@ def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
     mask = boundary / model.element_bytes if model.dropout else 0.0
     # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
     backward = 3 * boundary + ((2 * boundary + mask) if model.dropout else 0.0)
-    return memory(name, 3 * boundary + mask, backward, (1.0, 2.0 if model.dropout else 1.0))
+    kernels = (1.0, 2.0 if model.dropout else 1.0)
+    return memory(name, 3 * boundary + mask, backward, kernels)
 
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -229,19 +230,19 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     has_shared = 1.0 * (moe.shared_experts > 0)
     return (
         gemm("router", model, plain, (model.hidden, moe.experts), tokens=tokens),
-        memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
-        memory("dispatch", sorting, sorting, (3.0, 3.0)),
+        memory("routing", 4 * scores, 4 * scores, kernels=(8.0, 8.0)),
+        memory("dispatch", sorting, sorting, kernels=(3.0, 3.0)),
         *_two_products("expert", model, layout, expert_size, local_experts),
-        memory("combine", sorting, sorting, (3.0, 3.0)),
+        memory("combine", sorting, sorting, kernels=(3.0, 3.0)),
         *_two_products("shared", model, layout, shared_size, has_shared),
     )
 
 
 def _activation(name: str, model: Model, units: Number, kernels: Number) -> LayerOp:
     """Return the op of an activation function: GELU, or the product with a gate."""
-    forward, backward = (3, 5) if model.gated_mlp else (2, 3)
-    e = model.element_bytes
-    return memory(name, e * forward * units, e * backward * units, (kernels, kernels))
+    forward, backward = (3, 5) if model.gated_mlp else (2, 3)  # reads and writes of a unit
+    unit_bytes = model.element_bytes * units
+    return memory(name, forward * unit_bytes, backward * unit_bytes, (kernels, kernels))
 
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -271,17 +272,18 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     look_up = LayerOp(
         "memory",
         "embedding",
-        NONE,
-        Phases(2 * e * units, 0.0, trained * (e + 2 * gradient) * units),
-        Phases(1.0, 0.0, 1.0 * trained),
+        flop=NONE,
+        volume=Phases(2 * e * units, 0.0, trained * (e + 2 * gradient) * units),
+        launches=Phases(1.0, 0.0, 1.0 * trained),
     )
     boundary = boundary_bytes(model, layout)
     ops = [look_up]
     if model.learned_positions:
-        ops.append(memory("positions", 3 * boundary, 0.0, (1.0, 0.0)))
+        ops.append(memory("positions", 3 * boundary, 0.0, kernels=(1.0, 0.0)))
     if model.dropout:
         volume = 2 * boundary + boundary / e
-        ops.append(memory("embedding_dropout", volume, trained * volume, (1.0, 1.0 * trained)))
+        kernels = (1.0, 1.0 * trained)
+        ops.append(memory("embedding_dropout", volume, trained * volume, kernels))
     return tuple(ops)
 
 
@@ -301,9 +303,9 @@ def whole_layer(
         LayerOp(
             "layer",
             "layer",
-            Phases(*(phase / (t * layout.context) for phase in flop)),
-            Phases(moved, moved + 2 * boundary, moved),
-            Phases(1.0, 1.0, has_w),
+            flop=Phases(*(phase / (t * layout.context) for phase in flop)),
+            volume=Phases(moved, moved + 2 * boundary, moved),
+            launches=Phases(1.0, 1.0, has_w),
         ),
         *adapter_ops(model, layout, kind, recompute),
     )
@@ -360,7 +362,7 @@ def _rotation(model: Model, layout: Layout) -> LayerOp:
     units_per_token = model.query_hidden + model.kv_hidden
     units = accelerator_tokens(model, layout) * units_per_token / layout.tensor
     moved = 2 * model.element_bytes * units
-    return memory("rotation", moved, moved, (2.0, 2.0))
+    return memory("rotation", moved, moved, kernels=(2.0, 2.0))
 
 
 def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
@@ -391,13 +393,13 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     return LayerOp(
         "attention",
         "attention",
-        Phases(scores + context, 3 * scores + 2 * context, 0.0),
-        Phases(
+        flop=Phases(scores + context, 3 * scores + 2 * context, 0.0),
+        volume=Phases(
             tokens * (factor * queries + e * values + factor * keys),
             (factor + e) * tokens * (queries + values + keys),
             0.0,
         ),
-        Phases(layout.context, 3 * layout.context, 0.0),
+        launches=Phases(layout.context, 3 * layout.context, 0.0),
         batch=heads,
         precision=layout.precision,
     )
@@ -417,5 +419,5 @@ def _batched_products(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     ]
     if model.dropout:
         moved = (2 * e + 1) * num_scores
-        ops.insert(2, memory("attention_dropout", moved, moved, (1.0, 1.0)))
+        ops.insert(2, memory("attention_dropout", moved, moved))
     return tuple(ops)

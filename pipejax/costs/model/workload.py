@@ -407,13 +407,13 @@ def build_stages(
     places: Sequence[int] = (),
 ) -> Stages:
     """Describe the stages of a schedule: their layers, and the places of their workers."""
-    placement, ends = table.placement, np.eye(table.num_stages)
+    ends = np.eye(table.num_stages)
     is_held = np.zeros((table.num_workers, table.num_stages))
-    for pipe in placement:
+    for pipe in table.placement:
         is_held[pipe, np.arange(table.num_stages)] = 1
-    stages_of_worker = is_held.sum(axis=1)
-    share = 1 / stages_of_worker[placement].max(axis=0)
-    placement = np.array(places_on(table, places, "worker_places"))[placement]
+    num_held = is_held.sum(axis=1)  # stages of each worker
+    # place of the worker of each stage: (pipes, stages)
+    stage_places = np.array(places_on(table, places, "worker_places"))[table.placement]
     mtp = ends[-1] if mtp is None else mtp
     return Stages(
         *assigned,
@@ -421,12 +421,12 @@ def build_stages(
         mtp=mtp,
         first=ends[0],
         last=ends[-1],
-        copies=np.array([float(len(np.unique(workers))) for workers in placement.T]),
-        nearest=placement.min(axis=0).astype(float),
-        farthest=placement.max(axis=0).astype(float),
-        senders=placement[:, :-1].astype(float),
-        receivers=placement[:, 1:].astype(float),
-        share=share,
+        copies=np.array([float(len(np.unique(column))) for column in stage_places.T]),
+        nearest=stage_places.min(axis=0).astype(float),
+        farthest=stage_places.max(axis=0).astype(float),
+        senders=stage_places[:, :-1].astype(float),
+        receivers=stage_places[:, 1:].astype(float),
+        share=1 / num_held[table.placement].max(axis=0),
         mtp_before=xp.cumsum(mtp)[None, :-1],
     )
 
@@ -477,7 +477,7 @@ def layers_by_kind(
     wide = count_between(0, num_first) + count_between(start_of_last, math.inf)
     wide_dense = count_between(0, xp.minimum(num_first, dense_layers))
     wide_dense = wide_dense + count_between(start_of_last, dense_layers)
-    wide_counts = (wide_dense, wide - wide_dense)[: len(counts)]
+    wide_counts = (wide_dense, wide - wide_dense)[: len(counts)]  # of one kind without experts
     narrow_counts = (count - wide for count, wide in zip(counts, wide_counts, strict=True))
     return *narrow_counts, *wide_counts
 

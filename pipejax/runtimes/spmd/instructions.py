@@ -203,33 +203,34 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     read_weight = copies.version[placed.at[1], ops.stage]
     read_weight = read_weight + versions.read[ops.stage, ops.microbatch] * runs + run
 
-    def put(name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray) -> None:
+    def put(
+        name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray | bool = True
+    ) -> None:
         """Write values to a field of the instructions, for the masked ops of these phases."""
         is_selected = np.isin(ops.phase, [*phases]) & mask
         getattr(written, name)[placed.take(is_selected).at] = values[is_selected]
 
-    always = np.ones(len(ops.phase), bool)
     backward = Phase.B, Phase.I, Phase.W
     codes = np.zeros(len(Phase), np.int32)
     codes[list(CODES)] = np.arange(len(CODES))
-    put("code", CODES, codes[ops.phase], always)
-    put("place", CODES, placed.place, always)
-    put("weight", (Phase.F, *backward), read_weight, always)
-    put("read", (Phase.F, Phase.R), arrived, always)
-    put("read", backward, backward_place, always)
-    put("read", (Phase.O,), after_forward, always)
+    put("code", CODES, codes[ops.phase])
+    put("place", CODES, placed.place)
+    put("weight", (Phase.F, *backward), read_weight)
+    put("read", (Phase.F, Phase.R), arrived)
+    put("read", backward, backward_place)
+    put("read", (Phase.O,), after_forward)
     put("write", (Phase.F,), backward_place, ~needs_recompute)
-    put("write", (Phase.R,), backward_place, always)
-    put("write", (Phase.L,), after_forward, always)
+    put("write", (Phase.R,), backward_place)
+    put("write", (Phase.L,), after_forward)
     put("free", (Phase.F,), arrived, ~needs_recompute)
-    put("free", (Phase.R,), arrived, always)
-    put("free", WEIGHT_GRADS, backward_place, always)
-    put("free", (Phase.O,), after_forward, always)
+    put("free", (Phase.R,), arrived)
+    put("free", WEIGHT_GRADS, backward_place)
+    put("free", (Phase.O,), after_forward)
     is_last = ops.stage == table.num_stages - 1
     put("seed", (Phase.F,), placed.place, is_last)
     put("microbatch", (Phase.F,), ops.microbatch, is_last)
-    put("total", (*WEIGHT_GRADS, Phase.U), placed.copy * runs + run, always)
-    put("sum", WEIGHT_GRADS, placed.copy, always)
+    put("total", (*WEIGHT_GRADS, Phase.U), placed.copy * runs + run)
+    put("sum", WEIGHT_GRADS, placed.copy)
 
 
 def _write_updates(table: ScheduleTable, written: Instructions) -> None:

@@ -219,13 +219,9 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
         for zero in request.allowed("zero", ZERO)
         for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
     ]
-    split_rows = np.array(splits, np.int64)
-    option_rows = np.array(options, np.int64).reshape(-1, 3)
     # every split with every option
-    split_rows, option_rows = (
-        np.repeat(split_rows, len(options), axis=0),
-        np.tile(option_rows, (len(splits), 1)),
-    )
+    split_rows = np.repeat(np.array(splits, np.int64), len(options), axis=0)
+    option_rows = np.tile(np.array(options, np.int64).reshape(-1, 3), (len(splits), 1))
     layouts = Layouts(*np.hstack([split_rows, option_rows]).T)
     layouts = layouts.take(_is_legal(request, layouts))
     refusals = _refusals(request, layouts)
