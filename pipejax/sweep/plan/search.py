@@ -120,6 +120,10 @@ def _short_table(shape: ProgramShape) -> ScheduleTable:
     return build_table(shape, 2 * shape.workers)
 
 
+OF_BOUNDARIES = ("senders", "receivers", "mtp_before")
+OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
+
+
 def _layout_stages(
     request: PlanRequest, shape: ProgramShape, layouts: Layouts, numbers: Layout
 ) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
@@ -135,40 +139,45 @@ def _layout_stages(
         return_index=True,
         return_inverse=True,
     )
-    model, kinds = request.model, []
-    dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
+    kinds = []  # of layouts whose stages are the same: their stages, and those of each class
     for row in first_rows.tolist():
         workload = layout_workload(request, layouts, row)
         stages = build_stages(table, assign_layers(workload, table))
-        if any(numbers.wide_layers):  # costs depend on all layers before
-            places = np.arange(shape.stages)
-            kinds.append((stages, places, places))
-            continue
-        # of the layers before, only dense ones count; where workers are, only to several copies
-        several = stages.copies > 1
-        properties = stages._replace(
-            before=np.minimum(stages.before, dense_layers),
-            nearest=stages.nearest * several,
-            farthest=stages.farthest * several,
-        )
-        columns = np.stack([getattr(properties, name) for name in OF_STAGES])
-        _, first, classes = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-        kinds.append((stages, first, classes.ravel()))
-    count = max(len(first) for _, first, _ in kinds)
-    chosen = []
-    for stages, first, _ in kinds:
-        padded = np.pad(first, (0, count - len(first)), mode="edge")
-        is_real = np.arange(count) < len(first)  # the others have no stages, and are no ends
-        leaves = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
-        ends = {name: leaves[name] * is_real for name in ("first", "last")}
-        chosen.append(stages._replace(**leaves | ends))
+        if any(numbers.wide_layers):  # costs depend on all layers before: each is a class
+            first_stages = stage_class = np.arange(shape.stages)
+        else:
+            first_stages, stage_class = _stage_classes(request.model, stages)
+        kinds.append((stages, first_stages, stage_class))
+    num_classes = max(len(first_stages) for _, first_stages, _ in kinds)
+    representatives = []
+    for stages, first_stages, _ in kinds:
+        padded = np.pad(first_stages, (0, num_classes - len(first_stages)), mode="edge")
+        # classes of padding have no stages, and are no ends
+        is_real = np.arange(num_classes) < len(first_stages)
+        columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
+        ends = {name: columns[name] * is_real for name in ("first", "last")}
+        representatives.append(stages._replace(**columns | ends))
     kind = kind.ravel()
-    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *chosen)
-    return by_layout, np.stack([classes for _, _, classes in kinds])[kind]
+    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *representatives)
+    return by_layout, np.stack([stage_class for _, _, stage_class in kinds])[kind]
 
 
-OF_BOUNDARIES = ("senders", "receivers", "mtp_before")
-OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
+def _stage_classes(
+    model: Model, stages: Stages
+) -> tuple[Int[NumpyArray, " classes"], Int[NumpyArray, " stages"]]:
+    """Return the first stage of each class of stages that cost the same, and each one's class."""
+    # of the layers before, only dense ones count; where workers are, only to several copies
+    dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
+    has_copies = stages.copies > 1
+    properties = stages._replace(
+        before=np.minimum(stages.before, dense_layers),
+        nearest=stages.nearest * has_copies,
+        farthest=stages.farthest * has_copies,
+    )
+    columns = np.stack([getattr(properties, name) for name in OF_STAGES])
+    # columns [A B B C] -> first stages [0 1 3], classes [0 1 1 2]
+    _, first_stages, classes = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    return first_stages, classes.ravel()
 
 
 TIE = 0.01  # of a step: layouts of an idea within it are reported together
