@@ -27,7 +27,7 @@ from pipejax.sweep.plan import programs
 from pipejax.sweep.plan.layouts import (
     Layouts,
     PlanRequest,
-    _lacks,
+    _launcher_refusals,
     enumerate_layouts,
     layout_workload,
     program_shape,
@@ -143,7 +143,7 @@ def test_a_launcher_refuses_the_layouts_that_it_refuses_one_by_one(model, launch
     free = PlanRequest(pj.load_model(model), H100, 32, 64, schedules, choices)
     layouts, rng = enumerate_layouts(free), np.random.default_rng(1)
     few = layouts.take(rng.choice(len(layouts), 400, replace=False))
-    lacks = _lacks(dataclasses.replace(free, launcher=launcher), few)
+    lacks = _launcher_refusals(dataclasses.replace(free, launcher=launcher), few)
     for k in range(len(few)):
         table = build_table(program_shape(free, few, k), int(few.microbatches[k]))
         workload = layout_workload(free, few, k)
