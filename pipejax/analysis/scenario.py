@@ -192,7 +192,7 @@ class Scenario:
 
     @property
     def workload(self) -> Workload | None:
-        """Return the workload with the edits; None if it cannot say them, as scaled times."""
+        """Return the workload with the edits; None if no field says them (`ScaledTimes`)."""
         workload = self.model_workload
         if workload is None or self.find_edit(ScaledTimes):
             return None

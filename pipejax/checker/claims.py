@@ -110,7 +110,10 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return changes of memory at starts and ends, by letters of ops at the place of `op`."""
+    """Return changes of memory at the start and the end of any op of `op`'s microbatch and stage.
+
+    Both are by the letters of the op.
+    """
     letters, rules = op.letters, run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
     stage, microbatch = -1 if isinstance(op.stage, str) else op.stage, max(op.microbatch, 0)
@@ -121,7 +124,7 @@ def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], d
     forward = checkpoint if is_recomputed else size  # that F leaves
     at_start = {"F": forward, "R": size - forward, "L": forward}
     at_end = {"B": -size, "I": -(size - for_w), "W": -for_w, "O": -forward}
-    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):  # only of models
+    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):  # a model has these
         extra = at_microbatch(sizes[stage], microbatch)
         at_start[work], at_end[work] = extra, at_end[work] - extra
     if letters in rules.kinds:

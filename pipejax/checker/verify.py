@@ -175,7 +175,7 @@ def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
     for k in range(s.microbatches):
         if limit is not None and s.size:
             # limit of 2.5 activations, third F (k = 2): 0.5 too many, so it waits for 1 gradient
-            excess = k + 1 - limit / s.size
+            excess = k + 1 - limit / s.size  # activations to be freed first
             num_gradients = math.ceil(max(0.0, excess - ROUNDING))
             # input gradients leave the share of W: is a weight gradient needed too?
             left_over = excess - num_gradients * (1 - s.share)

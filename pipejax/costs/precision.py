@@ -196,10 +196,10 @@ def checked_seconds(name: str, value: Any) -> Any:
     if isinstance(value, Many):  # the caller checks these values
         return value
     numbers = _as_array(value)
-    dtype = np.dtype(bool) if numbers is None else numbers.dtype
-    if not (dtype.kind in "iuf" or jnp.issubdtype(dtype, jnp.floating)):
+    kind = None if numbers is None else numbers.dtype
+    if kind is None or not (kind.kind in "iuf" or jnp.issubdtype(kind, jnp.floating)):
         raise ValueError(f"{name} must be a number or an array of them, got {abbreviated(value)}")
-    if dtype not in (np.float32, np.float64):
+    if kind not in (np.float32, np.float64):
         numbers = _as_float(numbers)
     if is_traced(numbers):
         return numbers
@@ -210,7 +210,8 @@ def checked_seconds(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
     if is_array(numbers):
         return numbers
-    return numbers[()] if numbers.ndim or hasattr(value, "dtype") else float(numbers)
+    is_scalar = numbers.ndim == 0 and not hasattr(value, "dtype")  # NumPy's keep their type
+    return float(numbers) if is_scalar else numbers[()]
 
 
 def _are_times(numbers: NumpyArray) -> bool:

@@ -93,8 +93,8 @@ def sweep_replay(
       link: link model, or `Links`.
       times: (samples) when to look at the gap [s, or slots], ascending; or into how many equal
         parts the time of the table is cut.
-      each_run: whether the gap is the mean over the models of all runs, where there are several,
-        instead of that of their mean model.
+      each_run: with several models, as in local SGD: True is the mean of the gaps of all of them,
+        False the gap of their mean model.
       batches: one of `ORDERS`: "epochs" runs through all batches in a new order each time, "cyclic"
         in the same order, 0, 1, ..., "drawn" draws every one by itself, as Randomized PipeDream
         does.
@@ -111,7 +111,8 @@ def sweep_replay(
         the table, or it cannot be replayed.
 
     Cost:
-      Holds R * (versions + 1) models for each run. Compiles once per shape.
+      Holds for each run as many models as the oldest one that is read, and one more. Compiles once
+      per shape.
 
     Example:
       >>> import pipejax as pj

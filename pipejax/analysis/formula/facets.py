@@ -164,7 +164,7 @@ class _Search:
 
     def envelope(self, gap: Fraction) -> Envelope:
         """Return the facets found so far, the largest counts first, with their proof."""
-        self.drop_redundant()
+        self.drop_redundant()  # and sorts them
         if not self.facets:  # a run without any time is one facet of zeros
             self.facets = {(0,) * self.num_parameters: (1,) * self.num_parameters}
         counts = np.array([*self.facets], object)

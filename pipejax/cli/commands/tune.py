@@ -185,7 +185,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
 
 
 def _with_setting(run: "pj.Scenario", tuned: "pj.Workload") -> "pj.Workload":
-    """Return the workload of a run with the layers and the recomputation of another."""
+    """Return the workload of a run with the layers and the recomputation of the tuned one."""
     assert run.source.workload is not None
     names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
     fields: Any = {name: getattr(tuned, name) for name in names}

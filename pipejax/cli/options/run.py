@@ -239,7 +239,7 @@ class SizedRunOptions(TableFields, SizedCostOptions, LinkOptions):
 
     @property
     def settings(self) -> TableOptions:
-        """The options of the schedule; some say something of its run too."""
+        """The options of the schedule; some are options of its run too."""
         return self.table_options(OF_RUNS)
 
 

@@ -90,7 +90,7 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
     projection = 2 * num_tokens(model, sequences) * 2 * model.hidden**2
 
     def sum_layers(layer: Callable[[str], Number], projection: Number, head: Number) -> Number:
-        """Add FLOP of all layers by kind and of the head; an MTP layer has both, and a head."""
+        """Add FLOP of layers and head; an MTP layer is one more layer, projection and head."""
         layers = sum(count * layer(kind) for kind, count in model.layers_by_kind.items())
         mtp_layer = layer(model.last_kind) + projection + head
         return layers + head + model.mtp_layers * mtp_layer
@@ -243,7 +243,7 @@ def kept_input_bytes(model: Model, layout: Layout) -> Number:
 
 
 def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Count a layer's adapters outside recomputed `modules`: they keep r units A x until W."""
+    """Count a layer's adapters outside recomputed `modules`: each keeps r numbers until W."""
     attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
         num_ups = 1 if model.mla.query_rank is None else 2

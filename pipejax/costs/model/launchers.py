@@ -728,7 +728,7 @@ def launcher_defaults(
     stack: Stack | str | Path | None = None,
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
-    """Return the model, the software and default fields of workloads under a launcher, if any."""
+    """Return model, software and defaults of workloads, those of a launcher if it is named."""
     # The model's own gradient bytes go before the launcher's, the requested software before that of
     # the machine's calibration.
     software = machine_software(system, stack)

@@ -108,7 +108,7 @@ class Layout(FloatFields):
 
     @property
     def replicas(self) -> Number:
-        """Count the accelerators with the same part of the dense weights, in one pipe: c d."""
+        """Count accelerators of a pipe with equal dense weights: context times data."""
         return self.context * self.data
 
     @property

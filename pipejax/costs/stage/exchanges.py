@@ -243,7 +243,7 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Add the costs of custom kinds that are parts of layers."""
+    """Add the costs of custom kinds of ops that run a part of a layer."""
     # `kinds` gives field and part of each; `attention` is the share of attention in the compute of
     # a field, `exchanges` the seconds of its exchanges with experts.
     kind_costs = {}

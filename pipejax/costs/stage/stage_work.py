@@ -438,6 +438,7 @@ def memory_bytes(
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)
+    # bytes of each part of an activation: (stages), or (stages, microbatches)
     parts = np.broadcast_arrays(*map(np.asarray, memory.parts))
     activations = held_in_rows(table, by_microbatch=parts[0].ndim == 2, at_work=True)
     peaks = activations.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)

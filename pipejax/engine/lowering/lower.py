@@ -252,7 +252,7 @@ def add_reductions_within(builder: ProgramBuilder) -> None:
 
 
 def add_step_end(builder: ProgramBuilder) -> None:
-    """Add the all-reduce of each stage and the update of each stage copy behind the rows.
+    """Add the all-reduce of each stage and the update of each stage copy after the ops of the rows.
 
     An all-reduce waits for the last gradient of its stage on every worker.
     """

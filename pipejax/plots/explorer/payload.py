@@ -233,20 +233,20 @@ def _ops(
     extra_ops: Int[NumpyArray, "extra_ops fields"],
     phases: PagePhases,
 ) -> Packed:
-    """Pack the fields of ops: first ops in cells, then ops without (all-reduces, updates)."""
+    """Pack the fields of ops: first those in cells, then others (all-reduces, updates)."""
     table, extra_fields = run.table, extra_ops.T
     fields = {
         name: np.append(getattr(table.cells, name).ravel()[cells], extra)
         for name, extra in zip(("phase", "stage", "microbatch"), extra_fields[:3], strict=True)
     }
     fields["phase"] = phases.codes(table.grammar)[fields["phase"]]
-    no_partners = np.zeros(len(extra_ops), int)
+    zeros = np.zeros(len(extra_ops), int)
     partners = {
-        f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], no_partners)
+        f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], zeros)
         for name in ("phase", "stage", "microbatch")
     }
     worker = np.append(cells // table.num_slots, extra_fields[3])
-    pipe = np.append(table.pipe.ravel()[cells], no_partners)
+    pipe = np.append(table.pipe.ravel()[cells], zeros)
     placement = pack({"placement": table.placement})
     return pack(fields | partners | {"worker": worker, "pipe": pipe}) | {"placement": placement}
 

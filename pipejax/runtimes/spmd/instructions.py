@@ -298,4 +298,5 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
         receiver = table.placement[ops.pipe, stage]
         lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
         copy = StageCopies.from_table(table).number[receiver, stage]
+        # a receiver's buffer has a place for each microbatch, once for each copy of a stage
         field[slot, receiver, lane] = copy * table.num_microbatches + ops.microbatch

@@ -89,8 +89,8 @@ def pipedream_2bw(
 ) -> ScheduleTable:
     """PipeDream with double-buffered weights: gradients of m microbatches in one update.
 
-    The microbatches of a group read the weights that the group before the last one left, on
-    every stage alike, so that two versions are enough.
+    The microbatches of group g read the weights after the update of group g - 2, on all stages
+    alike, so that two versions are enough.
 
     Options:
       num_microbatches: M, over the whole run; the last group may be smaller than the others.

@@ -280,7 +280,7 @@ class RowOrder:
         return None
 
     def _leaves_room(self, op: Op, worker: int) -> bool:
-        """Return whether memory suffices for an op, and after it for all earlier ops of the row."""
+        """Return whether memory suffices for an op, and then for the ops planned before it."""
         if op.phase is not Phase.F:
             return True
         if not self._has_room(op, worker):

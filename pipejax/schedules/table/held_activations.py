@@ -379,10 +379,10 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 
 
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
-    """Return the counts at times that no other time reaches in all; one of them is the peak."""
-    # The peak of sizes >= 0 is the largest sizes @ counts; a time that another one reaches in every
-    # entry is never the only largest. The next time dominates most; the others are compared
-    # pairwise, one column after another.
+    """Return the counts at the times that no other time dominates; one of them is the peak."""
+    # A time dominates another if it holds at least as much of everything: then it has the larger
+    # sizes @ counts, whatever the sizes. Most times are dominated by the next, so these go first;
+    # the others are compared pairwise, one column after another.
     zeros = np.zeros((len(counts), 1), counts.dtype)
     is_dominated = (np.concatenate([counts[:, 1:], zeros], axis=1) >= counts).all(axis=0)
     rows = np.unique(counts[:, ~is_dominated].T, axis=0)

@@ -1,4 +1,4 @@
-"""Rows of a table in the forms that reports, logs and terminals print, and old letters of PyTorch.
+"""Rows of a table as reports, logs and terminals print them, also with letters of older PyTorch.
 
 Lists in brackets, lines behind "Rank 0:", cells between bars, semicolons, tabs or blanks, and a
 line for each step under "Rank 0  Rank 1" become the rows that a CSV holds.

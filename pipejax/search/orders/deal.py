@@ -278,16 +278,19 @@ class DealSearch(LocalSearch[list[Deal]]):
         exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
         first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, first_replica, links)
-        # one member more than there are microbatches: the lower bounds use an artificial one
-        self._costs = StepCosts.stack(exact, self.program, replicas * size + 1)
-        self._first_member = np.arange(len(step_costs))[:, None, None] * (replicas * size + 1)
-        max_runs = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
-        runs = 1 << (len(step_costs) * replicas * NUM_RANDOM).bit_length()  # a power of two
-        self.batch = max(1, min(MAX_RUNS, runs, max_runs))
+        # Members of a step are its microbatches, of all replicas, and behind them an artificial one
+        # with the least costs of all, for lower bounds. Steps follow one another.
+        num_members = replicas * size + 1
+        self._costs = StepCosts.stack(exact, self.program, num_members)
+        self._first_member = np.arange(len(step_costs))[:, None, None] * num_members
+        # runs that are evaluated at once: a power of two that fits into memory
+        runs_within_memory = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
+        runs_of_random_orders = 1 << (len(step_costs) * replicas * NUM_RANDOM).bit_length()
+        self.batch = max(1, min(MAX_RUNS, runs_of_random_orders, runs_within_memory))
         self._runs, self._idle_rounds = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
         self._start_from_baselines(_longest_first(work, self._shape))
-        # three lower bounds; the first runs the longest microbatch among artificial shortest ones
+        # Three lower bounds. The first runs the longest microbatch alone, all others artificial.
         orders = np.stack(
             [orders_of_longest(int(n), replicas * size, size) for n in work.argmax(axis=1)]
         )

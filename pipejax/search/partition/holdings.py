@@ -76,6 +76,7 @@ class HoldingPrices(NamedTuple):
             name: np.einsum("hs...,hs->s...", seconds, shares)
             for name, seconds in self.seconds.items()
         }
+        # stages after a layer for further tokens also pass its outputs on
         mtp_before = np.cumsum(self.counts("mtp") @ shares)[:-1]
         transmit = self.transmit * (1 + self.mtp_layers * mtp_before)
         messages = {"latency": self.latency, "transmit": transmit}

@@ -262,15 +262,17 @@ class AnytimeSearch:
         """Take a plan if it is better; it may come from the problem on another grid."""
         problem = problem or self.problem
         seconds = plan_objective(problem, plan) * problem.unit
-        is_longer = self.plan is not None and seconds >= self.value * self.problem.unit * (1 - 1e-9)
+        is_no_better = self.plan is not None and seconds >= self.value * self.problem.unit * (
+            1 - 1e-9
+        )
         # in the solver's model, ops without duration hold no memory, so limits are checked again
-        if is_longer or not keeps_limits(problem, plan):
-            self.evaluated += 1
+        if is_no_better or not keeps_limits(problem, plan):
+            self.evaluated += 1  # `_accept_table` counts the others
             return
         self._accept_table(source, to_table(problem, plan, f"optimized {source}"))
 
     def _accept_table(self, source: str, table: ScheduleTable) -> None:
-        """Keep a table within the limits if its plan or its measured objective is better."""
+        """Keep a table within the limits if its objective, planned or measured, is better."""
         self.evaluated += 1
         slots, shares = self.start_table.slots, self.start_table.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)

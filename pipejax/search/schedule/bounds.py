@@ -13,7 +13,7 @@ PerPipe = Int[NumpyArray, "pipes stages"]
 
 
 class Paths(NamedTuple):
-    """Least times before, between and after F and I of one microbatch on each stage [units]."""
+    """Least times before F, from F to I, and after I of a microbatch on each stage [units]."""
 
     head: PerPipe  # from the start of the run to the start of F
     trip: PerPipe  # from the end of F to the start of I

@@ -182,7 +182,7 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
         builder = schedules.REGISTRY[name]
         arguments = {option: options[option] for option in builder.options if option in options}
         if builder.planned:
-            ((_, arguments),) = plans(builder, arguments, times)
+            ((_, arguments),) = plans(builder, arguments, times)  # one plan for one set of times
         variants: list[dict[str, float]] = [{}]
         if name == "pipe-offload":
             variants = [{"offload_share": share} for share in offload_shares]

@@ -112,7 +112,7 @@ class Problem:
 
     @property
     def times(self) -> Mapping[Phase, PerStage]:
-        """Return the time of each scheduled op (stages) [units]."""
+        """Return the duration of F, B, I and W by stage (stages) [units]."""
         by_phase = {phase: getattr(self, name) for phase, name in NAMES.items()}
         return {phase: 0 * self.forward if t is None else t for phase, t in by_phase.items()}
 
@@ -203,7 +203,7 @@ def _whole_multiples(
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
-    """Return sizes and limits as whole numbers of a common part, rounded if there is none."""
+    """Return sizes and limits as multiples of a common divisor, rounded if there is none."""
     # Without a common part, sizes are rounded down and limits up, by less than `MEMORY_PART` of the
     # largest limit. A schedule within the limits in bytes is within them in parts, so no bound is
     # too high; the reverse holds up to rounding.

@@ -278,7 +278,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return None if exceeds.any() else self._table_makespan(table)
 
     def _relaxed_bound(self) -> float:
-        """Return a lower bound [s]: stages are gathered once, reductions have their own lane."""
+        """Return a lower bound [s]: it gathers stages once, with reductions on a lane apart."""
         compute = self.table.grammar.compute
         rows = []
         for row in self._rows:

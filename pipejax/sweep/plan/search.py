@@ -258,7 +258,9 @@ class Evaluator:
     def find_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
         """Evaluate all layouts of the best ideas that may tie; return the best of each idea."""
         bound, times = self.estimates.lower_bound, self.estimates.step_time
-        while True:
+        while (
+            True
+        ):  # evaluate the program with the lowest bound of those that may change the answer
             may_tie = among & (bound <= (1 + TIE) * self._idea_limits(count, among))
             missing = np.flatnonzero(self.estimates.fits & may_tie & np.isnan(times))
             if not len(missing):

@@ -505,7 +505,7 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
 
 
 def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
-    """Return slow steps that means leave out, by number; none unless most steps are usual."""
+    """Return the slow steps to leave out of means, by number; none unless most steps are usual."""
     odd = {row.place["step"]: row for row in step_suspects(pipelines) if row.ratio is not None}
     return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else {}
 

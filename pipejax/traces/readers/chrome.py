@@ -127,8 +127,9 @@ class _EventCollector:
     """Used events of a file; `names` numbers the labels of all files."""
 
     def __init__(self, names: dict[str, int], microseconds: float) -> None:
-        self.names, self.count, self.microseconds = names, 0, microseconds  # in a unit of times
-        self.faults = Counter[str]()  # of slices
+        self.names, self.count = names, 0
+        self.microseconds = microseconds  # of one unit of the file's times
+        self.faults = Counter[str]()  # reasons for which slices were left out
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
         self.slices: dict[Any, list[Slice]] = {}  # by process
         self.receives: list[tuple[float, float]] = []
@@ -138,8 +139,8 @@ class _EventCollector:
         # of our exports: process, thread, and start, end and name; tracks that receive
         self.ours: list[tuple[Any, Any, float, float, str]] = []
         self.receive_tracks: set[tuple[Any, Any]] = set()
-        # rows of `Work`, with correlations for launches; correlation and start of host calls
-        self.work, self.launches = array("d"), array("d")
+        self.work = array("d")  # rows of `Work`, each with the correlation of its launch
+        self.launches = array("d")  # correlation and start of each host call
         self.waits: list[tuple[float, float, Any]] = []  # start, end and thread of host calls
         self.threads: set[Any] = set()  # those that launch or label
 

@@ -81,6 +81,7 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
     phases = {name: k for k, name in enumerate(dict.fromkeys(c[0].phase for c in cells if c))}
     codes = np.array([phases[cell[0].phase] if cell else NONE for cell in cells], np.int64)
     phase = codes[rows.label]
+    # by phase and start, longest first: a range is an outer one if the next ends within it
     order = np.lexsort([-rows.end, rows.start, phase])
     is_outer = np.zeros(len(order), bool)
     is_outer[order[:-1]] = (np.diff(phase[order]) == 0) & (np.diff(rows.end[order]) <= 0)
@@ -317,10 +318,11 @@ def _merge_files(
     for (path, file_rows), match in zip(shifted_files, matches, strict=True):
         if match is None and keys:
             notes.append(f"clock of {path.name}: as recorded; no collective matches it")
-        lead, spread, count = match or (0.0, 0.0, 0)
-        if count:
+        lead = 0.0 if match is None else match.lead
+        if match is not None and match.num_collectives:
             lag = f"{abs(lead) / 1e3:.3f} ms {'ahead' if lead > 0 else 'behind'}"
-            why = f"{count} collectives end together within {spread / 1e3:.3f} ms"
+            spread = f"{match.spread / 1e3:.3f} ms"
+            why = f"{match.num_collectives} collectives end together within {spread}"
             notes.append(f"clock of {path.name}: {lag}, corrected: {why}")
         for rows in file_rows:
             rows = _shift(rows, -lead)

@@ -116,6 +116,8 @@ class Messages:
     """
 
     def __init__(self, runs: TableRuns) -> None:
+        # Times are (nodes, runs). `latest` is the first start of a message's consumers; an op that
+        # waits for no message starts the usual delay after its last predecessor.
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
         begin = runs.start.min(axis=1)
@@ -133,7 +135,8 @@ class Messages:
         self.scale = runs.scale.T
         self.latest = np.full(shape, np.inf)
         np.minimum.at(self.latest, self.message, self.start[self.consumer])
-        # a message that waits for two messages in a row has depth 3; a level is known at once
+        # A message that waits for two messages in a row has depth 3. Those of one depth wait for
+        # less deep ones alone, so they are solved together.
         nodes = np.flatnonzero(is_message)
         depth = finish_times(np.where(is_message[preds], preds, SOURCE), is_message.astype(float))
         nodes = nodes[np.argsort(depth[nodes], kind="stable")]
