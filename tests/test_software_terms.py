@@ -48,6 +48,30 @@ def test_weights_that_replicas_split_wait_by_the_share_that_is_not_hidden():
     np.testing.assert_allclose(waits, phases(), rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "name, options, last",  # stages of the last gradients: first chunks, or ends of a V's way back
+    [
+        ("1f1b", {}, [0, 1, 2, 3]),
+        ("interleaved-1f1b", {"stages_per_worker": 2}, [0, 1, 2, 3]),
+        ("zb-v", {}, [0, 1, 2, 3]),
+        ("chimera", {}, [0, 1]),  # both pipes end on a worker of stage 0 or 1
+    ],
+)
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_the_hosts_time_of_a_step_counts_once_per_worker(name, options, last, replicas):
+    """50 ms follow the last update of every worker: the step grows by 50 ms, whatever it holds."""
+    table = build(name, 4, 8, **options)
+    workload = pj.Workload(LLAMA, 8, tensor_parallel=8, data_parallel=replicas)
+    costs = [
+        pj.stage_costs(workload, QUIET.with_number("host.step", seconds), table)
+        for seconds in (0.0, 0.05)
+    ]
+    before, after = (pj.evaluate(table, case).step_time for case in costs)
+    assert after - before == pytest.approx(0.05)
+    added = np.where(np.isin(np.arange(table.num_stages), last), 0.05, 0)
+    np.testing.assert_allclose(costs[1].update - costs[0].update, added, atol=1e-12)
+
+
 def test_full_recomputation_gathers_weights_once_for_itself_and_the_backward():
     sharded = {"data_parallel": 8, "zero": 3}
     gathered = phases(**sharded) - phases(data_parallel=8, zero=2, overlap=0)

@@ -136,7 +136,7 @@ def get_everything(model, size, layers):
     parts |= {function.__name__: function(model, layout) for function in functions}
     parts["head flop"] = head_flop(model, size)
     ends = np.eye(len(layers))
-    stages = Stages(layers, layers, 0 * layers, ends[-1], ends[0], ends[-1], *[ends[0]] * 5)
+    stages = Stages(layers, layers, 0 * layers, ends[-1], ends[0], ends[-1], *[ends[0]] * 6)
     return parts | {"stages": stage_parameters(model, layout, stages)}
 
 

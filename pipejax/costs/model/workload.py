@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import (
     MAX_COUNT,
     MismatchError,
@@ -391,6 +392,7 @@ class Stages(NamedTuple):
     mtp: PerStage  # (stages) share of the layers that predict further tokens
     first: PerStage  # (stages) 1 on the stage of the embedding, 0 elsewhere
     last: PerStage  # (stages) 1 on the stage of the output head, 0 elsewhere
+    ends_step: PerStage  # (stages) 1 on the last that a worker updates, 0 elsewhere
     copies: PerStage  # (stages) workers that hold the stage: one for each pipe, or fewer
     nearest: PerStage  # (stages) the first of them
     farthest: PerStage  # (stages) the last of them
@@ -421,6 +423,7 @@ def build_stages(
         mtp=mtp,
         first=ends[0],
         last=ends[-1],
+        ends_step=_ends_step(table),
         copies=np.array([float(len(np.unique(column))) for column in stage_places.T]),
         nearest=stage_places.min(axis=0).astype(float),
         farthest=stage_places.max(axis=0).astype(float),
@@ -429,6 +432,16 @@ def build_stages(
         share=1 / num_held[table.placement].max(axis=0),
         mtp_before=xp.cumsum(mtp)[None, :-1],
     )
+
+
+@cached_method
+def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
+    """Return 1 on the stage of each worker's last gradient, whose update ends the step."""
+    last_slot = np.full((table.num_workers, table.num_stages), -1)
+    for cells in (table.cells, table.partners):
+        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.backward_ends))
+        np.maximum.at(last_slot, (worker, cells.stage[worker, slot]), slot)
+    return np.isin(np.arange(table.num_stages), last_slot.argmax(axis=1)).astype(float)
 
 
 def find_stages(
