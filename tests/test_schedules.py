@@ -161,6 +161,14 @@ def test_builders_take_whole_numbers_alone(name):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_the_least_count_in_an_error_is_the_least_that_is_allowed():
+    sizes = {"num_workers": 2, "num_microbatches": 4, "stages_per_worker": 2}
+    with pytest.raises(ValueError, match="extra_warmup must be a whole number of at least 0"):
+        build("interleaved-1f1b", **sizes, extra_warmup=-1)
+    assert build("interleaved-1f1b", **sizes, extra_warmup=0)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_numbers_of_numpy_are_numbers():
     table = pj.schedules.build(
         "hanayo",

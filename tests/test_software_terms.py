@@ -49,7 +49,7 @@ def test_weights_that_replicas_split_wait_by_the_share_that_is_not_hidden():
 
 
 @pytest.mark.parametrize(
-    "name, options, last",  # stages of the last gradients: first chunks, or ends of a V's way back
+    ("name", "options", "last"),  # stages of the last gradients
     [
         ("1f1b", {}, [0, 1, 2, 3]),
         ("interleaved-1f1b", {"stages_per_worker": 2}, [0, 1, 2, 3]),
