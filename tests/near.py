@@ -1,6 +1,7 @@
 """Tests near a change: `make near` runs those that this file prints, `tests/mutate.py` uses the table.
 
-A changed file of the package has the tests of the table, any other file those that import or name it.
+A changed file of the package has the tests of the table and those that import it, any other file those
+that import or name it.
 """
 
 import json
@@ -27,11 +28,14 @@ FILES = {
 
 
 def get_tests(path):
-    """Tests of a file: those of the longest prefix of its path, and itself if it has examples."""
+    """Tests of a file: those of its longest prefix, those that import it, and its own examples."""
     prefix = max((prefix for prefix in TESTS if path.startswith(prefix)), key=len)
     is_text = Path(path).suffix in (".py", ".md") and (ROOT / path).exists()
     examples = [path] if is_text and ">>>" in (ROOT / path).read_text() else []
-    return [*examples, *(FILES[name] for name in TESTS[prefix].split())]
+    room, _, module = path.removesuffix(".py").replace("/", ".").rpartition(".")
+    imports = re.compile(rf"(?m)^\s*from ({room}\.{module} import|{room} import .*\b{module}\b)")
+    importers = [file for file in FILES.values() if imports.search((ROOT / file).read_text())]
+    return [*examples, *importers, *(FILES[name] for name in TESTS[prefix].split())]
 
 
 def matching_tests(pattern):

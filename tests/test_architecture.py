@@ -200,6 +200,10 @@ def test_changed_files_have_tests():
     assert folders - {path.rstrip("/") for path in TESTS} == set()
     for path, test in {
         "pipejax/search/orders/deal.py": "tests/test_deal.py",
+        "pipejax/schedules/table/links.py": "tests/test_trace.py",
+        "pipejax/costs/layers/kernels.py": "tests/test_stacks.py",
+        "pipejax/costs/stage/stage_costs.py": "tests/test_golden.py",
+        "pipejax/schedules/table/slot_simulation.py": "tests/test_schedules.py",
         "tests/strategies.py": "tests/test_fuzz.py",
         "tests/data/mistakes.json": "tests/test_mistakes.py",
         "sweeps/findings/links.py": "tests/papers/test_findings.py",

@@ -217,7 +217,7 @@ def test_programs_that_nobody_holds_are_let_go():
     for unroll in (True, False):
         pj.makespans(program, costs, unroll=unroll)
     pj.makespans_and_grad(program, costs)
-    jax.jit(jax.grad(lambda f: pj.makespans(program, pj.Costs(forward=f, backward=2.0)).sum()))(
+    jax.jit(jax.grad(lambda f: pj.makespans(program, pj.Costs(forward=f, backward=2.0)).sum()))(  # noqa: F821  # deleted below
         jnp.ones(2)
     )
     pj.cycle_time(program, costs)

@@ -10,7 +10,7 @@ TIE = 1e-9  # costs that differ by less, relative to the least, are equal up to 
 
 
 def least_named(
-    costs: Float[NumpyArray, "names *places"], names: Sequence[str]
+    costs: Float[NumpyArray, " names *places"], names: Sequence[str]
 ) -> tuple[list[str], Int[NumpyArray, "*places"]]:
     """Return the winners' texts, ties as "a = b", and the text's index at each place (places)."""
     min_costs = costs.min(axis=0)

@@ -21,13 +21,13 @@ class StageSizes(NamedTuple):
 
     unit: str  # "activations" or "bytes"
     # (stages) size of one activation, or (stages, microbatches)
-    sizes: Float[NumpyArray, "stages *microbatches"]
+    sizes: Float[NumpyArray, " stages *microbatches"]
     # (stages) share of it that W needs after I, or by microbatch
-    weight_share: Float[NumpyArray, "stages *microbatches"]
+    weight_share: Float[NumpyArray, " stages *microbatches"]
     # (stages) part that F keeps if R comes later, or by microbatch
-    checkpoints: Float[NumpyArray, "stages *microbatches"]
+    checkpoints: Float[NumpyArray, " stages *microbatches"]
     # (B, I and W, stages) memory that they recompute while they run, or by microbatch
-    at_work: Float[NumpyArray, "ops stages *microbatches"]
+    at_work: Float[NumpyArray, " ops stages *microbatches"]
     # (workers) bytes that last the whole step, if a model says how many
     static: Float[NumpyArray, " workers"] | None
 
