@@ -19,6 +19,7 @@ from pipejax.cli.output.schemas import FOLDER
 VERSION = 1  # to be raised when a key goes, is renamed, or means something else
 KEYS = Path(__file__).parent / "schema_keys.toml"
 NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+ORDER = ("type", "items", "additionalProperties", "properties", "required", "description", "unit")
 Names = tuple[str, ...]  # keys from the command down; "*" in a map
 
 
@@ -104,7 +105,9 @@ def described(schema: Mapping[str, Any], names: Names, *, is_entry: bool = False
         result["properties"] = {
             name: described(inner, (*names, name)) for name, inner in result["properties"].items()
         }
-    return {key: value for key, value in result.items() if key != "required" or value}
+    return {
+        key: result[key] for key in ORDER if key in result and (result[key] or key != "required")
+    }
 
 
 def _meaning(names: Names, *, needs_unit: bool) -> tuple[str, str]:

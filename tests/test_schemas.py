@@ -14,6 +14,7 @@ import pipejax as pj
 from pages.schemas import (
     KEYS,
     VERSION,
+    described,
     lookups,
     promises,
     undescribed,
@@ -61,6 +62,13 @@ def test_the_recorded_answers_keep_their_schemas(command):
     ]
     assert problems == []
     assert {*clock} <= CLOCK
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_a_schema_written_again_is_the_same(command):
+    schema = read_schema(command)
+    again = described(undescribed(schema), (command,))
+    assert json.dumps(again) == json.dumps({key: schema[key] for key in again})  # order, too
 
 
 @pytest.mark.parametrize(("old", "new"), [("makespan", "duration"), ("busy", "busy_seconds")])
