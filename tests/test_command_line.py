@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import subprocess
+import types
 from collections import Counter
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS, QUESTIONS, command_function
+from pipejax.cli.options import catalogue, scenario
 from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
 from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import command_options, value_kinds
+from pipejax.costs.model.workload_fields import WorkloadField
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
@@ -261,6 +264,17 @@ SAME = {  # values with units, and as plain numbers
 def test_values_may_have_units(answer, what):
     with_unit, plain = (answer("evaluate", *ONE, *arguments) for arguments in SAME[what])
     assert with_unit == plain
+
+
+def test_a_field_of_a_workload_may_be_a_time(monkeypatch):
+    """Its kind says how its option is read and described, and which values it has."""
+    field = WorkloadField("seconds", "time to write metrics")
+    monkeypatch.setattr(scenario, "WORKLOAD_FIELDS", {"metrics": field})
+    options = types.SimpleNamespace(metrics="40ms")
+    assert scenario.workload_fields(options, ["metrics"]) == {"metrics": 0.04}
+    assert catalogue._workload_option(field).kind == catalogue.TIME
+    with pytest.raises(ValueError, match="metrics must be a"):
+        field.values.read(-1.0, "metrics")
 
 
 def test_offloads_take_what_an_option_says_in_every_command(answer, mistake):

@@ -25,6 +25,7 @@ from pipejax.costs.system.parts import system_number
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import programs
 from pipejax.sweep.plan.layouts import (
+    SHARED,
     Layouts,
     PlanRequest,
     _launcher_refusals,
@@ -68,6 +69,11 @@ def one_by_one(request, layouts, row):
     workload = layout_workload(request, layouts, row)
     costs = pj.stage_costs(workload, request.system, table)
     return pj.evaluate(table, costs).step_time, pj.memory_bytes(workload, table).max()
+
+
+def test_the_docstring_lists_the_fields_that_all_layouts_share():
+    (names,) = re.findall(r"for all layouts: ([^.]*)\.", pj.plan.__doc__)
+    assert {*re.split(r",\s+", names)} == {*SHARED}
 
 
 def test_the_best_is_that_of_brute_force(small):

@@ -56,7 +56,7 @@ _often = functools.partial(Option, frequent=True)
 def _workload_option(field: WorkloadField) -> Option:
     kinds = {
         **{"whole": ValueKind("N", field.least, field.largest), "flag": FLAG, "name": NAME},
-        "share": NUMBER,
+        **{"share": NUMBER, "seconds": TIME},
     }
     return Option(kinds.get(field.kind, RULES), field.head, names=field.names)
 

@@ -20,6 +20,7 @@ from pipejax.cli.options.option import (
     number_text,
     parse_list,
     parse_number,
+    parse_seconds,
     parse_times,
     parse_whole,
     seconds_text,
@@ -383,12 +384,17 @@ def _parse_model(
     )
 
 
+_READERS = {"share": parse_number, "seconds": parse_seconds}  # of texts, by kind of the field
+
+
 def workload_fields(run: object, names: Iterable[str]) -> Options:
-    """Return the fields of a workload that options give; shares as numbers."""
-    fields = {name: getattr(run, name) for name in names}
+    """Return the fields of a workload that options give; shares and seconds as numbers."""
+    fields = (
+        (name, getattr(run, name), _READERS.get(WORKLOAD_FIELDS[name].kind)) for name in names
+    )
     return {
-        name: parse_number(value, flag(name)) if WORKLOAD_FIELDS[name].kind == "share" else value
-        for name, value in fields.items()
+        name: value if read is None else read(value, flag(name))
+        for name, value, read in fields
         if value is not None and value is not False
     }
 

@@ -74,7 +74,7 @@ def check_recompute(recompute: str) -> str:
 class WorkloadField(NamedTuple):
     """A field of `Workload`."""
 
-    # "whole", "flag", "name", "number", "share" (0 to 1), "text", or "recompute"
+    # "whole", "flag", "name", "number", "seconds", "share" (0 to 1), "text", or "recompute"
     kind: str
     head: str = ""  # its help in one line, or empty where no option of models has its name
     detail: str = ""  # its help beyond the line
@@ -87,7 +87,7 @@ class WorkloadField(NamedTuple):
     @property
     def values(self) -> FieldKind:
         """Return the kind of its values in files."""
-        kinds = {"flag": FLAG, "number": NUMBER, "share": SHARE, "text": TEXT}
+        kinds = {"flag": FLAG, "number": NUMBER, "seconds": NUMBER, "share": SHARE, "text": TEXT}
         kinds["recompute"] = FieldKind(lambda value, _: check_recompute(value), TEXT.schema)
         if self.kind == "whole":
             return whole(self.least, self.largest or MAX_COUNT)
