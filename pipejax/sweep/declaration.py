@@ -40,15 +40,7 @@ from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.system.parts import SECTIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.costs.topology import parse_places
-from pipejax.schedules.table.links import (
-    LINKS,
-    POSTINGS,
-    QUEUES,
-    Links,
-    parse_groups,
-    parse_pair_links,
-    parse_pairs,
-)
+from pipejax.schedules.table.links import LINK_OPTIONS, Links
 from pipejax.sweep.outputs import OUTPUTS
 from pipejax.sweep.schedule_axis import Choice, expand_folders, read_schedule
 
@@ -403,16 +395,20 @@ _MODEL, _SYSTEM_NAME = _text(load_model, _FILE_NAME), _text(load_system, _FILE_N
 # an empty name leaves the systems as their files have them
 _STACK = _text(lambda name: load_stack(name) if name else AS_THE_SYSTEM, _FILE_NAME)
 _LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher")
-_HOST_LINKS = _as_written(
-    lambda text: Links(host_links=parse_groups(text, "host_links")), "a text, as 0+1,2+3"
-)
-_SHARED_LINKS = _as_written(
-    lambda text: Links("queued", shared_links=parse_pairs(text, "shared_links")),
-    "a text, as 0-1+1-0, or pairs",
-)
-_PAIR_LINKS = _as_written(
-    lambda text: Links(pair_links=parse_pair_links(text, "pair_links")), "a text, as 0-1=rendezvous"
-)
+
+
+def _link_axis(name: str) -> FileField:
+    """Return the axis of an option of links."""
+    option, default = LINK_OPTIONS[name], getattr(Links(), name)
+    if option.parse is None:
+        return FileField(choice(option.names) if option.names else NUMBER, default)
+
+    def check(text: str) -> Links:
+        links: dict[str, Any] = {"model": option.models[0], name: option.read(text, name)}
+        return Links(**links)
+
+    return FileField(_as_written(check, option.form), "")
+
 
 # each takes a value or a list; the target is the dimension of the dataset
 AXES: Mapping[str, FileField] = {
@@ -425,13 +421,7 @@ AXES: Mapping[str, FileField] = {
     "microbatches": FileField(whole(), None),
     "microbatch_size": FileField(whole(), None),
     **_workload_axes(),
-    "link": FileField(choice(LINKS), "delay"),
-    "queues": FileField(choice(QUEUES), "worker"),
-    "host_links": FileField(_HOST_LINKS, ""),
-    "posting": FileField(choice(POSTINGS), "early"),
-    "shared_links": FileField(_SHARED_LINKS, ""),
-    "pair_links": FileField(_PAIR_LINKS, ""),
-    "eager_below": FileField(NUMBER, 0.0),
+    **{"link" if name == "model" else name: _link_axis(name) for name in LINK_OPTIONS},
     "systems": FileField(_SYSTEM_NAME, target="system"),
 }
 _SYSTEM_AXIS = FieldKind(

@@ -41,7 +41,7 @@ from pipejax.engine.batched.pricing import Rows, programs_of_batch
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import by_microbatch
 from pipejax.schedules.cells.ops import TIMED, ScheduleError
-from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links, parse_pairs
+from pipejax.schedules.table.links import LINK_OPTIONS, Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.sweep.declaration import Axis, Sweep, label, read_sweep
 from pipejax.sweep.outputs import OUTPUTS, SystemRuns
@@ -239,16 +239,8 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
 
 def _links(at: Values) -> Links:
     """Return the links of a point from its values by axis."""
-    groups, pairs, models = at["host_links"], at["shared_links"], at["pair_links"]
-    return Links(
-        at["link"],
-        at["queues"],
-        parse_groups(groups, "host_links") if groups else (),
-        at["posting"],
-        parse_pairs(pairs, "shared_links") if pairs else (),
-        parse_pair_links(models, "pair_links") if models else (),
-        at["eager_below"],
-    )
+    values = {name: at["link" if name == "model" else name] for name in LINK_OPTIONS}
+    return Links(**{name: LINK_OPTIONS[name].read(v, name) for name, v in values.items() if v})
 
 
 def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:

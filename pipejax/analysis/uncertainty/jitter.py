@@ -24,7 +24,7 @@ from pipejax.engine.batched.interpreter import LANES, interpreted_makespans
 from pipejax.engine.batched.pricing import PerOpCosts, per_op_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.pricing import NodeCosts, price
-from pipejax.schedules.table.links import Links, format_pair_links, format_pairs
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 MAX_BYTES = 1 << 28  # of durations and choices in one block
@@ -429,13 +429,7 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
             **{name: str(factors) for name, factors in vars(first.jitter).items()},
             "seed": first.seed,
             "replicas": first.replicas,
-            "link": run.links.model,
-            "queues": run.links.queues,
-            "host_links": ",".join("+".join(map(str, group)) for group in run.links.host_links),
-            "posting": run.links.posting,
-            "shared_links": format_pairs(run.links.shared_links),
-            "pair_links": format_pair_links(run.links.named_pairs),
-            "eager_below": run.links.eager_below,
+            **{"link" if k == "model" else k: v for k, v in run.links.written().items()},
             "workers": run.workers,
             "microbatches": run.microbatches,
             **provenance(),

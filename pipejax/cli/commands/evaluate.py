@@ -52,7 +52,7 @@ from pipejax.cli.output.runs import (
     tokens_text,
     values_by_phase,
 )
-from pipejax.schedules.table.links import format_pair_links, format_pairs
+from pipejax.schedules.table.links import LINK_OPTIONS, format_pair_links, format_pairs
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.corners import Corners
@@ -322,15 +322,10 @@ def summary(
     result = table_sizes(evaluation.table) | {"link": links.model}
     if links.is_rendezvous:
         result["queues"] = links.queues
-    if links.posting != "early":
-        result["posting"] = links.posting
-    if links.shared_links:
-        result["shared_links"] = format_pairs(links.shared_links)
-    if links.pair_links:
-        result["pair_links"] = format_pair_links(links.named_pairs)
+    in_json = {*LINK_OPTIONS} - {"model", "queues", "host_links"}
+    result |= {name: value for name, value in links.changed().items() if name in in_json}
     if links.eager_below:
-        eager = evaluation.program.messages.eager
-        result |= {"eager_below": links.eager_below, "eager_messages": int(eager.sum())}
+        result["eager_messages"] = int(evaluation.program.messages.eager.sum())
     result |= pick(
         evaluation,
         "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy peak_in_flight "

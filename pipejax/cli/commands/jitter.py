@@ -31,6 +31,7 @@ from pipejax.cli.output.report import (
     seconds,
 )
 from pipejax.cli.output.runs import op_values, values_by_phase
+from pipejax.schedules.table.links import LINK_OPTIONS
 
 HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row
 KINDS = ", ".join(DISTRIBUTIONS)
@@ -149,7 +150,7 @@ def jitter(
         "workers": workers,
         "microbatches": microbatches,
         "link": link.model,
-        **pick(link, "queues host_links posting shared_links pair_links eager_below"),
+        **pick(link, " ".join(name for name in LINK_OPTIONS if name != "model")),
         "jitter": {name: str(value) for name, value in vars(factors).items()},
         **pick(sampling, "samples seed replicas"),
         "quantile": quantile,

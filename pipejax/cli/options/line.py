@@ -21,7 +21,7 @@ from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.option import COMMON, check_outputs, parser, value_kinds
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.report import printing
-from pipejax.schedules.table.links import CARRIED, MEETING, POSTINGS, QUEUES
+from pipejax.schedules.table.links import LINK_OPTIONS, LINKS
 
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
@@ -49,11 +49,11 @@ class Needs(NamedTuple):
 
 
 NEEDS: Mapping[str, Needs] = {
-    "queues": Needs("link", MEETING, QUEUES, within="pair_links"),
-    "posting": Needs("link", MEETING, POSTINGS, within="pair_links"),
-    "eager_below": Needs("link", MEETING, within="pair_links"),
-    # under delay messages use no resource
-    "shared_links": Needs("link", CARRIED, within="pair_links"),
+    **{
+        name: Needs("link", option.models, option.names, within="pair_links")
+        for name, option in LINK_OPTIONS.items()
+        if option.models != LINKS
+    },
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),

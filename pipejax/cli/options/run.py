@@ -6,20 +6,14 @@ from typing import Any
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
+from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.option import CountIfGiven, Text, options, parse_list, parse_seconds
 from pipejax.cli.options.scenario import CostFields, build, parse_costs, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, ScheduleSettings, TableOptions
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.schedules.naming import named
-from pipejax.schedules.table.links import (
-    LINKS,
-    POSTINGS,
-    QUEUES,
-    parse_groups,
-    parse_pair_links,
-    parse_pairs,
-)
+from pipejax.schedules.table.links import LINK_OPTIONS
 
 # Options of costs: times of ops and messages, a file of costs, or a model on a system
 
@@ -124,7 +118,9 @@ class RendezvousOptions:
 
     def links(self) -> pj.Links:
         """Read the options."""
-        return pj.Links("rendezvous", _queues(self.queues), _host_links(self.host_links))
+        texts = {name: getattr(self, _LINK_FLAGS.get(name, name), None) for name in LINK_OPTIONS}
+        values = {name: _read_link(name, text) for name, text in texts.items() if text is not None}
+        return pj.Links(**{"model": "rendezvous"} | values)
 
 
 @options
@@ -146,26 +142,16 @@ class LinkOptions(RendezvousOptions):
     pair_links: Text = None
     eager_below: Text = None
 
-    def links(self) -> pj.Links:
-        """Read the options."""
-        pairs, models, least = self.shared_links, self.pair_links, self.eager_below
-        return pj.Links(
-            resolve_choice(self.link, LINKS, "--link"),
-            _queues(self.queues),
-            _host_links(self.host_links),
-            resolve_choice(self.posting, POSTINGS, "--posting"),
-            () if pairs is None else parse_pairs(pairs, "--shared-links"),
-            () if models is None else parse_pair_links(models, "--pair-links"),
-            0.0 if least is None else parse_seconds(least, "--eager-below"),
-        )
+
+_LINK_FLAGS = {"model": "link"}  # options that have another name than the field of `Links`
 
 
-def _queues(queues: str) -> str:
-    return resolve_choice(queues, QUEUES, "--queues")
-
-
-def _host_links(text: Text) -> tuple[tuple[int, ...], ...]:
-    return () if text is None else parse_groups(text, "--host-links")
+def _read_link(name: str, text: str) -> Any:
+    """Read an option of links."""
+    option, where = LINK_OPTIONS[name], flag(_LINK_FLAGS.get(name, name))
+    if option.names:
+        return resolve_choice(text, option.names, where)
+    return (option.parse or parse_seconds)(text, where)
 
 
 @options

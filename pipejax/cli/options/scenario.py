@@ -30,7 +30,6 @@ from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.cells.ops import HOST_LINK, SPLIT, STEP_END, TIMED
 from pipejax.schedules.naming import find
-from pipejax.schedules.table.links import format_pair_links, format_pairs
 from pipejax.schedules.table.table_files import REPAIRS
 
 if TYPE_CHECKING:
@@ -613,18 +612,8 @@ def _edit_options(scenario: "pj.Scenario") -> Options:
 
 def _link_options(links: pj.Links) -> Options:
     """Return the options of links that differ from the defaults."""
-    usual = pj.Links()
-    texts = {
-        "model": links.model,
-        "queues": links.queues,
-        "host_links": ",".join("+".join(map(str, group)) for group in links.host_links),
-        "posting": links.posting,
-        "shared_links": format_pairs(links.shared_links),
-        "pair_links": format_pair_links(links.named_pairs),
-        "eager_below": seconds_text(links.eager_below),
-    }
-    changed = {k: v for k, v in texts.items() if getattr(links, k) != getattr(usual, k)}
-    return {"link" if field == "model" else field: text for field, text in changed.items()}
+    texts = {k: v if isinstance(v, str) else seconds_text(v) for k, v in links.changed().items()}
+    return {"link" if name == "model" else name: text for name, text in texts.items()}
 
 
 # Checks and results of scenarios, for commands

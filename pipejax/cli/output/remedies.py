@@ -17,7 +17,7 @@ from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import Column, percent, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import share_bar
 from pipejax.schedules.naming import find
-from pipejax.schedules.table.links import POSTINGS
+from pipejax.schedules.table.links import LINK_OPTIONS, POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def has_other_table(remedy: "Remedy", base: "pj.Scenario") -> bool:
     return not is_same_table(remedy.scenario.table(), base.table())
 
 
-# options of links that a remedy's command repeats, except queues, which `tune messages` chooses
-OF_LINKS = ("link", "posting", "shared_links", "pair_links", "eager_below")
+# options of links that `tune messages` lacks
+OF_LINKS = ("link", *(n for n in LINK_OPTIONS if n not in ("model", "queues", "host_links")))
 OF_REMEDIES = (
     "memory_limit",
     "stage_layers",

@@ -6,8 +6,8 @@ that are shared. docs/semantics.md defines each of them.
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -154,24 +154,11 @@ class Links:
     eager_below: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, allowed, kind in (
-            ("model", tuple(LINK_MODELS), "link model"),
-            ("queues", QUEUES, "queue scope"),
-            ("posting", POSTINGS, "posting"),
-        ):
-            object.__setattr__(self, name, resolve_name(getattr(self, name), allowed, kind))
-        object.__setattr__(self, "host_links", _check_groups(self.host_links))
-        object.__setattr__(self, "shared_links", _check_pair_groups(self.shared_links))
-        object.__setattr__(self, "pair_links", _check_pair_links(self.pair_links))
-        object.__setattr__(self, "eager_below", number(self.eager_below, "eager_below"))
-        need = f"needs the link model rendezvous, got {self.model!r}: only there"
-        if self.posting == "program" and not self.is_rendezvous:
-            raise wrong("posting", f"'program' {need} both ends of a transfer are posted")
-        if self.eager_below and not self.is_rendezvous:
-            raise wrong("eager_below", f"{need} messages that are not buffered meet")
-        if self.shared_links and not self.carries:
-            models = "queued, blocking or rendezvous, got 'delay', where messages use no resource"
-            raise wrong("shared_links", f"need the link model {models}")
+        for name, option in LINK_OPTIONS.items():
+            object.__setattr__(self, name, option.check(getattr(self, name)))
+        for name in self.changed():
+            if LINK_OPTIONS[name].refusal and not self.has_effect(name):
+                raise wrong(name, LINK_OPTIONS[name].refusal.format(self.model))
 
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
@@ -232,22 +219,29 @@ class Links:
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse values other than defaults in fields that a function `who` does not support."""
         # `names` are the fields that it supports.
-        formats: dict[str, Any] = {"pair_links": format_pair_links, "shared_links": format_pairs}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in names and value != field.default:
-                text = formats[field.name](value) if field.name in formats else value
-                message = f"{who} knows no {field.name}, got {text!r}"
-                raise ArgumentError(field.name, value, message)
+        for name, value in self.changed().items():
+            if name not in names:
+                raise ArgumentError(name, value, f"{who} knows no {name}, got {value!r}")
+
+    def written(self) -> dict[str, Any]:
+        """Return all options as files have them: texts, and numbers of seconds."""
+        return {name: option.write(getattr(self, name)) for name, option in LINK_OPTIONS.items()}
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as files have them."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {k: v for k, v in self.written().items() if getattr(self, k) != defaults[k]}
+
+    def has_effect(self, name: str) -> bool:
+        """Return whether messages of any pair have a link model that an option is for."""
+        return bool(self.models & {*LINK_OPTIONS[name].models})
 
     def with_model(self, model: str) -> "Links":
         """Return the same machine under another link model, without fields that it lacks."""
-        links = Links(model, self.queues, self.host_links, pair_links=self.pair_links)
-        if links.is_rendezvous:
-            links = dataclasses.replace(links, posting=self.posting, eager_below=self.eager_below)
-        if links.carries:
-            links = dataclasses.replace(links, shared_links=self.shared_links)
-        return links
+        links = Links(model, pair_links=self.pair_links)
+        names = [n for n, o in LINK_OPTIONS.items() if not o.refusal or links.has_effect(n)]
+        values = {name: getattr(self, name) for name in names}
+        return Links(**values | {"model": model})
 
     @classmethod
     def resolve(cls, link: "str | Links") -> "Links":
@@ -329,6 +323,76 @@ def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:
     if not all(worker.isdecimal() and worker.isascii() for group in groups for worker in group):
         raise ValueError(f"{where}: expected workers in groups, as 0+1,2+3, got {text!r}")
     return tuple(tuple(map(int, group)) for group in groups)
+
+
+def format_groups(groups: Groups) -> str:
+    """Return the text of groups of workers; the inverse of `parse_groups`."""
+    return ",".join("+".join(map(str, group)) for group in groups)
+
+
+class LinkOption(NamedTuple):
+    """An option of `Links`: its values, texts of them, and link models for which it is."""
+
+    check: Callable[[Any], Any]  # returns a checked value
+    names: tuple[str, ...] = ()  # names that it may have
+    # reader of a text, from text and name of the option, and writer; without a reader, seconds
+    parse: Callable[[str, str], Any] | None = None
+    write: Callable[[Any], Any] = lambda value: value
+    form: str = ""  # form of a text in a sweep
+    applies: Callable[[LinkModel], Any] = lambda model: True  # whether a model gives it an effect
+    refusal: str = ""  # error if no pair of workers has one of them
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Return the link models under which it has an effect."""
+        return tuple(model.name for model in LINK_MODELS.values() if self.applies(model))
+
+    def read(self, value: Any, where: str) -> Any:
+        """Read a value of a file: a text if it has a reader."""
+        return value if self.parse is None else self.parse(value, where)
+
+    @classmethod
+    def choice(cls, names: Collection[str], noun: str, **fields: Any) -> "LinkOption":
+        """Return an option with names as values."""
+        return cls(lambda value: resolve_name(value, names, noun), tuple(names), **fields)
+
+
+# all options, in the order of the fields of `Links`: command line, sweeps, files and checks follow
+LINK_OPTIONS: dict[str, LinkOption] = {
+    "model": LinkOption.choice(LINK_MODELS, "link model"),
+    "queues": LinkOption.choice(QUEUES, "queue scope", applies=lambda model: model.is_rendezvous),
+    "host_links": LinkOption(
+        _check_groups, parse=parse_groups, write=format_groups, form="a text, as 0+1,2+3"
+    ),
+    "posting": LinkOption.choice(
+        POSTINGS,
+        "posting",
+        applies=lambda model: model.is_rendezvous,
+        refusal="'program' needs the link model rendezvous, got {!r}: only there both ends of a "
+        "transfer are posted",
+    ),
+    "shared_links": LinkOption(
+        _check_pair_groups,
+        parse=parse_pairs,
+        write=format_pairs,
+        form="a text, as 0-1+1-0, or pairs",
+        applies=lambda model: model.occupancy,
+        refusal="need the link model queued, blocking or rendezvous, got {!r}, where messages use "
+        "no resource",
+    ),
+    "pair_links": LinkOption(
+        _check_pair_links,
+        parse=parse_pair_links,
+        write=format_pair_links,
+        form="a text, as 0-1=rendezvous",
+    ),
+    "eager_below": LinkOption(
+        lambda seconds: number(seconds, "eager_below"),
+        applies=lambda model: model.is_rendezvous,
+        refusal="needs the link model rendezvous, got {!r}: only there messages that are not "
+        "buffered meet",
+    ),
+}
 
 
 # A shared link is a group of directed pairs of workers: both directions of a cable, or all pairs
