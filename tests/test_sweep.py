@@ -15,6 +15,7 @@ from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
+from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 from pipejax.sweep.run import _one_ahead
 from pipejax.sweep.store import get_block, num_blocks
 
@@ -160,6 +161,16 @@ def test_of_two_points_that_are_wrong_the_first_is_told():
             _one_ahead([point("a", runs=False), second, point("c")])
     with pytest.raises(ValueError, match="b cannot be prepared"):
         _one_ahead([point("a"), point("b", prepares=False)])
+
+
+def test_an_output_may_use_numbers_of_the_systems(monkeypatch, tmp_path):
+    cost = SweepOutput("USD", "price of a step", lambda runs: runs.systems.price * runs.step_time)
+    monkeypatch.setitem(OUTPUTS, "cost", cost)
+    prices = [1.0, 2.0]
+    system = {"price": {"accelerator_USD_per_hour": [3600 * price for price in prices]}}
+    grid = {**GRID, "workers": 2, "microbatch_size": 1, "system": system, "outputs": ["cost"]}
+    data = run_sweep(read_sweep(grid), tmp_path / "run.nc").squeeze()
+    np.testing.assert_allclose(data.cost, data.step_time * np.array(prices))
 
 
 def test_float32_is_close(tmp_path):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.costs.system.system import System
 
 
 class SystemRuns(NamedTuple):
@@ -14,6 +15,7 @@ class SystemRuns(NamedTuple):
     tokens: Any  # of a step, in all replicas
     accelerators: int  # of the job
     share: Float[NumpyArray, "batch resources"]  # of critical paths; empty if no output needs it
+    systems: System  # the batch
 
 
 class SweepOutput(NamedTuple):

@@ -290,7 +290,8 @@ def _run_program(
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     workers = point.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
-    runs = SystemRuns(times, _busy(priced.costs, program), tokens, gpus, share)
+    busy = _busy(priced.costs, program)
+    runs = SystemRuns(times, busy, tokens, gpus, share, priced.systems)
     return {"step_time": times} | {name: OUTPUTS[name].values(runs) for name in sweep.outputs}
 
 

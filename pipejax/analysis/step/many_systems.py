@@ -23,7 +23,7 @@ from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, op_factors
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork
-from pipejax.costs.system.parts import FIELDS
+from pipejax.costs.system.parts import FIELDS, number_dimension
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Found, makespans_and_grad
 from pipejax.engine.batched.pricing import Rows, in_parts, priced, pulled
@@ -31,7 +31,9 @@ from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
 HOST_SYSTEMS = 512  # systems up to which the host prices all
-NETWORK = ("network", "memory_capacity", "memory_reserve", "price")  # no kernel depends on these
+TIMED = ("", "s", "B/s", "FLOP/s")  # dimensions of numbers on which times may depend
+# no kernel depends on these
+NETWORK = ("network", *(FIELDS[n][0] for n in FIELDS if number_dimension(n) not in TIMED))
 MIN_STAGES, MIN_BOUNDARIES = 8, 16  # distinct ones are padded to a power of two, at least to these
 
 

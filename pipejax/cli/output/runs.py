@@ -20,8 +20,6 @@ from pipejax.cli.output.report import (
     seconds,
 )
 
-IF_KNOWN = ("cost_per_step", "cost_per_token")
-
 
 def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System") -> dict[str, Any]:
     """Return a step for `--json`."""
@@ -29,7 +27,7 @@ def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System"
     fields = {name: value for name, value in vars(report).items() if name != "bands"}
     if report.bands:
         fields["step_time_band"] = report.bands
-    return {name: v for name, v in fields.items() if v is not None or name not in IF_KNOWN}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def memory_json(
