@@ -199,13 +199,9 @@ def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
 
 
 def update_time(
-    system: System,
-    volume: Numbers,
-    on_host: Numbers = 0.0,
-    exchanged: Numbers = 0.0,
-    steps: Numbers = 1.0,
+    system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Return the time [s] of the optimizer's update, and of the host's work in `steps` steps."""
+    """Return the time [s] of the optimizer's update."""
     # Bytes of optimizer memory: `volume` on the accelerator, `on_host` on the host. Both update at
     # once: the longer counts. `exchanged` bytes go to the host before as gradients, and come back
     # after it as weights: Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
@@ -219,7 +215,7 @@ def update_time(
         for rate in (system.host_link.rate, system.host.memory_bandwidth)
     )
     transfers = 2 * system.host_link.latency * (on_host > 0) + exchanged / link
-    return xp.maximum(on_device, on_host / memory) + transfers + steps * system.host.step
+    return xp.maximum(on_device, on_host / memory) + transfers
 
 
 def check_host(system: System, offloaded: Numbers) -> None:

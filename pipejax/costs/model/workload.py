@@ -40,6 +40,7 @@ from pipejax.costs.model.workload_fields import (
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system.system import Number, Numbers
 from pipejax.costs.topology import check_places, places_on
+from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -437,11 +438,9 @@ def build_stages(
 @cached_method
 def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
     """Return 1 on the stage of each worker's last gradient, whose update ends the step."""
-    last_slot = np.full((table.num_workers, table.num_stages), -1)
-    for cells in (table.cells, table.partners):
-        worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.backward_ends))
-        np.maximum.at(last_slot, (worker, cells.stage[worker, slot]), slot)
-    return np.isin(np.arange(table.num_stages), last_slot.argmax(axis=1)).astype(float)
+    cells, last = table.backward_end_cells, np.full(table.num_workers, NOWHERE)
+    np.maximum.at(last, cells // table.num_slots, cells)
+    return np.isin(cells, last).any(axis=1).astype(float)
 
 
 def find_stages(

@@ -365,8 +365,8 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
         share * updated * work.update_bytes for share in (1 - host_share, host_share)
     )
     exchanged_bytes = host_share * updated * (work.gradient_bytes + work.element_bytes)
-    steps = work.stages.ends_step
-    return update_time(system, device_bytes, host_bytes, exchanged_bytes, steps) + gather_time
+    update = update_time(system, device_bytes, host_bytes, exchanged_bytes)
+    return update + gather_time + work.stages.ends_step * system.host.step
 
 
 def _both_ways(value: Numbers) -> Float[Computed, "2 pipes boundaries"]:

@@ -7,6 +7,7 @@ that are shared. docs/semantics.md defines each of them.
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +100,6 @@ LINK_MODELS: dict[str, LinkModel] = {
     )
 }
 LINKS = tuple(LINK_MODELS)
-CARRIED = tuple(model.name for model in LINK_MODELS.values() if model.occupancy)
 MEETING = tuple(model.name for model in LINK_MODELS.values() if model.is_rendezvous)
 QUEUES = ("worker", "pair", "direction")
 POSTINGS = ("early", "program")
@@ -175,11 +175,6 @@ class Links:
     def is_rendezvous(self) -> bool:
         """Return whether messages of any pair meet in a rendezvous."""
         return any(LINK_MODELS[model].is_rendezvous for model in self.models)
-
-    @property
-    def carries(self) -> bool:
-        """Return whether messages of any pair use a resource."""
-        return any(LINK_MODELS[model].occupancy for model in self.models)
 
     @property
     def text(self) -> str:
@@ -357,19 +352,20 @@ class LinkOption(NamedTuple):
         return cls(lambda value: resolve_name(value, names, noun), tuple(names), **fields)
 
 
+_IS_RENDEZVOUS = attrgetter("is_rendezvous")
+_NEED = "needs the link model rendezvous, got {!r}: only there"
+
 # all options, in the order of the fields of `Links`: command line, sweeps, files and checks follow
 LINK_OPTIONS: dict[str, LinkOption] = {
     "model": LinkOption.choice(LINK_MODELS, "link model"),
-    "queues": LinkOption.choice(QUEUES, "queue scope", applies=lambda model: model.is_rendezvous),
+    "queues": LinkOption.choice(QUEUES, "queue scope", applies=_IS_RENDEZVOUS),
     "host_links": LinkOption(
         _check_groups, parse=parse_groups, write=format_groups, form="a text, as 0+1,2+3"
     ),
     "posting": LinkOption.choice(
-        POSTINGS,
-        "posting",
-        applies=lambda model: model.is_rendezvous,
-        refusal="'program' needs the link model rendezvous, got {!r}: only there both ends of a "
-        "transfer are posted",
+        *(POSTINGS, "posting"),
+        applies=_IS_RENDEZVOUS,
+        refusal=f"'program' {_NEED} both ends of a transfer are posted",
     ),
     "shared_links": LinkOption(
         _check_pair_groups,
@@ -388,9 +384,8 @@ LINK_OPTIONS: dict[str, LinkOption] = {
     ),
     "eager_below": LinkOption(
         lambda seconds: number(seconds, "eager_below"),
-        applies=lambda model: model.is_rendezvous,
-        refusal="needs the link model rendezvous, got {!r}: only there messages that are not "
-        "buffered meet",
+        applies=_IS_RENDEZVOUS,
+        refusal=f"{_NEED} messages that are not buffered meet",
     ),
 }
 
