@@ -2,12 +2,12 @@
 
 A period maps the finish times of its frontier to those of the next frontier: a matrix T in the
 max-plus semiring, whose product adds along paths and keeps the longest. With n more periods, the
-finish times are rest T^n before, so a million microbatches take some twenty squarings. The
-eigenvalue of T, the largest mean weight of a cycle, is the time of every further period.
+finish times are C T^n A, where A is the matrix of the columns before the periods and C that of the
+columns after them: a million microbatches take some twenty squarings. The eigenvalue of T, the
+largest mean weight of a cycle, is the time of every further period.
 """
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +23,14 @@ from pipejax.costs.precision import in_float64
 from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price, program_for
-from pipejax.engine.steady_state import Piece, SteadyState, steady_state
+from pipejax.engine.steady_state import Piece, steady_state
 
-ENDS_INDEX = 1  # entry of a frontier that holds the last end so far
-BIT_BLOCK = 8  # bits of M are padded to multiples: extra products cost less than a compilation
+LAST_END_INDEX = 1  # entry of a frontier that holds the last end so far
+BIT_BLOCK = 8  # numbers of bits are multiples of this: extra products cost less than a compilation
 
 Matrix = Float[Array, "outputs inputs"]
 Vector = Float[Array, " frontier"]
 Times = Float[Array, " batch"] | Float[NumpyArray, " batch"]
-
-_steady_states: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDictionary()
 
 
 @in_float64
@@ -78,7 +76,7 @@ def extrapolated_makespans(
     check_types(program=(program, Program), costs=(costs, Costs))
     costs.check_values()
     num_microbatches = whole_number(num_microbatches, "num_microbatches")
-    steady = _steady_state(program)
+    steady = steady_state(program)
     num_steps, remainder = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
     if remainder or num_steps < 0:
         raise ValueError(
@@ -86,13 +84,15 @@ def extrapolated_makespans(
             f"microbatches, so allowed are {program.num_microbatches}, "
             f"{program.num_microbatches + steady.microbatches}, and so on"
         )
-    pieces = [(period.before, period.piece) for period in steady.periods]
+    pieces = [(period.lead_in, period.piece) for period in steady.periods]
     added_microbatches = num_steps * steady.microbatches
     exponents = [added_microbatches // period.microbatches for period in steady.periods]
-    # in binary, the lowest bit first: no integer type of JAX holds all numbers
-    width = -(-max(exponents).bit_length() // BIT_BLOCK) * BIT_BLOCK
-    bits = np.array([[number >> bit & 1 for bit in range(width)] for number in exponents], bool)
-    return _map_batch(_last_end, program, costs, batch_size, pieces, steady.rest, bits)
+    # in binary, the lowest bit first: no integer type of JAX holds all numbers. With 8 bits, 6 is
+    # 0 1 1 0 0 0 0 0.
+    num_bits = -(-max(exponents).bit_length() // BIT_BLOCK) * BIT_BLOCK
+    bits = [[exponent >> bit & 1 for bit in range(num_bits)] for exponent in exponents]
+    arguments = pieces, steady.last_piece, np.array(bits, bool)
+    return _map_batch(_last_end, program, costs, batch_size, *arguments)
 
 
 @in_float64
@@ -123,16 +123,10 @@ def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None)
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     costs.check_values()
-    steady = _steady_state(program)
+    steady = steady_state(program)
     pieces = [period.piece for period in steady.periods]
     microbatches = np.array([period.microbatches for period in steady.periods])
     return _map_batch(_cycle_time, program, costs, batch_size, pieces, microbatches)
-
-
-def _steady_state(program: Program) -> SteadyState:
-    if program not in _steady_states:
-        _steady_states[program] = steady_state(program)
-    return _steady_states[program]
 
 
 def _map_batch(
@@ -142,7 +136,7 @@ def _map_batch(
     batch_size: int | None,
     *arguments: Any,
 ) -> Float[Array, " batch"]:
-    """Map a function of node costs and other arguments over a batch of costs."""
+    """Return a function of node costs and of these arguments for each configuration (batch)."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     if costs.per_microbatch(batch_axes=1):
         raise ValueError(
@@ -150,35 +144,40 @@ def _map_batch(
             "one entry per stage"
         )
     program = program_for(program, costs, batch_axes=1)
-    return jnp.broadcast_to(_mapped(function, program, leaves, *arguments), (size,))
+    return jnp.broadcast_to(_map_leaves(function, program, leaves, *arguments), (size,))
 
 
 @functools.partial(compiled, static_argnames="function")
-def _mapped(
+def _map_leaves(
     function: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *arguments: Any
-) -> Float[Array, " batch"]:
-    """Map a function over the batch; a leaf of length 1 is shared by all configurations."""
+) -> Float[Array, " #batch"]:
+    """Map a function of node costs over the leaves; all configurations share a leaf of length 1."""
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     batched = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
 
-    def solve(row: Leaves) -> Float[Array, ""]:
-        return function(price(program, unchecked_costs({**shared, **row})), *arguments)
+    def solve(configuration: Leaves) -> Float[Array, ""]:
+        costs = unchecked_costs({**shared, **configuration})
+        return function(price(program, costs), *arguments)
 
     return jax.vmap(solve)(batched) if batched else solve({})[None]
 
 
 def _last_end(
-    costs: NodeCosts, pieces: list[tuple[Piece, Piece]], rest: Piece, bits: Bool[Array, "periods _"]
+    costs: NodeCosts,
+    pieces: list[tuple[Piece, Piece]],
+    last_piece: Piece,
+    exponents: Bool[Array, "periods bits"],
 ) -> Float[Array, ""]:
-    """Return the makespan [s]: the product of all pieces, each period to the power of its bits."""
-    times = jnp.zeros(2, costs.duration.dtype)  # the first frontier: source, and no sink so far
-    for k, (before, piece) in enumerate(pieces):
-        times = _max_plus(_matrix(before, costs), times)
-        times = _max_plus_power(_matrix(piece, costs), bits[k], times)
-    return _max_plus(_matrix(rest, costs), times)[ENDS_INDEX]
+    """Return the makespan [s]; `pieces` are the lead-in and one period of each period."""
+    times = jnp.zeros(2, costs.duration.dtype)  # of the first frontier: the source and no end yet
+    for (lead_in, piece), exponent in zip(pieces, exponents, strict=True):
+        times = _max_plus_product(_matrix(lead_in, costs), times)
+        times = _max_plus_power(_matrix(piece, costs), exponent, times)
+    return _max_plus_product(_matrix(last_piece, costs), times)[LAST_END_INDEX]
 
 
 def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> Float[Array, ""]:
+    """Return the time per microbatch [s] of all periods, through which each microbatch goes."""
     means = [_cycle_mean(_matrix(piece, costs)) for piece in pieces]
     return jnp.sum(jnp.stack(means) / microbatches)
 
@@ -204,11 +203,11 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     preds = jnp.asarray(piece.preds)
     paths, _ = jax.lax.scan(step, paths, (rows, preds, duration[nodes], lag[nodes]))
     # one entry of a frontier is no node but the last end so far: the sinks join it
-    ends = jnp.concatenate([paths[ENDS_INDEX, None], paths[piece.sinks]]).max(axis=0)
-    return paths[piece.outputs].at[ENDS_INDEX].set(ends)
+    ends = jnp.concatenate([paths[LAST_END_INDEX, None], paths[piece.sinks]]).max(axis=0)
+    return paths[piece.outputs].at[LAST_END_INDEX].set(ends)
 
 
-def _max_plus(matrix: Matrix, other: Array) -> Array:
+def _max_plus_product(matrix: Matrix, other: Array) -> Array:
     """Return the max-plus product of a matrix and a matrix or vector."""
     if other.ndim == 1:
         return (matrix + other[None, :]).max(axis=1)
@@ -219,9 +218,10 @@ def _max_plus_power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vect
     """Multiply a vector by a max-plus power of a matrix, by repeated squaring; lowest bit first."""
 
     def step(carry: tuple[Matrix, Vector], is_set: Array) -> tuple[tuple[Matrix, Vector], None]:
-        square, vector = carry
-        vector = jnp.where(is_set, _max_plus(square, vector), vector)
-        return (_max_plus(square, square), vector), None
+        """Multiply by the power of one bit, matrix^(2^bit), if it is set; square that power."""
+        power, vector = carry
+        vector = jnp.where(is_set, _max_plus_product(power, vector), vector)
+        return (_max_plus_product(power, power), vector), None
 
     (_, vector), _ = jax.lax.scan(step, (matrix, vector), exponent)
     return vector
@@ -237,7 +237,7 @@ def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
 
     def step(weights: Vector, _: None) -> tuple[Vector, Vector]:
         """Go from D_k to D_(k + 1); emit D_k."""
-        return _max_plus(matrix, weights), weights
+        return _max_plus_product(matrix, weights), weights
 
     final_weights, weights = jax.lax.scan(step, jnp.zeros(size, matrix.dtype), length=size)
     num_edges = size - jnp.arange(size, dtype=matrix.dtype)

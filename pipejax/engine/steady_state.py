@@ -7,6 +7,7 @@ period maps the frontier's finish times by the same function as the period befor
 """
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.base.cached_method import cached_method
 from pipejax.base.jax_on_demand import register
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
 from pipejax.schedules.cells.ops import INPUT_GRADS, NO_MICROBATCH, STEP_END, Phase
@@ -46,7 +48,7 @@ register(Piece)
 class Period(NamedTuple):
     """A period and the piece that leads to it."""
 
-    before: Piece  # columns from the period before this one, or from the start
+    lead_in: Piece  # columns from the period before this one, or from the start
     piece: Piece  # one period; its frontiers before and after have the same order
     microbatches: int  # microbatches of one period, of all pipes
 
@@ -55,10 +57,11 @@ class SteadyState(NamedTuple):
     """A program cut into periods, which can be repeated."""
 
     periods: tuple[Period, ...]
-    rest: Piece  # columns after the last cut
+    last_piece: Piece  # columns after the last cut
     microbatches: int  # the number of microbatches grows by multiples of this
 
 
+@cached_method
 def steady_state(program: Program) -> SteadyState:
     """Cut a program into its periods."""
     # Columns are compared by their signature: kinds of nodes, and for each edge how many
@@ -82,20 +85,20 @@ def steady_state(program: Program) -> SteadyState:
         )
         # the period runs in place of all repetitions, so the next piece begins at its first column
         last_cut, last_frontier = span.cut, start
-    rest = columns.piece(last_cut, columns.num_columns, last_frontier, [SOURCE, ENDS])
-    return SteadyState(tuple(periods), rest, microbatches)
+    last_piece = columns.piece(last_cut, columns.num_columns, last_frontier, [SOURCE, ENDS])
+    return SteadyState(tuple(periods), last_piece, microbatches)
 
 
 class _PeriodSpan(NamedTuple):
     """Columns cut to cut + length, which repeat from cut + length on with later microbatches."""
 
-    # If microbatches alternate between pipes, `shift` is larger than the microbatches of one pipe.
-
-    cut: int
-    length: int
+    cut: int  # first column
+    length: int  # columns
+    # by which microbatches rise from one repetition to the next; if they alternate between pipes,
+    # it is more than the microbatches that one pipe has in a period
     shift: int
     repeats: int
-    microbatches: int = 0  # of all pipes
+    microbatches: int = 0  # of one period, of all pipes
 
 
 class _Columns:
@@ -177,12 +180,15 @@ class _Columns:
         """Return the kinds of work of a node: B counts as I and W, a fused pair also as F."""
         kind = self.kind[node]
         kinds = [kind] if kind[0] != Phase.B else []
-        (phase, *rest), _ = self.backward.get(node, (kind, 0))
+        (phase, *place), _ = self.backward.get(node, (kind, 0))
         if phase in INPUT_GRADS:
-            kinds += [(Phase.I, *rest), *[(Phase.W, *rest)] * (phase == Phase.B)]
+            kinds.append((Phase.I, *place))
+        if phase == Phase.B:
+            kinds.append((Phase.W, *place))
         return list(dict.fromkeys(kinds))
 
     def keys(self, column: int) -> list[Key]:
+        """Return kind and microbatch of the nodes of a column, in order."""
         return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
 
     def frontier(self, cut: int) -> Frontier:
@@ -196,7 +202,7 @@ class _Columns:
 
     def matched_frontiers(self, span: _PeriodSpan) -> tuple[Frontier, Frontier]:
         """Return the frontiers before and after a period, in one order; empty if they differ."""
-        start, end = (self.frontier(cut) for cut in (span.cut, span.cut + span.length))
+        start, end = self.frontier(span.cut), self.frontier(span.cut + span.length)
         end_nodes = {self._key(node): node for node in end}
         matches = []
         for node in start:
@@ -214,7 +220,7 @@ class _Columns:
 
     def piece(self, start: int, end: int, inputs: Frontier, outputs: Frontier) -> Piece:
         """Make columns start to end a map from the frontier before to the one after."""
-        nodes = sorted(node for column in range(start, end) for node in self.nodes[column])
+        nodes = sorted(itertools.chain.from_iterable(self.nodes[start:end]))
         index = {node: k for k, node in enumerate([*inputs, *nodes])}
         sinks = [index[node] for node in nodes if self.last_reader[node] == NOT_IN_TABLE]
         preds = [[index[pred] for pred in self.preds[node]] for node in nodes]
@@ -249,22 +255,16 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
     """Select the longest periods that together do each kind of work exactly once per microbatch."""
     # An op that occurs only outside periods, such as a split backward at the end of a table of
     # fused pairs, need not repeat: other ops do its work.
-    kinds = {
-        kind
-        for nodes in columns.nodes
-        for node in nodes
-        if columns.microbatch[node] != NO_MICROBATCH
-        for kind in columns.work(node)
-    }
+    kinds: set[Kind] = set()
+    for node in itertools.chain.from_iterable(columns.nodes):
+        if columns.microbatch[node] != NO_MICROBATCH:
+            kinds.update(columns.work(node))
     spans: list[_PeriodSpan] = []
     covered: set[Kind] = set()
     for span in _candidates(columns):
-        counts = Counter(
-            kind
-            for column in range(span.cut, span.cut + span.length)
-            for node in columns.nodes[column]
-            for kind in columns.work(node)
-        )
+        counts: Counter[Kind] = Counter()
+        for node in itertools.chain.from_iterable(columns.nodes[span.cut : span.cut + span.length]):
+            counts.update(columns.work(node))
         # every microbatch has its own ops; an update, and its all-reduce, is for several
         op_counts = {kind: count for kind, count in counts.items() if kind[0] not in STEP_END}
         num_pipes = len({pipe for _, _, pipe, *_ in op_counts})
