@@ -84,6 +84,8 @@ def softmax(logits: Any) -> Any:
 
 def stacked(values: Sequence[Any]) -> Any:
     """Return one array of several numbers, NumPy's unless one of them is JAX's."""
+    if _kind(values) is None:
+        return np.array(values, float)
     return stack([asarray(value, float) for value in values])
 
 

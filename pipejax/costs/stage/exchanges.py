@@ -7,7 +7,7 @@ suffice. All arguments may be batched.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,7 +157,9 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
 
 
 def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
-    return xp.broadcast_to(xp.asarray(leaf, float), shape).ravel()
+    array: Any = np.ones(shape) * xp.asarray(leaf, float)
+    numbers: Float[Computed, " numbers"] = array.ravel()
+    return numbers
 
 
 def hidden_buckets(
