@@ -51,7 +51,7 @@ def split_batch(costs, count=DISTINCT):
 @functools.cache
 def plain(name, links):
     """Makespans of the distinct configurations: nothing is remembered, batched or compiled."""
-    program = lower._lowered.__wrapped__(build(name), links, True, b"")
+    program = lower._lower_with_mask.__wrapped__(build(name), links, True, b"")
     vectors = [np.asarray(cost_vector(program, single)) for single in split_batch(batch(program))]
     return np.array([run_on_host(program, vector).finish.max() for vector in vectors])
 

@@ -16,8 +16,8 @@ from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import is_array, jnp, leaves, mapped
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
-from pipejax.engine.lowering.link_models import check_eager, settled
-from pipejax.engine.lowering.lower import cost_sizes, lowered
+from pipejax.engine.lowering.link_models import check_eager, without_eager_limit
+from pipejax.engine.lowering.lower import cost_sizes, lower_unchecked
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -41,10 +41,12 @@ def price(program: Program, costs: Costs) -> NodeCosts:
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
 
 
-def ends_step(costs: Costs) -> bool:
+def has_step_end_cost(costs: Costs) -> bool:
     """Return whether the all-reduce or the update after all rows costs anything."""
-    at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
-    return any(np.any(np.asarray(cost) > 0) for cost in at_end)
+    return any(
+        cost is not None and np.any(np.asarray(cost) > 0)
+        for cost in (costs.all_reduce, costs.update)
+    )
 
 
 def lower_and_price(
@@ -52,11 +54,11 @@ def lower_and_price(
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update if they cost anything; flatten costs in float64."""
     costs.check_shapes(*cost_sizes(table))
-    program = lowered(table, Links.resolve(link), ends_step(costs), costs)
+    program = lower_unchecked(table, Links.resolve(link), has_step_end_cost(costs), costs)
     check_known(program, costs)
-    program = by_microbatch(program) if costs.per_microbatch() else program
-    exact = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
-    return program, np.asarray(checked_vector(program, exact))
+    program = with_columns_for(program, costs)
+    float64_costs = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
+    return program, np.asarray(checked_vector(program, float64_costs))
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
@@ -69,7 +71,7 @@ def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Progr
         if is_traced(program):
             raise ValueError("a program of links with eager_below cannot be traced: close over it")
         check_eager(program, costs.transmit, batch_axes)
-        program = settled(program)
+        program = without_eager_limit(program)
     return with_columns_for(program, costs, batch_axes=batch_axes)
 
 
@@ -92,8 +94,9 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     evaluation then has nothing to compile here.
     """
     layout = program.layout
-    op_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.pairs_apart else costs
-    op_costs.check_shapes(*layout.sizes)
+    # the check asks for a pair's time by stage, and here it may be by kind of pair
+    stage_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.has_pair_times else costs
+    stage_costs.check_shapes(*layout.sizes)
     check_known(program, costs)
     return checked_vector(program, costs)
 
@@ -104,10 +107,11 @@ def checked_vector(program: Program, costs: Costs) -> Vector:
     xp: Any = jnp if any(map(is_array, times)) else np
     dtype = np.result_type(float, *times) if xp is np else float_type(*times)
 
-    def flatten(value: Any, shape: tuple[int, ...]) -> Any:
+    def flatten(cost: Any, shape: tuple[int, ...]) -> Any:
         """Broadcast a cost to all positions; None is 0, an axis of microbatches may be missing."""
-        array = xp.asarray(0.0 if value is None else value, dtype)
-        array = array if array.ndim == len(shape) else array[..., None]
+        array = xp.asarray(0.0 if cost is None else cost, dtype)
+        if array.ndim < len(shape):
+            array = array[..., None]
         return xp.broadcast_to(array, shape).ravel()
 
     ops = [flatten(costs.time(phase), layout.phase_shape(phase)) for phase in layout.timed]
@@ -141,31 +145,35 @@ def check_known(program: Program, costs: Costs) -> None:
 @cached_method
 def by_microbatch(program: Program) -> Program:
     """Return a program whose cost vector has an entry for each microbatch."""
-    # A fused pair joins two microbatches, so each pair gets its own position.
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program
+    # a fused pair joins two microbatches: each pair in the table gets a position of its own, where
+    # the old layout has one for all pairs of the same stages and phases
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
+
+    def translate(position: Positions, microbatch: Positions) -> Positions:
+        return _microbatch_positions(position, microbatch, old, new).astype(np.int32)
+
     node_microbatch, old_durations = _node_microbatches(program), np.asarray(program.duration_index)
     pair_nodes, backward_microbatch = fused.T
     old_pair = old_durations[pair_nodes] - old.first_pair
     forward_microbatch = node_microbatch[pair_nodes]
     pair_microbatches = np.stack([forward_microbatch, backward_microbatch], axis=1)
-    pair_index = np.asarray(program.pair_index)[old_pair]
-    duration = _microbatch_positions(old_durations, node_microbatch, old, new)
-    duration[pair_nodes] = new.pair(np.arange(len(fused)))
-    sent, lags = program.messages, np.asarray(program.lag_index)
+    durations = translate(old_durations, node_microbatch)
+    durations[pair_nodes] = new.pair(np.arange(len(fused)))
+    messages, lags = program.messages, np.asarray(program.lag_index)
     edge_microbatch = np.zeros(lags.shape, np.int64)
-    late = np.flatnonzero(sent.lag_index != ZERO)
-    edge_microbatch[tuple(message_edges(program, late))] = sent.microbatch[late]
-    sent_lags = _microbatch_positions(sent.lag_index, sent.microbatch, old, new)
+    lagging = np.flatnonzero(messages.lag_index != ZERO)  # messages that delay an edge
+    edge_microbatch[tuple(message_edges(program, lagging))] = messages.microbatch[lagging]
+    message_lags = _microbatch_positions(messages.lag_index, messages.microbatch, old, new)
     return dataclasses.replace(
         program,
-        duration_index=duration.astype(np.int32),
-        lag_index=_microbatch_positions(lags, edge_microbatch, old, new).astype(np.int32),
-        pair_index=_microbatch_positions(pair_index, pair_microbatches, old, new).astype(np.int32),
+        duration_index=durations,
+        lag_index=translate(lags, edge_microbatch),
+        pair_index=translate(np.asarray(program.pair_index)[old_pair], pair_microbatches),
         pair_stage=np.asarray(program.pair_stage)[old_pair] * new.columns + forward_microbatch,
-        messages=sent._replace(lag_index=sent_lags),
+        messages=messages._replace(lag_index=message_lags),
         layout=new,
     )
 
@@ -176,8 +184,9 @@ def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
     microbatch, worker, stage, node_of_cell = map(np.asarray, fields)
     row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes have a row, but no worker
     node = node_of_cell[row, slot]
-    has_stage = (microbatch[node] >= 0) & (stage[node] >= 0)
-    row, node = row[has_stage], node[has_stage]
+    has_copy = (microbatch[node] >= 0) & (stage[node] >= 0)
+    row, node = row[has_copy], node[has_copy]
+    # (workers, stages); where a worker has no copy of a stage M, which nobody reads
     smallest = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
     np.minimum.at(smallest, (row, stage[node]), microbatch[node])
     updates = program.beside_cells[worker[program.beside_cells] >= 0]
@@ -189,12 +198,13 @@ def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
 def _microbatch_positions(
     position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
 ) -> Positions:
-    """Translate positions of a layout into one with columns by microbatch; -1 reads column 0."""
+    """Translate positions into a layout with an entry per microbatch; microbatch -1 reads 0's."""
+    # entry k of a part of the vector (ops from 1 on, messages from `first_link` on) becomes the
+    # entries k * M to k * M + M - 1 of that part; positions of fused pairs are replaced later
     position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
-    op, link = position - 1, position - old.first_link
-    positions = np.where(
-        link >= 0, new.first_link + link * new.columns + column, 1 + op * new.columns + column
-    )
+    is_link = position >= old.first_link
+    old_start, new_start = (np.where(is_link, layout.first_link, 1) for layout in (old, new))
+    positions = new_start + (position - old_start) * new.columns + column
     return np.where(position == ZERO, ZERO, positions)
 
 
@@ -205,9 +215,9 @@ def message_edges(
     # Ends and lag identify an edge (fused pairs may send each other an activation and a gradient),
     # as one number: (head * num_nodes + tail) * num_positions + lag. Edges are sorted by it, and a
     # binary search finds the edge of each message.
-    sent = MessageTable(*(np.asarray(field)[selected] for field in program.messages))
+    messages = MessageTable(*(np.asarray(field)[selected] for field in program.messages))
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
-    tails = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
+    tails = np.where(messages.carrier == SOURCE, messages.producer, messages.carrier)
     num_positions = np.int64(program.layout.size)
 
     def key(head: NumpyArray, tail: NumpyArray, lag: NumpyArray) -> Int[NumpyArray, " edges"]:
@@ -216,6 +226,6 @@ def message_edges(
     head, column = np.nonzero(lags != ZERO)
     edge_keys = key(head, preds[head, column], lags[head, column])
     order = np.argsort(edge_keys)
-    message_keys = key(np.asarray(sent.consumer), tails, np.asarray(sent.lag_index))
+    message_keys = key(messages.consumer, tails, messages.lag_index)
     edge = order[np.searchsorted(edge_keys, message_keys, sorter=order)]
     return np.stack([head[edge], column[edge]])

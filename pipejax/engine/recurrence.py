@@ -169,8 +169,8 @@ def critical_path(
         path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
         """Return the path's next node, and whether this node of the pass is on the path."""
-        node, pred = edge
-        return jnp.where(node == path_node, pred, path_node), node == path_node
+        node, latest_pred = edge
+        return jnp.where(node == path_node, latest_pred, path_node), node == path_node
 
     path_end = jnp.argmax(jnp.where(has_successor, -1, finish)).astype(preds.dtype)
     _, on_path = jax.lax.scan(step, path_end, (nodes, preds[nodes, columns]), reverse=True)
@@ -180,7 +180,7 @@ def critical_path(
 
 @in_float64
 def slack(program: Program, costs: Costs, *, target: Target | None = None) -> NodeTimes:
-    """Return the longest delay of each node that keeps the makespan, or meets a target.
+    """Return the longest delay of each node that keeps the makespan or a target.
 
     Args:
       program: lowered schedule, in topological order.

@@ -25,7 +25,7 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.parts import FIELDS, number_dimension
 from pipejax.costs.system.system import System
-from pipejax.engine.batched.makespans import Found, makespans_and_grad
+from pipejax.engine.batched.makespans import Makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import Rows, in_parts, priced, pulled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
@@ -184,7 +184,7 @@ def many_systems(systems: System, *, slopes: bool = False) -> System:
 
 def resource_shares(
     program: Program, priced: PricedSystems, *, slowed: Slowed | None = None
-) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
+) -> tuple[Makespans, Float[NumpyArray, "batch resources"]]:
     """Return step times (batch) [s], and shares (batch, resources) of the critical path.
 
     `priced` has the costs with slow workers. Shares are in the order of `POWER` and sum to 1.

@@ -28,7 +28,7 @@ FIRST_SLOT = 3
 Unsigned = jax.numpy.uint32  # an index without a sign needs no test for being negative
 GROUP = 8  # ops of one iteration; their choices fill a byte
 BUCKETS = 8  # sizes grow by this factor from bucket to bucket
-LEAST_OPS, LEAST_SLOTS, LEAST_ROWS = 512, 128, 64
+LEAST_OPS, LEAST_SLOTS, LEAST_ROWS = 512, 128, 64  # the smallest bucket of each size
 MAX_RUN = 255  # uses that one byte can count
 STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
 
@@ -61,64 +61,64 @@ class BinaryOps:
 def binary_ops(program: Program) -> BinaryOps:
     """Turn a program into binary ops; at a tie the first predecessor still wins."""
     # A node with predecessors p0, p1, p2 and lags l0, l1, l2 becomes, in this order,
-    #     late   = max(nothing, p0 + l0)     only where l0 is not 0: a first operand has no lag
-    #     head   = max(late or p0, p1 + l1)
-    #     next   = max(head, p2 + l2)        + own duration, as the last op of the chain
-    #     follow = max(ends so far, next)    only if no node waits for it
+    #     lag op = max(nothing, p0 + l0)         only where l0 is not 0: a first operand has no lag
+    #     head   = max(lag op or p0, p1 + l1)
+    #     next   = max(head, p2 + l2)            + own duration, as the last op of the chain
+    #     end op = max(last end so far, next)    only if no node waits for it
     # A single predecessor is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
-    # node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that is the index
-    # of each node's first op. Predecessors keep their order and an op's second operand wins only if
-    # it is larger: the winner of the chain is the first predecessor that attains the maximum, and
-    # the last end the first of the largest ends. That is the tie rule of `recurrence`.
+    # node takes has_lag_op + max(num_preds - 1, 1) + has_end_op ops, and a running sum of that is
+    # the index of each node's first op. Predecessors keep their order and an op's second operand
+    # wins only if it is larger: the winner of the chain is the first predecessor that attains the
+    # maximum, and the last end the first of the largest ends. That is the tie rule of `recurrence`.
     preds, lags = np.asarray(program.preds)[1:], np.asarray(program.lag_index)[1:]
-    real = (preds != SOURCE) | (lags != ZERO)
-    count = np.maximum(real.sum(axis=1), 1)
-    # each node's real predecessors first, in their order
-    order = np.argsort(~real, axis=1, kind="stable")
+    is_edge = (preds != SOURCE) | (lags != ZERO)  # else padding
+    num_preds = np.maximum(is_edge.sum(axis=1), 1)
+    # each node's predecessors before the padding, in their order
+    order = np.argsort(~is_edge, axis=1, kind="stable")
     preds, lags = (np.take_along_axis(x, order, axis=1) for x in (preds, lags))
-    # a lag of the first of several is an op of its own; a single one is the second operand
-    is_single = (count == 1) & (lags[:, 0] != ZERO)
-    is_late = (count > 1) & (lags[:, 0] != ZERO)
-    # everything below is per node, the source left out
-    is_sink = _is_sink(preds, count, program.num_nodes)
-    follows = is_sink & (np.cumsum(is_sink) > 1)  # a maximum of ends, after every one but the first
-    chain = np.maximum(count - 1, 1)
-    ops_of_node = is_late + chain + follows
-    first_op = np.cumsum(ops_of_node) - ops_of_node
+    # a lag of the first of several is an op; a single predecessor with a lag is a second operand
+    is_single = (num_preds == 1) & (lags[:, 0] != ZERO)
+    has_lag_op = (num_preds > 1) & (lags[:, 0] != ZERO)
+    # everything below is per node, without the source
+    is_sink = _is_sink(preds, num_preds, program.num_nodes)
+    has_end_op = is_sink & (np.cumsum(is_sink) > 1)  # of all sinks but the first
+    chain_length = np.maximum(num_preds - 1, 1)
+    num_ops = has_lag_op + chain_length + has_end_op
+    first_op = np.cumsum(num_ops) - num_ops
     # op that ends each node; the source, node 0, has none and stands for the constant 0
-    last_op = np.append(START, first_op + is_late + chain - 1)
-    size = int(ops_of_node.sum())
+    last_op = np.append(START, first_op + has_lag_op + chain_length - 1)
+    size = int(num_ops.sum())
     first, second = np.full(size, NO_OPERAND), np.full(size, NO_OPERAND)
     lag, duration = np.zeros((2, size), np.int64)
-    head = first_op + is_late  # first op that is a maximum of predecessors
-    waits = np.where(is_late, first_op, last_op[preds[:, 0]])
-    first[head] = np.where(is_single, NO_OPERAND, waits)
-    second[head[is_single]], lag[head[is_single]] = waits[is_single], lags[is_single, 0]
-    second[first_op[is_late]] = last_op[preds[is_late, 0]]
-    lag[first_op[is_late]] = lags[is_late, 0]
+    head = first_op + has_lag_op  # first op that is a maximum of predecessors
+    head_operand = np.where(has_lag_op, first_op, last_op[preds[:, 0]])
+    first[head] = np.where(is_single, NO_OPERAND, head_operand)
+    second[head[is_single]], lag[head[is_single]] = head_operand[is_single], lags[is_single, 0]
+    lag_op = first_op[has_lag_op]
+    second[lag_op], lag[lag_op] = last_op[preds[has_lag_op, 0]], lags[has_lag_op, 0]
     # predecessor c is the second operand of op head + c - 1, whose first operand is the op before
     for column in range(1, preds.shape[1]):
-        has_pred = count > column
+        has_pred = num_preds > column
         op = head[has_pred] + column - 1
         second[op], lag[op] = last_op[preds[has_pred, column]], lags[has_pred, column]
         if column > 1:
             first[op] = op - 1
     duration[last_op[1:]] = np.asarray(program.duration_index)[1:]
-    # the last end: the first sink's own end, then one op right behind each further sink, which
-    # takes the last end so far first and that sink second
-    ends = last_op[1:][follows] + 1
-    first[ends] = np.append(last_op[1:][is_sink][:1], ends[:-1])[: len(ends)]
-    second[ends] = ends - 1
+    # the end op of a sink comes right after its last op, which is the second operand; the first is
+    # the last end so far: of the first sink its last op, of the others the end op before
+    end_op = last_op[1:][has_end_op] + 1
+    first[end_op] = np.append(last_op[1:][is_sink][:1], end_op[:-1])[: len(end_op)]
+    second[end_op] = end_op - 1
     slot, num_slots = allocate(first, second, np.arange(size))
     return BinaryOps(first, second, lag, duration, slot, num_slots)
 
 
 def _is_sink(
-    preds: Int[NumpyArray, "nodes preds"], count: Int[NumpyArray, " nodes"], num_nodes: int
+    preds: Int[NumpyArray, "nodes preds"], num_preds: Int[NumpyArray, " nodes"], num_nodes: int
 ) -> Bool[NumpyArray, " nodes"]:
     """Return whether no other node waits for a node, for all nodes but the source."""
     has_successor = np.zeros(num_nodes, bool)
-    has_successor[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
+    has_successor[preds[np.arange(preds.shape[1]) < num_preds[:, None]]] = True
     return ~has_successor[1:]
 
 
@@ -135,12 +135,12 @@ def allocate(
     for operand in (first, second):
         readers = np.flatnonzero(operand >= 0)
         np.maximum.at(last_reader, operand[readers], moment[readers])
-    slot, used = np.empty_like(moment), 0
+    slot, num_slots = np.empty_like(moment), 0
     for buffer in range(num_buffers):
         ops = np.flatnonzero(moment % num_buffers == buffer)
         slot[ops], count = _slots(moment[ops], last_reader[ops])
-        used = max(used, count)
-    return slot + FIRST_SLOT, used + FIRST_SLOT
+        num_slots = max(num_slots, count)
+    return slot + FIRST_SLOT, num_slots + FIRST_SLOT
 
 
 def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
@@ -161,7 +161,8 @@ def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
     take_at = np.arange(size) + np.searchsorted(last_reader[puts], written[takes])
     op, step = np.empty(2 * size, np.int32), np.empty(2 * size, np.int8)
     op[put_at], op[take_at], step[put_at], step[take_at] = puts, takes, 1, -1
-    # depth as if the stack could be below empty: every new low is an op that finds it empty
+    # depth as if the stack could be below empty: every new low is an op that finds it empty. The
+    # events above have depths -1 -2 -1 0 -1 -2 -3 and lows -1 -2 -2 -2 -2 -2 -3.
     depth = np.cumsum(step, dtype=np.int32)
     low = np.minimum(np.minimum.accumulate(depth), 0)
     is_new = np.diff(low, prepend=0) < 0
@@ -171,10 +172,8 @@ def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
     reuses = np.flatnonzero((step[order] < 0) & ~is_new[order])
     previous = np.arange(size, dtype=np.int32)  # op that had the slot before
     previous[op[order[reuses]]] = op[order[reuses - 1]]
-    while True:  # until all point to the first op of their slot: each round goes twice as far
-        earlier = previous[previous]
-        if np.array_equal(earlier, previous):
-            break
+    # until all point to the first op of their slot: each round goes twice as far
+    while not np.array_equal(earlier := previous[previous], previous):
         previous = earlier
     slots = np.zeros(size, np.int64)
     slots[op[is_new]] = np.arange(is_new.sum())
@@ -255,14 +254,14 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     # are sorted by cost row within stretches of ops, so that a stretch's part of the path stays in
     # cache, and cut into runs that a byte can count.
     row = rows.row_of_position
-    used = np.concatenate([row[ops.duration], row[ops.lag]])  # two uses of each op
+    cost_row = np.concatenate([row[ops.duration], row[ops.lag]])  # of two uses of each op
     stretch, op = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
-    order = np.lexsort((used, stretch))
-    order = order[used[order] != ZERO_ROW]
+    order = np.lexsort((cost_row, stretch))
+    order = order[cost_row[order] != ZERO_ROW]
     # op k of a stretch has rows 2 k and 2 k + 1
     uses = 2 * op + np.repeat([0, 1], ops.num_ops)
     # row + rows * stretch, so that no run crosses from a stretch to the next
-    runs = _runs(used[order] + len(rows.terms) * stretch[order])
+    runs = _runs(cost_row[order] + len(rows.terms) * stretch[order])
     run_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
     padded_ops = bucket(ops.num_ops, LEAST_OPS)
     stretches = -(-padded_ops // STRETCH)

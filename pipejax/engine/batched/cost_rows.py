@@ -4,11 +4,12 @@ A batch of costs has a leading axis of N configurations on every leaf; a scalar 
 
 The engine reads sums of two costs. The time of a fused pair that overlaps, max(F, B) + k min(F, B),
 is none: a JAX function computes it first for each kind of pair, and a program runs that reads one
-time for each kind (`with_pairs_apart`).
+time for each kind (`program_with_pair_times`).
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -37,8 +38,8 @@ ZERO_ROW = 0
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves by field
 Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
 SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
-AXES_OF_OPS = ("stages", "microbatches")
-AXES_OF_MESSAGES = ("directions", "pipes", "boundaries", "microbatches")
+OP_AXES = ("stages", "microbatches")
+MESSAGE_AXES = ("directions", "pipes", "boundaries", "microbatches")
 ONE_CONFIGURATION = "put an axis in front, x[None], and give batch_size=1, or use makespan"
 HIGH = 1 << 26  # base of digits that number entries; its square is still exact in float64
 
@@ -58,19 +59,20 @@ class CostRows:
         """Return the width of the matrix of costs."""
         return 1 + sum(entries for _, entries in self.fields)
 
-    def only_read(self, leaves: Leaves) -> Leaves:
-        """Return the fields that are read."""
-        return {name: leaves[name] for name, _ in self.fields}
-
     def pieces(self, leaves: Leaves) -> tuple[Any, ...]:
         """Return the fields that are read as matrices: (N or 1, entries) [s] each."""
         return tuple(leaves[name].reshape(len(leaves[name]), -1) for name, _ in self.fields)
 
     def sums(self, entries: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
         """Return the rows as sums of two columns; `entries` are the columns from 1 on."""
-        columns = [jnp.zeros((1,) * entries[0].ndim, entries[0].dtype), *entries]
-        terms = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
-        return [sum(others, first) for first, *others in terms]
+        zero = jnp.zeros((1,) * entries[0].ndim, entries[0].dtype)
+        columns, sums = [zero, *entries], []
+        for first, second in self.terms.tolist():
+            if first and second:
+                sums.append(columns[first] + columns[second])
+            else:  # column 0 is zero
+                sums.append(columns[max(first, second)])
+        return sums
 
     def list(self, leaves: Leaves) -> list[Float[Array, " #batch"]]:
         """Return the rows one by one, of size 1 where the whole batch shares one."""
@@ -136,19 +138,20 @@ def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
     """Raise a ValueError if a batch could as well be one configuration with its entries."""
     # With a batch axis of 1 both mean the same, unless an axis would be one of microbatches.
     leaves = {name: np.broadcast_to(0.0, shape) for name, shape in leaf_shapes if shape}
-    differ = {
-        name: leaf.shape
+    ambiguous_names = [
+        name
         for name, leaf in leaves.items()
         if len(leaf) > 1 or (differs_by_microbatch(name, leaf) and leaf.size > 1)
-    }
+    ]
     try:
         unchecked_costs(leaves).check_shapes(*sizes)
     except ValueError:
         return
-    if not differ:
+    if not ambiguous_names:
         return
-    name, shape = next(iter(differ.items()))
-    axes = AXES_OF_MESSAGES if name in MESSAGE_FIELDS else AXES_OF_OPS
+    name = ambiguous_names[0]
+    shape = leaves[name].shape
+    axes = MESSAGE_AXES if name in MESSAGE_FIELDS else OP_AXES
     leaf_axes = axes if differs_by_microbatch(name, leaves[name]) else axes[:-1][-len(shape) :]
     entries = " x ".join(f"{n} {axis}" for n, axis in zip(shape, leaf_axes, strict=True))
     raise wrong(
@@ -162,16 +165,13 @@ def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
 @functools.lru_cache(maxsize=256)
 def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
     """Return the length of the batch axis, which is the first of every leaf that is no scalar."""
-    shapes = {name: shape for name, shape in leaf_shapes if shape}
-    if batch_size is None:
-        size = max((shape[0] for shape in shapes.values()), default=1)
-    else:
-        size = batch_size
-    for name, shape in shapes.items():
-        if shape[0] not in (1, size):
+    lengths = {name: shape[0] for name, shape in leaf_shapes if shape}
+    size = max(lengths.values(), default=1) if batch_size is None else batch_size
+    for name, length in lengths.items():
+        if length not in (1, size):
             other = "others have" if batch_size is None else "batch_size is"
             raise ValueError(
-                f"{name} has a batch axis of {shape[0]}, {other} {size}: every leaf needs the "
+                f"{name} has a batch axis of {length}, {other} {size}: every leaf needs the "
                 "same batch axis first, or is a scalar"
             )
     return size
@@ -187,28 +187,29 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
     # 1 and 4. A position without entries is priced 0: the row of zeros.
     shapes = {name: np.shape(leaf)[1:] for name, leaf in vars(costs).items() if leaf is not None}
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    field = np.repeat(range(1 + len(sizes)), [1, *sizes.values()])  # of each entry; 0 is no cost
-    numbers = {
-        name: np.flatnonzero(field == k).reshape(shapes[name])
-        * (HIGH if name in SECOND_IN_A_SUM else 1)
-        for k, name in enumerate(sizes, 1)
-    }
-    priced = np.asarray(cost_vector(program, unchecked_costs(numbers))).astype(np.int64)
-    used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))
-    entries = np.stack([priced[used] % HIGH, priced[used] // HIGH], axis=1)
-    rows, row = np.unique(entries, axis=0, return_inverse=True)  # that of zeros is the first
-    row_of_position = np.zeros(len(priced), np.int32)
+    # number of the field of each entry, from 1 on; entry 0, of field 0, is no cost
+    entry_fields = np.repeat(range(1 + len(sizes)), [1, *sizes.values()])
+    numbers = {}
+    for k, (name, shape) in enumerate(shapes.items(), 1):
+        entries = np.flatnonzero(entry_fields == k).reshape(shape)
+        numbers[name] = entries * HIGH if name in SECOND_IN_A_SUM else entries
+    vector = np.asarray(cost_vector(program, unchecked_costs(numbers))).astype(np.int64)
+    used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))  # positions
+    entry_pairs = np.stack([vector[used] % HIGH, vector[used] // HIGH], axis=1)
+    rows, row = np.unique(entry_pairs, axis=0, return_inverse=True)  # that of zeros is the first
+    row_of_position = np.zeros(len(vector), np.int32)
     row_of_position[used] = row.ravel()
-    is_read = np.isin(range(1 + len(sizes)), field[rows])
-    column = np.cumsum(is_read[field]) - 1  # of each entry, among those of fields that are read
-    read = tuple(pair for k, pair in enumerate(sizes.items(), 1) if is_read[k])
-    return CostRows(row_of_position, column[rows], read)
+    is_read = np.isin(range(1 + len(sizes)), entry_fields[rows])  # by field
+    # the matrix of costs has a column for each entry of the fields that are read
+    column = np.cumsum(is_read[entry_fields]) - 1
+    fields = tuple(itertools.compress(sizes.items(), is_read[1:]))
+    return CostRows(row_of_position, column[rows], fields)
 
 
 @cached_method
-def with_pairs_apart(program: Program) -> Program:
-    """Return a program whose fused pairs have one time for each kind; it is cached."""
-    layout = dataclasses.replace(program.layout, pairs_apart=True)
+def program_with_pair_times(program: Program) -> Program:
+    """Return a program whose fused pairs have one time for each kind of pair."""
+    layout = dataclasses.replace(program.layout, has_pair_times=True)
     kinds = np.arange(layout.num_pairs, dtype=np.int32)
     return dataclasses.replace(program, pair_stage=kinds, layout=layout)
 
@@ -225,20 +226,21 @@ def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
     # reverse pass of `_pair_times` on the counts of pairs, added to the counts of single ops.
     op_counts = dict(counts)
     pair_counts = op_counts.pop("pair", None)
-    if pair_counts is None:  # no pair is on a path
+    if pair_counts is None:  # the program reads no pair
         return op_counts
-    read = [name for name in ("forward", "backward", "input_grad", "pair_factor") if name in leaves]
-    traced = is_traced(leaves) or is_traced(counts)
-    with nullcontext() if traced else jax.core.eval_context(), accept_type(pair_counts.dtype):
+    has_tracer = is_traced(leaves) or is_traced(counts)
+    with nullcontext() if has_tracer else jax.core.eval_context(), accept_type(pair_counts.dtype):
         batch = {
             name: jnp.broadcast_to(leaves[name], (len(pair_counts), *leaves[name].shape[1:]))
-            for name in read
+            for name in ("forward", "backward", "input_grad", "pair_factor")
+            if name in leaves
         }
         _, pull_back = jax.vjp(lambda costs: _pair_times(program, costs), batch)
-        (from_pairs,) = pull_back(jnp.asarray(pair_counts))
-    xp: Any = jnp if traced else np
-    sums = {name: op_counts.get(name, 0) + xp.asarray(n) for name, n in from_pairs.items()}
-    return op_counts | sums
+        (counts_in_pairs,) = pull_back(jnp.asarray(pair_counts))
+    xp: Any = jnp if has_tracer else np
+    for name, count in counts_in_pairs.items():
+        op_counts[name] = op_counts.get(name, 0) + xp.asarray(count)
+    return op_counts
 
 
 def _pair_times(program: Program, leaves: Leaves) -> Any:

@@ -63,8 +63,8 @@ from pipejax.engine.lowering.program import ZERO
 # Levels are padded to whole strides, the ops of one iteration. The program is data here too.
 
 STRIDE = 4  # ops of one iteration
-# of a row of configurations: long rows decode an op once for more of them, but with more than
-# MAX_LONG_ROWS rows of costs they leave the cache
+# bytes of a row of configurations: long rows decode an op once for more of them, but with more
+# than MAX_LONG_ROWS rows of costs they leave the cache
 ROW_BYTES, LONG_ROW_BYTES, MAX_LONG_ROWS = 512, 1024, 16
 MAX_OPS_RATIO = 1.25  # of ops with copies and padding to those of the program, where levels pay
 
@@ -79,7 +79,7 @@ class LevelProgram:
     # (ops, 5 or 6) slots of first, second and result, rows of lag and own cost, and of the lag of
     # the first operand if any has one
     code: UIntArray
-    ends: UIntArray  # (levels + 1) stride of `code` behind each level
+    ends: UIntArray  # (levels + 1) stride of `code` after each level; 0 first
     num_pairs: UIntArray  # pairs of an even and an odd level, without padding
     last: UIntArray  # slot of the makespan, in the buffer of even levels
     terms: UIntArray  # (rows, 2) columns of the cost matrix that add up; column 0 is zero
@@ -95,10 +95,10 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     """Encode a program as data, level by level; None if that needs too many additional ops."""
     num_ops = ops.num_ops
     ops, first_lag = _without_sums(ops)
-    level = _levels(ops)
-    first, second, lag, duration, levels = _with_copies(ops, level)
+    op_level = _levels(ops)
+    first, second, lag, duration, levels = _with_copies(ops, op_level)
     first_lag = np.append(first_lag, np.full(len(first) - len(first_lag), ZERO))
-    size = np.bincount(levels)
+    size = np.bincount(levels)  # ops of each level
     size = np.append(size, np.zeros(len(size) % 2, int))  # levels go in pairs
     ends = np.append(0, np.cumsum(-(-size // STRIDE)))
     if ends[-1] * STRIDE > max(MAX_OPS_RATIO * num_ops, LEAST_OPS):
@@ -124,7 +124,8 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
         code=code,
         ends=padded(ends[:, None], len(code) // STRIDE + 2)[:, 0],  # no level is empty but the last
         num_pairs=np.array(len(size) // 2, Unsigned),
-        last=np.array(slot[-1 if level[-1] % 2 else len(level) - 1], Unsigned),
+        # a makespan on an odd level is copied to an even one, by the last op of all
+        last=np.array(slot[-1 if op_level[-1] % 2 else len(op_level) - 1], Unsigned),
         terms=padded(rows.terms, width(rows)),
         num_rows=np.array(len(rows.terms), Unsigned),
         num_slots=bucket(num_slots, LEAST_SLOTS),
@@ -137,27 +138,32 @@ def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
 
     Return the other ops, and the cost position of the lag of their first operands.
     """
-    # A weight gradient W behind B is such an op: max(B + W, second + lag) needs no value of W. An
+    # A weight gradient W after B is such an op: max(B + W, second + lag) needs no value of W. An
     # op stays if a reader has a lag for it already, is dropped itself, or if it is the makespan.
     first, second, lag = ops.first.copy(), ops.second.copy(), ops.lag.copy()
     first_lag = np.full(ops.num_ops, ZERO)
-    stays = (second != NO_OPERAND) | (np.arange(ops.num_ops) == ops.num_ops - 1)
-    stays[second[(second >= 0) & (lag != ZERO)]] = True
-    if stays.all():
+    is_needed = (second != NO_OPERAND) | (np.arange(ops.num_ops) == ops.num_ops - 1)
+    is_needed[second[(second >= 0) & (lag != ZERO)]] = True
+    if is_needed.all():
         return ops, first_lag
     for op in range(ops.num_ops - 1, -1, -1):
-        if not stays[op] and ops.first[op] >= 0:
-            stays[ops.first[op]] = True  # its reader is dropped
+        if not is_needed[op] and ops.first[op] >= 0:
+            is_needed[ops.first[op]] = True  # its reader is dropped
     for operand, lags in ((first, first_lag), (second, lag)):
-        readers = np.flatnonzero(stays & (operand >= 0))
-        readers = readers[~stays[operand[readers]]]
+        readers = np.flatnonzero(is_needed & (operand >= 0))
+        readers = readers[~is_needed[operand[readers]]]
         lags[readers] = ops.duration[operand[readers]]
         operand[readers] = ops.first[operand[readers]]
-    number = np.append(np.cumsum(stays) - 1, [NO_OPERAND, START])  # at -2 and -1
-    names = ("first", "second", "lag", "duration", "slot")
-    columns = (number[first], number[second], lag, ops.duration, ops.slot)
-    staying = {name: column[stays] for name, column in zip(names, columns, strict=True)}
-    return dataclasses.replace(ops, **staying), first_lag[stays]
+    number = np.append(np.cumsum(is_needed) - 1, [NO_OPERAND, START])  # at -2 and -1
+    needed_ops = BinaryOps(
+        first=number[first][is_needed],
+        second=number[second][is_needed],
+        lag=lag[is_needed],
+        duration=ops.duration[is_needed],
+        slot=ops.slot[is_needed],
+        num_slots=ops.num_slots,
+    )
+    return needed_ops, first_lag[is_needed]
 
 
 def _levels(ops: BinaryOps) -> Ops:
@@ -176,23 +182,22 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
     """
     # A copy is an op one level after its value, in the other buffer, where those readers find it.
     # The makespan, the value of the last op, is copied too if it is on an odd level.
-    operands = [ops.first.copy(), ops.second.copy()]
-    readers = [
-        np.flatnonzero((operand >= 0) & ((level - level[operand]) % 2 == 0)) for operand in operands
-    ]
-    values = [operand[rows] for operand, rows in zip(operands, readers, strict=True)]
-    # no op reads the last op, so its copy is the last one
-    copied = np.unique(np.concatenate([*values, [ops.num_ops - 1] * (level[-1] % 2)]))
-    copied = copied.astype(np.int64)
+    operands = ops.first.copy(), ops.second.copy()
+    is_even = [(operand >= 0) & ((level - level[operand]) % 2 == 0) for operand in operands]
+    is_copied = np.zeros(ops.num_ops, bool)
+    for operand, reads_copy in zip(operands, is_even, strict=True):
+        is_copied[operand[reads_copy]] = True
+    is_copied[-1] = level[-1] % 2 == 1
+    copied = np.flatnonzero(is_copied)  # no op reads the last op, so its copy is the last one
     # of 10 ops, 3 and 7 are copied as ops 10 and 11: operand 7 becomes 10 + 1
-    for operand, rows, value in zip(operands, readers, values, strict=True):
-        operand[rows] = ops.num_ops + np.searchsorted(copied, value)
-    free = np.full(len(copied), ZERO)
+    for operand, reads_copy in zip(operands, is_even, strict=True):
+        operand[reads_copy] = ops.num_ops + np.searchsorted(copied, operand[reads_copy])
+    no_cost = np.full(len(copied), ZERO)
     return (
         np.append(operands[0], copied),
         np.append(operands[1], np.full(len(copied), NO_OPERAND)),
-        np.append(ops.lag, free),
-        np.append(ops.duration, free),
+        np.append(ops.lag, no_cost),
+        np.append(ops.duration, no_cost),
         np.append(level, level[copied] + 1),
     )
 
@@ -209,9 +214,8 @@ def values_by_level(
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
-        even, odd = count_up(
-            0, program.num_pairs, functools.partial(_pair, program, cost), (even, odd)
-        )
+        run_levels = functools.partial(_run_two_levels, program, cost)
+        even, odd = count_up(0, program.num_pairs, run_levels, (even, odd))
         return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
 
     # buffers are allocated once, and each tile overwrites those of the previous one
@@ -229,30 +233,33 @@ def values_by_level(
     return count_up(0, tiles[0], tile, start)[0]
 
 
-def _pair(
+def _run_two_levels(
     program: LevelProgram, cost: Array, pair: Array, buffers: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Run an even level, which reads the buffer of odd levels, and the odd one after it."""
+    """Run level 2 `pair`, which reads the buffer of odd levels, and the odd one after it."""
     even, odd = buffers
     level = pair * Unsigned(2)
     # strides of a level lie between the end of the previous level and its own end
     start, middle, end = (program.ends[level + Unsigned(k)] for k in range(3))
-    even = _level(program, cost, (start, middle), odd, even)
-    odd = _level(program, cost, (middle, end), even, odd)
+    even = _run_level(program, cost, (start, middle), odd, even)
+    odd = _run_level(program, cost, (middle, end), even, odd)
     return even, odd
 
 
-def _level(
+def _run_level(
     program: LevelProgram, cost: Array, strides: tuple[Number, Number], read: Array, written: Array
 ) -> Array:
-    """Run a level: it reads one buffer (slots, lanes) [s] and returns the other."""
+    """Run a level: it reads one buffer (slots, lanes) [s], writes the other and returns that."""
 
     def stride(k: Array, written: Array) -> Array:
+        """Run the ops of stride k."""
         for u in range(STRIDE):
             op = k * Unsigned(STRIDE) + Unsigned(u)
             columns = (program.code[op, c] for c in range(program.code.shape[1]))
             first, second, slot, lag, duration, *first_lag = columns
-            first_value = sum((take_row(cost, row) for row in first_lag), take_row(read, first))
+            first_value = take_row(read, first)
+            if first_lag:
+                first_value += take_row(cost, first_lag[0])
             second_value = take_row(read, second) + take_row(cost, lag)
             # at a tie the first operand, as everywhere
             second_wins = second_value > first_value
@@ -265,8 +272,8 @@ def _level(
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
-Solved = TypeVar("Solved")
-Taken = TypeVar("Taken")
+Solution = TypeVar("Solution")
+PartResult = TypeVar("PartResult")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
 # configurations in a row of the state: XLA unrolls shorter loops before it vectorises, and they
@@ -276,7 +283,7 @@ LANES_UNIT = 32  # of which the lanes are a multiple in a batch that does not fi
 MAX_TILES = 16  # rows' worth of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
 ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
-BATCH = "batch"  # name of the axis of devices
+BATCH_AXIS = "batch"  # name of the axis of devices
 MIN_WORK_OF_THREAD = 1 << 21  # ops times configurations from which another thread pays
 
 
@@ -303,24 +310,28 @@ def interpreted_makespans(
 
 
 def side_by_side(
-    run: Callable[[Pieces], Any], pieces: Pieces, threads: int, take: Callable[[int, Any], Taken]
-) -> list[Taken]:
+    run: Callable[[Pieces], Any],
+    pieces: Pieces,
+    threads: int,
+    take: Callable[[int, Any], PartResult],
+) -> list[PartResult]:
     """Run parts of a batch in threads; return `take(first configuration, result)` of each."""
     # On a CPU, loops of one computation do not run in parallel, but two computations do.
     size = max(map(len, pieces))
-    part = -(-size // threads)
-    exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
+    part_size = -(-size // threads)
+    has_float64 = bool(jax.config.read("jax_enable_x64"))  # a context of this thread alone
 
-    def work(low: int) -> Taken:
-        """Solve the part from a configuration on."""
-        first = min(low, size - part)  # all have one size, so the last one overlaps the one before
-        cut = tuple(p[first : first + part] if len(p) > 1 else p for p in pieces)
-        with jax.enable_x64(exact):
-            results = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
+    def solve_part(low: int) -> PartResult:
+        """Solve the part from configuration `low` on."""
+        # all parts have one size, so the last one overlaps the one before, and drops what that has
+        first = min(low, size - part_size)
+        part = tuple(p[first : first + part_size] if len(p) > 1 else p for p in pieces)
+        with jax.enable_x64(has_float64):
+            results = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(part))
             return take(low, results)
 
-    starts = range(0, size, part)
-    return list(_pool().map(work, starts) if threads > 1 else map(work, starts))
+    starts = range(0, size, part_size)
+    return list(_pool().map(solve_part, starts) if threads > 1 else map(solve_part, starts))
 
 
 @functools.cache
@@ -343,11 +354,14 @@ def _compile(
     """Compile `_run` with the backend's options; with a sharding, each device has a part."""
     run = _run
     if sharding is not None:
-        copied, split = PartitionSpec(), sharding.spec
+        replicated, split = PartitionSpec(), sharding.spec
         run = jax.shard_map(
             _run,
             mesh=sharding.mesh,
-            in_specs=(copied, tuple(copied if shared else split for shared in is_shared)),
+            in_specs=(
+                replicated,
+                tuple(replicated if shared else split for shared in is_shared),
+            ),
             out_specs=(split, PartitionSpec(None, *split)),
             check_vma=False,
         )
@@ -369,8 +383,8 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
     backward = task.backward
     # counts below 2**16 take half the bytes
-    small = task.temperature is None and backward is not None and len(backward.uses) < 1 << 16
-    count_dtype = np.dtype(np.uint16) if small else dtype
+    is_small = task.temperature is None and backward is not None and len(backward.uses) < 1 << 16
+    count_dtype = np.dtype(np.uint16) if is_small else dtype
     forward_pass = functools.partial(values_and_choices, tiles=tiles)
     backward_pass = functools.partial(counts_on_path, num_columns=num_columns, dtype=count_dtype)
 
@@ -416,7 +430,7 @@ def _pad(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[
 _in_trace = compiled(functools.partial(_run, plain=True))
 
 
-def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> Solved:
+def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> Solution:
     """Solve a batch block by block in one loop; the state of a block fits in the cache."""
     # 5,000 configurations in blocks of 14 tiles with 128 lanes, 1,792 at once: they are 0 to 1,791,
     # 1,792 to 3,583 and 3,208 to 4,999. All have one size, so the last one solves some again.
@@ -425,7 +439,7 @@ def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> So
     shapes = jax.eval_shape(solve, jax.ShapeDtypeStruct((), np.int32))
     empty = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
-    def step(k: Int[Array, ""], solutions: Solved) -> Solved:
+    def step(k: Int[Array, ""], solutions: Solution) -> Solution:
         """Write the solution of block k."""
         start = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
         return jax.tree.map(
@@ -442,11 +456,13 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
     # As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops
     # take one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
-    room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
+    max_bits = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8
+    max_configurations = max_bits // (bits * len(task.forward.code))
     if plain:
-        max_lanes = size if task.backward is None else min(size, room)
+        max_lanes = size if task.backward is None else min(size, max_configurations)
         return 1, max(LANES, max_lanes // BITS * BITS)
-    tiles = MAX_TILES if task.backward is None else max(1, min(MAX_TILES, room // LANES))
+    max_tiles = max(1, min(MAX_TILES, max_configurations // LANES))
+    tiles = MAX_TILES if task.backward is None else max_tiles
     blocks = -(-size // (tiles * LANES))
     return -(-size // (blocks * LANES)), LANES
 
@@ -458,8 +474,8 @@ def batch_sharding(leaves: Leaves) -> NamedSharding | None:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
             continue
         layout = leaf.sharding
-        cut = tuple(layout.spec) if isinstance(layout, NamedSharding) else ()
-        first, *others = (*cut, None)
+        spec = tuple(layout.spec) if isinstance(layout, NamedSharding) else ()
+        first, *others = (*spec, None)  # name of the mesh axis that cuts each axis
         if not isinstance(layout, NamedSharding) or first is None or set(others) != {None}:
             raise ValueError(
                 f"{name} lies on several devices as {layout}: a batch is cut along its "
@@ -472,13 +488,14 @@ def batch_sharding(leaves: Leaves) -> NamedSharding | None:
     return next(iter(shardings), None)
 
 
-def spread_out(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:
+def send_to_devices(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:
     """Send a batch of at least `least` for each device to all of them, in parts of one size."""
     devices = jax.local_devices()
     if len(devices) == 1 or size < least * len(devices):
         return leaves, None
-    sharding = NamedSharding(Mesh(np.array(devices), BATCH), PartitionSpec(BATCH))
-    rows = np.arange(size + -size % len(devices))  # clipped: the last row repeats
+    sharding = NamedSharding(Mesh(np.array(devices), BATCH_AXIS), PartitionSpec(BATCH_AXIS))
+    # a size that devices divide; with "clip", rows beyond the batch repeat its last one
+    rows = np.arange(size + -size % len(devices))
     placed = {
         name: jax.device_put(np.take(leaf, rows, axis=0, mode="clip"), sharding)
         for name, leaf in leaves.items()

@@ -163,8 +163,8 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
         """Run the ops of group g."""
         state, choices, weights = carry
         for u in range(GROUP):
-            k = g * Unsigned(GROUP) + Unsigned(u)
-            first, second, slot, lag, duration = (program.code[k, c] for c in range(5))
+            op = g * Unsigned(GROUP) + Unsigned(u)
+            first, second, slot, lag, duration = (program.code[op, c] for c in range(5))
             first_value = take_row(state, first)
             second_value = take_row(state, second) + take_row(cost, lag)
             value, weight = _maximum(first_value, second_value, temperature)
@@ -235,21 +235,21 @@ def counts_on_path(
     last = jnp.where(slot == program.last, 255 if is_bits else 1, 0).astype(choices.dtype)
     num_stretches = (backward.num_ops + Unsigned(length - 1)) // Unsigned(length)
 
-    def stretch(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def follow(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         """Follow the paths through a stretch of ops, the last one first, and count its costs."""
         state, on_path, counts = carry
-        number = num_stretches - Unsigned(1) - k
-        first = number * Unsigned(length)
+        stretch = num_stretches - Unsigned(1) - k
+        first = stretch * Unsigned(length)
         end = jnp.minimum(first + Unsigned(length), backward.num_ops)
         state, on_path = _path(program, choices, state, on_path, first, end)
-        return state, on_path, _counts(program.terms, backward, on_path, counts, number)
+        return state, on_path, _counts(program.terms, backward, on_path, counts, stretch)
 
     start = (
         last,
         jnp.zeros((2 * length, width), choices.dtype),
         jnp.zeros((num_columns, choices.shape[1]), dtype),
     )
-    _, _, counts = count_up(0, num_stretches, stretch, start)
+    _, _, counts = count_up(0, num_stretches, follow, start)
     return counts
 
 
@@ -288,13 +288,13 @@ def _path(
         path = put_row(path, take_row(state, slot), Unsigned(0))
         op_path, weight = take_row(path, Unsigned(0)), _choice(choices, op)
         if op_path.dtype == jnp.uint8:
-            share, rest = op_path & weight, op_path & ~weight
+            first_path, second_path = op_path & ~weight, op_path & weight
         else:
-            share, rest = op_path * weight, op_path * (1 - weight)
+            first_path, second_path = op_path * (1 - weight), op_path * weight
         on_path = put_row(on_path, op_path, row)
-        on_path = put_row(on_path, share, row + Unsigned(1))
-        state = put_row(state, take_row(state, second_slot) + share, second_slot)
-        state = put_row(state, take_row(state, first_slot) + rest, first_slot)
+        on_path = put_row(on_path, second_path, row + Unsigned(1))
+        state = put_row(state, take_row(state, second_slot) + second_path, second_slot)
+        state = put_row(state, take_row(state, first_slot) + first_path, first_slot)
         return put_row(state, jnp.zeros_like(op_path), slot), on_path, path
 
     path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
@@ -324,12 +324,12 @@ def _counts(
             return total + (jnp.minimum(share & bit, 1) if is_bits else share)
 
         total = count_up(first, end, use, jnp.zeros(shape, on_path.dtype))
-        new = total.astype(counts.dtype).reshape(1, -1)
+        run_counts = total.astype(counts.dtype).reshape(1, -1)
 
         def term(k: Array, counts: Array) -> Array:
-            """Add the total to the column of term k."""
+            """Add the counts of the run to the column of term k."""
             column = terms[row, k]
-            return put_row(counts, take_row(counts, column) + new, column)
+            return put_row(counts, take_row(counts, column) + run_counts, column)
 
         return count_up(0, 2, term, counts)
 

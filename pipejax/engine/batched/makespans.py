@@ -39,8 +39,8 @@ from pipejax.engine.batched.cost_rows import (
     batch_leaves,
     cost_rows,
     counts_of_ops,
+    program_with_pair_times,
     with_pair_times,
-    with_pairs_apart,
 )
 from pipejax.engine.batched.interpreter import (
     LANES,
@@ -50,7 +50,7 @@ from pipejax.engine.batched.interpreter import (
     batch_sharding,
     interpreted_makespans,
     level_program,
-    spread_out,
+    send_to_devices,
 )
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
@@ -71,7 +71,7 @@ MIN_UNCOPIED_NUMBERS = 10**6  # in a batch that compiles for its own shapes inst
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 Values = Float[Array, " batch"]
-Found = Values | Float[NumpyArray, " batch"]  # NumPy's where JAX's default knows no float64
+Makespans = Values | Float[NumpyArray, " batch"]  # NumPy's where JAX's default knows no float64
 
 
 class _Plan:
@@ -125,17 +125,19 @@ class _Problem(NamedTuple):
     temperature: float | None
     unroll: bool | None
     max_bytes: int
-    pairs: Program | None = None
+    # the program with the factor of fused pairs, from which their times follow before the solution
+    pair_program: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
         """Return the task of the loops."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
 
-    def read(self, leaves: Leaves) -> Leaves:
-        """Return the leaves that the program reads."""
-        times = leaves if self.pairs is None else with_pair_times(self.pairs, leaves)
-        return self.plan.rows.only_read(times)
+    def read_leaves(self, leaves: Leaves) -> Leaves:
+        """Return the leaves that the program reads, times of fused pairs instead of the factor."""
+        if self.pair_program is not None:
+            leaves = with_pair_times(self.pair_program, leaves)
+        return {name: leaves[name] for name, _ in self.plan.rows.fields}
 
 
 def makespans(
@@ -146,7 +148,7 @@ def makespans(
     temperature: float | None = None,
     unroll: bool | None = None,
     max_bytes: int = MAX_BYTES,
-) -> Found:
+) -> Makespans:
     """Return the makespans of a batch of costs.
 
     A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. Outside of jit
@@ -204,10 +206,10 @@ def makespans(
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
-    read = problem.read(leaves)
-    if is_traced(read):
-        return _broadcast(_values(problem, read), size)
-    values, _ = _solve(problem, read)
+    solved_leaves = problem.read_leaves(leaves)
+    if is_traced(solved_leaves):
+        return _broadcast(_values(problem, solved_leaves), size)
+    values, _ = _solve(problem, solved_leaves)
     check_finite(values, costs)
     return _broadcast(values, size)
 
@@ -219,7 +221,7 @@ def makespans_and_grad(
     batch_size: int | None = None,
     temperature: float | None = None,
     max_bytes: int = MAX_BYTES,
-) -> tuple[Found, Costs]:
+) -> tuple[Makespans, Costs]:
     """Return the makespans of a batch, and their derivatives with respect to every cost.
 
     The forward pass stores one choice per op, not the finish times; a backward pass follows them
@@ -249,16 +251,16 @@ def makespans_and_grad(
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, None, max_bytes)
-    read = problem.read(leaves)
-    values, counts = _solve(problem, read, with_counts=True)
-    if not is_traced(read):
+    solved_leaves = problem.read_leaves(leaves)
+    values, counts = _solve(problem, solved_leaves, with_counts=True)
+    if not is_traced(solved_leaves):
         check_finite(values if temperature is None else (values, counts), costs)
-    if problem.pairs is not None:
-        counts = counts_of_ops(problem.pairs, leaves, counts)
-    gradient = {
-        name: _broadcast(counts.get(name, np.zeros((1,) * x.ndim, x.dtype)), size, *x.shape[1:])
-        for name, x in leaves.items()
-    }
+    if problem.pair_program is not None:
+        counts = counts_of_ops(problem.pair_program, leaves, counts)
+    gradient = {}
+    for name, leaf in leaves.items():  # the program may read no cost of a field
+        count = counts[name] if name in counts else np.zeros((1,) * leaf.ndim, leaf.dtype)
+        gradient[name] = _broadcast(count, size, *leaf.shape[1:])
     return _broadcast(values, size), unchecked_costs(gradient)
 
 
@@ -298,18 +300,18 @@ def _prepare(
     # Costs per microbatch, or a factor of fused pairs, need another form of the program. The plan
     # is for costs of exactly these shapes.
     program = program_for(program, costs, batch_axes=1)
-    pairs = program if "pair_factor" in leaves and program.layout.num_pairs else None
+    pair_program = program if "pair_factor" in leaves and program.layout.num_pairs else None
     try:
-        if pairs is not None:
+        if pair_program is not None:
             check_known(program, costs)
             costs = unchecked_costs(with_pair_times(program, leaves))
-            program = with_pairs_apart(program)
+            program = program_with_pair_times(program)
         plan = _plan(program, costs)
     except ValueError:
         costs.check_values()  # a cost that is wrong is named before one that is missing
         raise
     costs.check_values(name for name, _ in plan.rows.fields)
-    return _Problem(plan, temperature, unroll, max_bytes, pairs), leaves, size
+    return _Problem(plan, temperature, unroll, max_bytes, pair_program), leaves, size
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
@@ -317,6 +319,7 @@ def _plan(program: Program, costs: Costs) -> _Plan:
     shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
     if shapes not in plans:
+        # the ops of a program are the same for all shapes of costs
         other_plan = next(iter(plans.values()), None)
         ops = binary_ops(program) if other_plan is None else other_plan.ops
         plans[shapes] = _Plan(ops, cost_rows(program, costs))
@@ -396,15 +399,15 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
         Return the solution, and that all its leaves have the axis from vmap.
         """
-        is_batched = in_batched[0]
-        size = max(leaf.shape[is_batched[name]] for name, leaf in leaves.items())
-        flattened = dict(leaves)
-        for name, leaf in leaves.items():
-            if is_batched[name] or len(leaf) > 1:  # else a value that all share
-                trailing = leaf.shape[1 + is_batched[name] :]
-                leaf = leaf if is_batched[name] else leaf[None]
+        # (vmap or 1, batch or 1, ..) each
+        expanded = {n: leaf if in_batched[0][n] else leaf[None] for n, leaf in leaves.items()}
+        size = max(leaf.shape[1] for leaf in expanded.values())
+        flattened = {}
+        for name, leaf in expanded.items():
+            trailing = leaf.shape[2:]
+            if leaf.shape[1] > 1 or in_batched[0][name]:  # else a value that all share
                 leaf = jnp.broadcast_to(leaf, (axis_size, size, *trailing))
-                flattened[name] = leaf.reshape(-1, *trailing)
+            flattened[name] = leaf.reshape(-1, *trailing)
         solution = _solve(problem, flattened, with_counts=with_counts)
         result: tuple[Array, Leaves] = jax.tree.map(
             lambda leaf: jnp.asarray(leaf).reshape(axis_size, size, *leaf.shape[1:]), solution
@@ -419,12 +422,11 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     plan, size = problem.plan, max(map(len, leaves.values()))
     dtype = next(iter(leaves.values())).dtype
     unroll = _unrolls(problem, size, dtype, with_counts)
-    is_large = size * plan.ops.num_ops >= MIN_LEVELS_WORK
-    by_level = not with_counts and problem.temperature is None and is_large
-    by_level = by_level and jax.default_backend() == "cpu"
+    has_levels = jax.default_backend() == "cpu" and not with_counts and problem.temperature is None
+    by_level = has_levels and size * plan.ops.num_ops >= MIN_LEVELS_WORK
     solutions: list[tuple[Values, Counts | None]] = []
-    results = len(plan.rows.terms) if with_counts else 0
-    for part, count, sharding in _parts(leaves, size, problem.max_bytes, results):
+    num_results = 1 + (len(plan.rows.terms) if with_counts else 0)
+    for part, count, sharding in _parts(leaves, size, problem.max_bytes, num_results):
         counts: Counts | None = None
         if unroll and not with_counts:
             values = plan.unrolled(part)
@@ -432,7 +434,8 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             values, counts = kernel(part)
         else:
             pieces = _pieces(plan.rows, part, count, sharding)
-            task = (by_level and plan.levels) or problem.task(with_counts)
+            levels = plan.levels if by_level else None
+            task = problem.task(with_counts) if levels is None else levels
             values, counts = interpreted_makespans(task, pieces, over=sharding)
         if counts is not None:
             counts = _on_host(counts)[:, :count]
@@ -449,11 +452,12 @@ def _join(*arrays: Any) -> Any:
 
 
 def _parts(
-    leaves: Leaves, size: int, max_bytes: int, results: int
+    leaves: Leaves, size: int, max_bytes: int, num_results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
     """Yield costs in parts of at most `max_bytes`, with size and sharding.
 
-    A batch that is laid out over several devices is one part.
+    `num_results` are the numbers that a configuration gives. A batch that is laid out over several
+    devices is one part.
     """
     sharding = batch_sharding(leaves)
     if sharding is not None:
@@ -461,19 +465,20 @@ def _parts(
         return
     dtype = next(iter(leaves.values())).dtype
     columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
-    part = max(1, max_bytes // (dtype.itemsize * (columns + results + 1)))
-    for low in range(0, size, part):
-        count = min(part, size - low)
-        cut = {
+    part_size = max(1, max_bytes // (dtype.itemsize * (columns + num_results)))
+    for low in range(0, size, part_size):
+        count = min(part_size, size - low)
+        part = {
             name: leaf[low : low + count] if len(leaf) > count else leaf
             for name, leaf in leaves.items()
         }
-        placed, sharding = spread_out(cut, count, LANES)
+        placed, sharding = send_to_devices(part, count, LANES)
         yield placed, count, sharding
 
 
 def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
     """Return whether a kernel compiled for this program alone solves a batch fastest, or must."""
+    # `unroll=True` of `makespans` is for values: for counts only the work decides
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
     if problem.unroll is not None and not with_counts:
@@ -504,26 +509,25 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | Non
     """
     if over is None and jax.default_backend() == "cpu":  # as NumPy arrays they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    pieces, columns = rows.pieces(leaves), width(rows) - 1
-    if over is not None or size * (columns + 1) >= MIN_UNCOPIED_NUMBERS:
+    pieces, num_columns = rows.pieces(leaves), width(rows) - 1  # the column of zeros is no cost
+    if over is not None or size * (num_columns + 1) >= MIN_UNCOPIED_NUMBERS:
         return pieces
-    dtype = pieces[0].dtype
-    matrix = np.empty((max(size, LANES), columns), dtype)
+    matrix = np.empty((max(size, LANES), num_columns), pieces[0].dtype)
     matrix[size:] = 0
-    used = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
-    matrix[:size, : used.shape[1]] = used
+    costs = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
+    matrix[:size, : costs.shape[1]] = costs
     return (matrix,)
 
 
 def _by_leaf(rows: CostRows, counts: Counts | None, leaves: Leaves) -> Leaves:
     """Return the counts of each leaf: a batch axis first, then the shape of the leaf."""
     leaf_counts: Leaves = {}
-    low = 1
     if counts is None:
         return leaf_counts
+    low = 1  # column 0 is no cost
     for name, entries in rows.fields:
-        leaf, columns = leaves[name], counts[low : low + entries].T
-        columns = columns.astype(leaf.dtype, copy=False)
+        leaf = leaves[name]
+        columns = counts[low : low + entries].T.astype(leaf.dtype, copy=False)
         leaf_counts[name] = columns.reshape(len(columns), *leaf.shape[1:])
         low += entries
     return leaf_counts

@@ -35,7 +35,7 @@ from pipejax.engine.batched.binary_program import (
     forward_program,
 )
 from pipejax.engine.batched.cost_rows import CostRows
-from pipejax.engine.lowering.link_models import below_threshold, settled
+from pipejax.engine.lowering.link_models import below_threshold, without_eager_limit
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
 from pipejax.engine.pricing import NodeCosts, message_edges
@@ -46,10 +46,10 @@ from pipejax.schedules.table.table import ScheduleTable
 # sizes of batches that are compiled for: few while work is little, closer where it counts
 SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
 PART = 1024  # configurations whose prices stay in cache
-# compiles in a fifth of the time; the code takes up to four times as long
+# options that compile in a fifth of the time; the code takes up to four times as long
 QUICKLY: Options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
-AT = "at"  # the name of what slopes are taken by
+AT = "at"  # name of the numbers that slopes are by
 
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
@@ -72,13 +72,13 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
     # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
     size = batch_length(batch)
     at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
-    full_size = -(-size // at_once) * at_once
-    rows = np.minimum(np.arange(full_size), size - 1).reshape(-1, at_once)
-    parts = [
-        jax.tree.map(np.asarray, function(jax.tree.map(lambda leaf, k=part: leaf[k], batch)))
-        for part in rows
-    ]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
+    padded_size = -(-size // at_once) * at_once
+    rows = np.minimum(np.arange(padded_size), size - 1).reshape(-1, at_once)
+    results = []
+    for part_rows in rows:
+        part = jax.tree.map(lambda leaf, part_rows=part_rows: leaf[part_rows], batch)
+        results.append(jax.tree.map(np.asarray, function(part)))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *results)
 
 
 def priced(
@@ -154,16 +154,16 @@ def priced_on_host(
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     # the slopes of the numbers by themselves are the identity matrix, a column for each number
     identity = np.eye(ends[-1])[None]
-    lifted = []
+    numbers = []
     for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True):
         slope = {AT: identity[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {}
-        lifted.append(Many(np.asarray(leaf), slope))
+        numbers.append(Many(np.asarray(leaf), slope))
     times = [
         Many(time, {} if moved is None else {AT: path_slopes(counts, moved)})
         for time, counts in solved
     ]
     row = jax.tree.map(to_many, rows)
-    prices = price_one(shared, jax.tree.unflatten(structure, lifted), row, *times)
+    prices = price_one(shared, jax.tree.unflatten(structure, numbers), row, *times)
 
     def for_all(leaf: NumpyArray) -> NumpyArray:
         """Broadcast a leaf to the whole batch."""
@@ -181,10 +181,10 @@ def priced_on_host(
 def path_slopes(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
     """Return the slopes of step times: sums of counts times the slopes of costs."""
     sums = np.zeros(())
-    for name, move in vars(moved).items():
-        if move is not None:
+    for name, slope in vars(moved).items():  # (batch, numbers, ..)
+        if slope is not None:
             count = np.asarray(getattr(counts, name))[:, None]
-            sums = sums + (count * move).reshape(*move.shape[:2], -1).sum(axis=-1)
+            sums = sums + (count * slope).reshape(*slope.shape[:2], -1).sum(axis=-1)
     return sums
 
 
@@ -205,7 +205,7 @@ def programs_of_batch(
     arrays: Costs = jax.tree.map(np.atleast_1d, costs)
     for number, row in enumerate(first.tolist()):
         row_costs = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], arrays)
-        program = settled(lower(table, link=links, costs=row_costs))
+        program = without_eager_limit(lower(table, link=links, costs=row_costs))
         yield program, None if len(first) == 1 else np.flatnonzero(kind.ravel() == number)
 
 
@@ -239,30 +239,32 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     Columns are padded to a power of two: first ops, then messages that are nodes, then messages
     that delay an edge, as under the link models "queued" and "blocking".
     """
-    sent = program.messages
+    message_table = program.messages
     duration, delay = map(np.asarray, costs)
     is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
     ops = np.lexsort((program.worker, program.microbatch, program.stage, program.phase))
     ops = ops[is_op[ops]]
-    messages = np.lexsort((sent.microbatch, sent.stage, sent.phase))
+    message_keys = message_table.microbatch, message_table.stage, message_table.phase
+    messages = np.lexsort(message_keys)
     width, message_width = _width(len(ops)), _width(len(messages))
     duration_index = np.zeros(program.num_nodes, np.int64)
     duration_index[ops] = 1 + np.arange(len(ops))
     lag = np.zeros(program.preds.shape, np.int64)
     pieces: list[Float[NumpyArray, " width"]] = []
     column = 1 + width + np.arange(len(messages))
-    carrier = np.asarray(sent.carrier)[messages]
-    is_node, is_late = carrier != SOURCE, np.asarray(sent.lag_index)[messages] != ZERO
+    carrier = np.asarray(message_table.carrier)[messages]
+    is_node = carrier != SOURCE
+    is_lag = np.asarray(message_table.lag_index)[messages] != ZERO  # it delays an edge
     if np.any(is_node):
         duration_index[carrier[is_node]] = column[is_node]
         pieces.append(_filled(duration[carrier], message_width))
         column = column + message_width
-    if np.any(is_late):  # it delays an edge
-        edge = message_edges(program, messages[is_late])
-        lag[*edge] = column[is_late]
-        late = np.zeros(len(messages))
-        late[is_late] = delay[*edge]
-        pieces.append(_filled(late, message_width))
+    if np.any(is_lag):
+        edge = message_edges(program, messages[is_lag])
+        lag[*edge] = column[is_lag]
+        message_lag = np.zeros(len(messages))
+        message_lag[is_lag] = delay[*edge]
+        pieces.append(_filled(message_lag, message_width))
     numbered = dataclasses.replace(program, duration_index=duration_index, lag_index=lag)
     binary, num_columns = binary_ops(numbered), width + len(pieces) * message_width
     rows = _rows(duration_index, lag, num_columns)
@@ -279,11 +281,12 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
 
 
 def _width(count: int) -> int:
+    """Round a number of columns up to a power of two."""
     return max(MIN_COLUMNS, 1 << max(0, count - 1).bit_length())
 
 
-def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
-    return np.pad(values, (0, width - len(values)), constant_values=rest)
+def _filled(values: NumpyArray, width: int, padding: int = 0) -> NumpyArray:
+    return np.pad(values, (0, width - len(values)), constant_values=padding)
 
 
 def _rows(duration_index: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:

@@ -32,7 +32,7 @@ Counts = Float[NumpyArray, "columns batch"]
 KernelWithCounts = Callable[[Leaves], tuple[Values, Counts]]
 
 # XLA's newer emitters cut a large function into calls, which are no vectors, and compile for long
-IN_ONE_PIECE = LOOPS | {"xla_cpu_use_fusion_emitters": False}
+SINGLE_FUNCTION = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 
 
 class BitFields(NamedTuple):
@@ -49,7 +49,7 @@ class BitFields(NamedTuple):
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
     """Compile a program into a kernel: from leaves of one batch to (batch) makespans [s]."""
     kernel = functools.partial(_makespans, ops, rows)
-    return jax.jit(kernel, compiler_options=cpu_options(**IN_ONE_PIECE))
+    return jax.jit(kernel, compiler_options=cpu_options(**SINGLE_FUNCTION))
 
 
 def unrolled_with_counts(
@@ -61,13 +61,14 @@ def unrolled_with_counts(
     """
     # Words are as wide as costs; if these would be too many, they have 64 bits, which takes a fifth
     # longer and compiles faster.
-    candidates = (bit_fields(ops, rows, bits) for bits in sorted({8 * dtype.itemsize, 64}))
-    few = (f for f in candidates if ops.num_ops * (1 + f.one_use.shape[1]) <= MAX_VALUES_AND_WORDS)
-    if (fields := next(few, None)) is None:
+    for bits in sorted({8 * dtype.itemsize, 64}):
+        fields = bit_fields(ops, rows, bits)
+        if ops.num_ops * (1 + fields.one_use.shape[1]) <= MAX_VALUES_AND_WORDS:
+            break
+    else:
         return None
-    options = cpu_options(**IN_ONE_PIECE)
     kernel = functools.partial(_with_counts, ops, rows, fields)
-    solve = jax.jit(kernel, compiler_options=options)
+    solve = jax.jit(kernel, compiler_options=cpu_options(**SINGLE_FUNCTION))
 
     def run(leaves: Leaves) -> tuple[Values, Counts]:
         """Return makespans (batch) and counts (columns, batch), solved in threads."""
@@ -76,6 +77,7 @@ def unrolled_with_counts(
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
         def take(low: int, results: list[NumpyArray]) -> None:
+            """Write the results of a part that begins at configuration `low`."""
             makespans, *columns = results
             values[low : low + len(makespans)] = makespans
             for column, uses in enumerate(columns, 1):
@@ -151,11 +153,15 @@ def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
     unit[ZERO_ROW] = 0
     low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}  # uses up to the end of each op
     for op, (first, second, lag, duration) in enumerate(code):
-        edges = [(x, row) for x, row in ((first, ZERO_ROW), (second, lag)) if x != NO_OPERAND]
         for uses, extreme in ((low, np.minimum), (high, np.maximum)):
-            edge_uses = [uses[operand] + unit[row] for operand, row in edges]
-            uses[op] = functools.reduce(extreme, edge_uses) + unit[duration]
-    least = low[len(code) - 1]
+            if second == NO_OPERAND:
+                operand_uses = uses[first]
+            else:
+                operand_uses = uses[second] + unit[lag]
+                if first != NO_OPERAND:
+                    operand_uses = extreme(uses[first], operand_uses)
+            uses[op] = operand_uses + unit[duration]
+    least = low[len(code) - 1]  # of the last op, which is the makespan
     places: dict[int, tuple[int, int, int]] = {}
     word = bit = 0
     for row, excess in enumerate((high[len(code) - 1] - least).tolist()):
@@ -185,15 +191,17 @@ def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list
             base, words = base_words[second] + one_use[lag], differences[second]
         if op in second_wins:
             gaps, base = base - base_words[first], base_words[first]
-            words = [
-                jax.lax.select(second_wins[op], jax.lax.add(word, gap) if gap else word, first_word)
-                for first_word, word, gap in zip(differences[first], words, gaps, strict=True)
+            second_words = [
+                jax.lax.add(word, gap) if gap else word
+                for word, gap in zip(words, gaps, strict=True)
             ]
+            select = functools.partial(jax.lax.select, second_wins[op])
+            words = list(map(select, second_words, differences[first]))
         base_words[op], differences[op] = base + one_use[duration], words
     last = len(code) - 1
     least = (fields.least[:, None].astype(one_use.dtype) * one_use).sum(axis=0, dtype=one_use.dtype)
-    pairs = zip(differences[last], base_words[last] - least, strict=True)
-    return [difference + base for difference, base in pairs]
+    extra_words = base_words[last] - least
+    return [word + extra for word, extra in zip(differences[last], extra_words, strict=True)]
 
 
 def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:

@@ -28,7 +28,7 @@ from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Which = Bool[NumpyArray, " messages"]
 Nodes = Int[NumpyArray, " messages"]
-Smaller = Bool[NumpyArray, "batch directions pipes boundaries microbatches"]
+EagerMask = Bool[NumpyArray, "batch directions pipes boundaries microbatches"]
 
 EAGER_MODEL = "queued"  # link model of buffered messages under rendezvous
 
@@ -50,10 +50,9 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     has_node = np.array([bool(model.occupancy) for model in models])[model_index]
     is_transfer = _is_transfer(model_index)
     blocks = np.array([model.blocks for model in models])[model_index]
-    occupancy, lags = (
-        _positions(builder.layout, messages, model_index, costs)
-        for costs in ([model.occupancy for model in models], [model.lag for model in models])
-    )
+    layout = builder.layout
+    occupancy = _positions(layout, messages, model_index, [model.occupancy for model in models])
+    lags = _positions(layout, messages, model_index, [model.lag for model in models])
     nodes = np.full_like(sent.producer, SOURCE)
     nodes[has_node] = builder.add_nodes(
         duration=occupancy[has_node],
@@ -67,8 +66,8 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     builder.add_edges(sent.producer[has_node], nodes[has_node], ZERO)
     table, cells = _chain_transfers(builder, messages, sent, nodes, is_transfer)
     is_shared = _chain_shared_links(builder, messages, sent, nodes)
-    has_link = has_node & ~is_transfer & ~is_shared  # a link of its two workers alone
-    builder.add_chains(nodes[has_link], (sent.sender * num_workers + sent.receiver)[has_link])
+    is_alone = has_node & ~is_transfer & ~is_shared  # on the link of its two workers
+    builder.add_chains(nodes[is_alone], (sent.sender * num_workers + sent.receiver)[is_alone])
     if links.posting == "program":
         _add_posting(builder, table, cells, nodes[is_transfer])
     builder.add_edges(np.where(has_node, nodes, sent.producer), sent.consumer, lags)
@@ -78,11 +77,11 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
 
 
 def _positions(
-    layout: CostLayout, messages: Dependencies, model_index: Nodes, costs: list[str]
+    layout: CostLayout, messages: Dependencies, model_index: Nodes, cost_by_model: list[str]
 ) -> Nodes:
-    """Return the cost position of each message (messages); `costs` has a name by model, or ""."""
+    """Return the position (messages) of the cost that the link model of each message names."""
     positions = np.full_like(model_index, ZERO)
-    for model, cost in enumerate(costs):
+    for model, cost in enumerate(cost_by_model):
         has_model = model_index == model
         if cost and has_model.any():
             positions[has_model] = layout.link(cost, messages.take(has_model))
@@ -110,14 +109,14 @@ def _chain_transfers(
         ranks = cells % table.num_slots
     elif is_transfer.any():
         ranks = _ranks_by_end(builder, messages, sent)[: len(nodes)][is_transfer]
-        ranks = np.tile(ranks, (2, 1))
+        ranks = np.tile(ranks, (2, 1))  # the same in the queues of sender and receiver
     else:
         return table, cells
     # a transfer is one node in two queues: it comes twice in the flat order
     order = np.argsort(ranks.ravel(), kind="stable")
-    queue_fields = sent.sender, sent.receiver, messages.direction
-    key = queue_keys(links.queues, *(field[is_transfer] for field in queue_fields))
-    builder.add_chains(np.tile(nodes[is_transfer], 2)[order], key.ravel()[order])
+    key_fields = sent.sender, sent.receiver, messages.direction
+    keys = queue_keys(links.queues, *(field[is_transfer] for field in key_fields))
+    builder.add_chains(np.tile(nodes[is_transfer], 2)[order], keys.ravel()[order])
     return table, cells
 
 
@@ -185,16 +184,11 @@ def _communication_cells(
     table: ScheduleTable, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, "2 messages"]:
     """Return the cells (2, messages) of the SEND and of the RECV of each message."""
-    is_forward, cells = sent.phase == Phase.SEND_F, table.where
-    send, receive = (
-        np.where(
-            is_forward,
-            cells[Phase[f"{side}_F"]][stage, sent.microbatch],
-            cells[Phase[f"{side}_B"]][stage, sent.microbatch],
-        )
-        for side, stage in (("SEND", sent.stage), ("RECV", messages.to_stage))
-    )
-    return np.stack([send, receive])
+    is_forward, cells, microbatch = sent.phase == Phase.SEND_F, table.where, sent.microbatch
+    send, receive = (sent.stage, microbatch), (messages.to_stage, microbatch)
+    send_cells = np.where(is_forward, cells[Phase.SEND_F][send], cells[Phase.SEND_B][send])
+    recv_cells = np.where(is_forward, cells[Phase.RECV_F][receive], cells[Phase.RECV_B][receive])
+    return np.stack([send_cells, recv_cells])
 
 
 def _ranks_by_end(
@@ -232,11 +226,12 @@ def _chain_shared_links(
     user_nodes = np.append(nodes, builder.reductions.node)
     uses = _link_uses(builder, sent)
     user, sender, receiver = uses[:, user_nodes[uses[0]] != SOURCE]
-    use, group = find_shared_links(builder.links, builder.table.num_workers, sender, receiver)
-    user = user[use]
+    shared_use, group = find_shared_links(
+        builder.links, builder.table.num_workers, sender, receiver
+    )
+    group, user = np.unique(np.stack([group, user[shared_use]]), axis=1)
     is_shared[user[user < len(nodes)]] = True
     rank = _ranks_by_end(builder, messages, sent)
-    group, user = np.unique(np.stack([group, user]), axis=1)
     order = np.argsort(rank[user], kind="stable")
     builder.add_chains(user_nodes[user[order]], group[order])
     return is_shared
@@ -255,7 +250,7 @@ def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "
     return np.concatenate([message_uses, reduction_uses], axis=1)
 
 
-def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
+def eager_mask(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
     """Return a mask of the messages below `Links.eager_below`, as bytes."""
     if costs is None:
         raise wrong(
@@ -263,23 +258,24 @@ def smaller_messages(table: ScheduleTable, links: Links, costs: Costs | None) ->
             f"= {links.eager_below:g} s needs known costs: which messages lie below it "
             "follows from their transmit times, got costs=None",
         )
-    smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]
-    mask: bytes = np.broadcast_to(smaller, _mask_shape(table)).tobytes()
+    is_below = below_threshold(costs.transmit, links.eager_below, 0)[0]
+    mask: bytes = np.broadcast_to(is_below, _mask_shape(table)).tobytes()
     return mask
 
 
-def eager_messages(table: ScheduleTable, order: RunOrder, smaller: bytes) -> Which:
+def eager_messages(table: ScheduleTable, order: RunOrder, mask: bytes) -> Which:
     """Return whether each message (messages) is buffered: a transfer that the mask marks."""
-    sent = order.messages
-    if not smaller:
-        return np.zeros(len(sent.producer), bool)
-    is_smaller = np.frombuffer(smaller, bool).reshape(_mask_shape(table))
-    boundary = sent.boundary(table.grammar.graph)
-    index = sent.direction, sent.pipe, boundary, sent.microbatch
-    return _is_transfer(order.models) & is_smaller[index]
+    messages = order.messages
+    if not mask:
+        return np.zeros(len(messages.producer), bool)
+    is_below = np.frombuffer(mask, bool).reshape(_mask_shape(table))
+    boundary = messages.boundary(table.grammar.graph)
+    index = messages.direction, messages.pipe, boundary, messages.microbatch
+    return _is_transfer(order.models) & is_below[index]
 
 
 def _mask_shape(table: ScheduleTable) -> tuple[int, int, int, int]:
+    """Return the axes of `EagerMask` without the batch."""
     boundaries = len(table.grammar.edges(table.num_stages))
     return 2, table.num_pipes, boundaries, table.num_microbatches
 
@@ -288,27 +284,28 @@ def _is_transfer(models: Nodes) -> Which:
     return np.array([model.is_rendezvous for model in LINK_MODELS.values()])[models]
 
 
-def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
-    """Return whether transmit times are below a limit [s], with all five axes of `Smaller`."""
+def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> EagerMask:
+    """Return whether transmit times are below a limit [s], with all five axes of `EagerMask`."""
     try:
-        smaller = np.asarray(transmit < eager_below)
+        is_below = np.asarray(transmit < eager_below)
     except jax.errors.JAXTypeError as error:
         raise ValueError(
             "transmit is traced: which messages lie below eager_below cannot be seen within jit "
             "or vmap. Close over transmit times that are numbers, or give makespans the batch"
         ) from error
     # missing axes get length 1: batch in front, microbatches at the end, the others between
-    if not (batch_axes and smaller.ndim):
-        smaller = smaller[None]
-    has_microbatches = smaller.ndim == 5
-    shape = smaller.shape[1:] if has_microbatches else (*smaller.shape[1:], 1)
-    return smaller.reshape(len(smaller), *(1,) * (4 - len(shape)), *shape)
+    if batch_axes == 0 or is_below.ndim == 0:
+        is_below = is_below[None]
+    if is_below.ndim < 5:
+        is_below = is_below[..., None]
+    size, *axes = is_below.shape
+    return is_below.reshape(size, *[1] * (4 - len(axes)), *axes)
 
 
 def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     """Raise if other messages are eager at these transmit times than in the program."""
     sent, links = program.messages, program.links
-    smaller = below_threshold(transmit, links.eager_below, batch_axes)
+    is_below = below_threshold(transmit, links.eager_below, batch_axes)
     index = (
         np.asarray(sent.direction),
         np.asarray(program.pipe)[sent.carrier],  # a producer that is a fused pair may have two
@@ -319,21 +316,21 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     shape = 2, layout.num_pipes, layout.num_boundaries, layout.num_microbatches
     # an eager message of the program must be below the limit in all configurations of the batch,
     # another message in none
-    any_below = np.broadcast_to(smaller.any(0), shape)[index]
-    all_below = np.broadcast_to(smaller.all(0), shape)[index]
+    any_below = np.broadcast_to(is_below.any(0), shape)[index]
+    all_below = np.broadcast_to(is_below.all(0), shape)[index]
     models = links.message_models(program.num_workers, sent.sender, sent.receiver)
     is_wrong = _is_transfer(models) & np.where(sent.eager, ~all_below, any_below)
     if is_wrong.any():
         message = int(np.flatnonzero(is_wrong)[0])
-        send, is_eager = sent.cells(message)[0], sent.eager[message]
+        here, there = ("not ", "") if sent.eager[message] else ("", " not")
         raise ValueError(
-            f"the transmit time of {send} is {'not ' if is_eager else ''}below eager_below = "
-            f"{links.eager_below:g} s, and the program is for one that is"
-            f"{' not' if not is_eager else ''}: lower the table for these costs (lower(costs=..))"
+            f"the transmit time of {sent.cells(message)[0]} is {here}below eager_below = "
+            f"{links.eager_below:g} s, and the program is for one that is{there}: lower the table "
+            "for these costs (lower(costs=..))"
         )
 
 
 @cached_method
-def settled(program: Program) -> Program:
+def without_eager_limit(program: Program) -> Program:
     """Return the program without `eager_below`, for costs that passed `check_eager`."""
     return dataclasses.replace(program, links=dataclasses.replace(program.links, eager_below=0.0))

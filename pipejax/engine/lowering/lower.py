@@ -20,8 +20,8 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import (
     Which,
     add_messages,
+    eager_mask,
     eager_messages,
-    smaller_messages,
 )
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program, Sizes
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
@@ -82,7 +82,7 @@ def lower(
     links = Links.resolve(link)
     if links.eager_below and costs is not None:
         costs.check_shapes(*cost_sizes(table))
-    return lowered(table, links, step_end, costs)
+    return lower_unchecked(table, links, step_end, costs)
 
 
 def cost_sizes(table: ScheduleTable) -> Sizes:
@@ -92,15 +92,17 @@ def cost_sizes(table: ScheduleTable) -> Sizes:
     return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
 
 
-def lowered(table: ScheduleTable, links: Links, step_end: bool, costs: Costs | None) -> Program:
+def lower_unchecked(
+    table: ScheduleTable, links: Links, step_end: bool, costs: Costs | None
+) -> Program:
     """Lower a table as `lower` does, without a check of the costs' shapes."""
-    smaller = smaller_messages(table, links, costs) if links.eager_below else b""
-    return _lowered(table, links, step_end, smaller)
+    mask = eager_mask(table, links, costs) if links.eager_below else b""
+    return _lower_with_mask(table, links, step_end, mask)
 
 
 @cached_method
-def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes) -> Program:
-    """Lower a table; `smaller` is the mask of messages below `Links.eager_below`, as bytes."""
+def _lower_with_mask(table: ScheduleTable, links: Links, step_end: bool, mask: bytes) -> Program:
+    """Lower a table; the mask says which messages are below `Links.eager_below`."""
     order = run_order(table, links)
     size = f"a program of {table.num_workers} workers x {table.num_slots} slots needs"
     check_fits(table.cells.phase.size * BYTES_PER_CELL, size)
@@ -122,10 +124,12 @@ def _lowered(table: ScheduleTable, links: Links, step_end: bool, smaller: bytes)
     _add_lanes(builder, order.executed)
     _add_host_ops(builder, order)
     _add_waits(builder)
-    if step_end:
-        (add_reductions_within if table.updates_within else add_step_end)(builder)
-    sent = _messages(builder, order.messages, eager_messages(table, order, smaller))
-    return builder.finish(add_messages(builder, order, sent), pairs)
+    if step_end and table.updates_within:
+        _add_reductions_before_updates(builder)
+    elif step_end:
+        _add_step_end(builder)
+    messages = _message_table(builder, order.messages, eager_messages(table, order, mask))
+    return builder.finish(add_messages(builder, order, messages), pairs)
 
 
 def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
@@ -137,9 +141,9 @@ def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tu
 def _distinct_pairs(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
-    """List the distinct fused pairs, and the pair of each cell (cells), or -1.
+    """List the distinct fused pairs, and the index of the pair of each cell (cells), or -1.
 
-    A pair (pairs, 3) is the stage of its F, and phase and stage of its backward.
+    A row of (pairs, 3) is the stage of the pair's F, and phase and stage of its backward.
     """
     fused = np.flatnonzero(table.is_fused.ravel())
     columns = (table.cells.stage, table.partners.phase, table.partners.stage)
@@ -164,16 +168,16 @@ def _add_rows(
 
 def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
     """Add offloads and loads, in their order on host links, with the ops that wait for them."""
-    edges, cells = builder.table.dependencies, order.host
+    dependencies, cells = builder.table.dependencies, order.host
     if not len(cells):
         return
     builder.add_cells(cells, duration=builder.durations(cells))
     nodes = builder.node_of_cell.ravel()
     tail, head = order.host_edges
     builder.add_edges(nodes[tail], nodes[head], ZERO)
-    # other edges follow from the rows' chains, or are messages, which come later
-    is_wait = np.isin(edges.producer, cells) & ~edges.crosses
-    builder.add_edges(nodes[edges.producer[is_wait]], nodes[edges.consumer[is_wait]], ZERO)
+    # other dependencies follow from the rows' chains, or are messages, which come later
+    waits = dependencies.take(np.isin(dependencies.producer, cells) & ~dependencies.crosses)
+    builder.add_edges(nodes[waits.producer], nodes[waits.consumer], ZERO)
 
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
@@ -187,8 +191,8 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
     # the row issues a gather or a reduction (UNSHARD, REDUCE_GRAD) that runs on a lane: it also
     # waits for the op before its cell
     previous_op = op_before(table, executed, cells)
-    is_moved = np.isin(table.phase.ravel()[cells], table.grammar.lane_sharding)
-    is_issued = is_moved & (previous_op != NOWHERE)
+    is_sharding = np.isin(table.phase.ravel()[cells], table.grammar.lane_sharding)
+    is_issued = is_sharding & (previous_op != NOWHERE)
     tail = builder.node_of_cell.ravel()[executed[previous_op[is_issued]]]
     builder.add_edges(tail, nodes[is_issued], ZERO)
 
@@ -204,15 +208,16 @@ def _add_waits(builder: ProgramBuilder) -> None:
     table, grammar, nodes = builder.table, builder.table.grammar, builder.node_of_cell.ravel()
     if grammar.is_usual:
         return
-    edges, queue = table.dependencies, _queues(table)
+    dependencies, queue = table.dependencies, _queues(table)
+    producer, consumer = dependencies.producer, dependencies.consumer
     # chains order a queue, messages come later, and `_add_host_ops` added the waits for host links
     is_host_op = np.isin(table.phase.ravel(), grammar.host)
-    is_wait = (queue[edges.producer] != queue[edges.consumer]) & ~edges.crosses
-    is_wait &= ~is_host_op[edges.producer] & (nodes[edges.producer] != nodes[edges.consumer])
-    builder.add_edges(nodes[edges.producer[is_wait]], nodes[edges.consumer[is_wait]], ZERO)
+    is_wait = (queue[producer] != queue[consumer]) & ~dependencies.crosses
+    is_wait &= ~is_host_op[producer] & (nodes[producer] != nodes[consumer])
+    builder.add_edges(nodes[producer[is_wait]], nodes[consumer[is_wait]], ZERO)
 
 
-def _messages(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> MessageTable:
+def _message_table(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> MessageTable:
     """Make the table of messages; the link models add carriers and lags later."""
     producer = builder.node_of_cell.ravel()[messages.producer]
     return MessageTable(
@@ -231,7 +236,7 @@ def _messages(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> 
     )
 
 
-def add_reductions_within(builder: ProgramBuilder) -> None:
+def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
     """Add an all-reduce before every U cell, over the replicas of its stage copy."""
     table = builder.table
     update, update_index = np.unique(find_versions(table).update_cell, return_inverse=True)
@@ -251,7 +256,7 @@ def add_reductions_within(builder: ProgramBuilder) -> None:
     builder.add_chains(reductions[order], last_gradient[order] // table.num_slots)
 
 
-def add_step_end(builder: ProgramBuilder) -> None:
+def _add_step_end(builder: ProgramBuilder) -> None:
     """Add the all-reduce of each stage and the update of each stage copy after the ops of the rows.
 
     An all-reduce waits for the last gradient of its stage on every worker.
@@ -267,12 +272,14 @@ def add_step_end(builder: ProgramBuilder) -> None:
         return  # no op ends a backward
     copies = copies[np.lexsort((last_slot[last_slot >= 0], copies[:, 0]))]
     worker, stage = copies.T
+    # all-reduces are numbered by stage; `reduction` is the number of each copy's
     stages, reduction = np.unique(stage, return_inverse=True)
     reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
     last_gradient = worker * table.num_slots + last_slot[worker, stage]
     builder.add_edges(nodes[last_gradient], reductions[reduction], ZERO)
+    # a gradient is complete at the end of its REDUCE_GRAD, if that runs on a lane
     lane_cells, lane_copies = _reductions_on_lanes(table, worker, stage)
     lane_reductions = reduction[lane_copies]
     builder.add_edges(nodes[lane_cells], reductions[lane_reductions], ZERO)
@@ -284,7 +291,7 @@ def add_step_end(builder: ProgramBuilder) -> None:
         stage=stage,
         worker=worker,
     )
-    # updates of a worker form a chain behind its row; np.roll gives the update of the copy before
+    # updates of a worker form a chain after its row; np.roll gives the update of the copy before
     is_first = np.append(True, worker[1:] != worker[:-1])
     pred = np.where(is_first, row_end[worker], np.roll(updates, 1))
     builder.add_edges(pred, updates, ZERO)
@@ -294,11 +301,11 @@ def add_step_end(builder: ProgramBuilder) -> None:
 def _reductions_on_lanes(
     table: ScheduleTable, worker: Int[NumpyArray, " copies"], stage: Int[NumpyArray, " copies"]
 ) -> tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]]:
-    """List the REDUCE_GRAD cells on lanes, and the stage copy (worker, stage) of each."""
+    """List the REDUCE_GRAD cells on lanes, and the index of the stage copy of each."""
     copy_index = np.full((table.num_workers, table.num_stages), NOWHERE)
     copy_index[worker, stage] = np.arange(len(worker))
-    moved = [phase for phase in table.grammar.lane_sharding if phase == Phase.REDUCE_GRAD]
-    ops = table.ops.take(np.isin(table.ops.phase, moved))
+    on_lanes = [phase for phase in table.grammar.lane_sharding if phase == Phase.REDUCE_GRAD]
+    ops = table.ops.take(np.isin(table.ops.phase, on_lanes))
     copy = copy_index[ops.cell // table.num_slots, ops.stage]
     return ops.cell[copy != NOWHERE], copy[copy != NOWHERE]
 
@@ -320,13 +327,13 @@ def _chain_reductions(
       lane_reductions: cells that reduce gradients on a lane, and the index of each.
     """
     worker = last_gradient // builder.table.num_slots
-    has_one_copy = len(np.unique(worker)) == len(worker)
-    if has_one_copy and not builder.links.shared_links:
+    have_one_copy = len(np.unique(worker)) == len(worker)
+    if have_one_copy and not builder.links.shared_links:
         return  # no worker takes part in two all-reduces
-    cells, lane_reduction = lane_reductions
-    end = np.zeros(len(reductions))
+    lane_cells, lane_reduction = lane_reductions
+    end = np.zeros(len(reductions))  # of the last gradient of each all-reduce [unit slots]
     np.maximum.at(end, reduction, builder.unit_ends[last_gradient])
-    np.maximum.at(end, lane_reduction, builder.unit_ends[cells])
+    np.maximum.at(end, lane_reduction, builder.unit_ends[lane_cells])
     builder.reductions = Reductions(reductions, end, reduction, worker)
     order = np.lexsort((reduction, end[reduction]))
     builder.add_chains(reductions[reduction[order]], worker[order])

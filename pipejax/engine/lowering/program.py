@@ -57,7 +57,7 @@ class CostLayout:
     phases: tuple[AnyPhase, ...]  # phases of cells that are no fused pairs: each needs a cost
     paired_phases: tuple[AnyPhase, ...]  # phases in fused pairs: each, or the pair, needs a cost
     per_microbatch: bool = False  # whether costs differ by microbatch
-    pairs_apart: bool = False  # whether each distinct fused pair has a time
+    has_pair_times: bool = False  # whether each distinct fused pair has a time
     num_workers: int = 0  # P if the table defines kinds of ops that workers do, else 0
     custom_phases: tuple[CustomPhase, ...] = ()  # phases with a time that the table defines
     graph: tuple[tuple[int, int], ...] = ()  # edges between stages; empty for a chain
@@ -110,7 +110,7 @@ class CostLayout:
     @property
     def pair_shape(self) -> tuple[int, int]:
         """Shape of the times of fused pairs: as of a phase, or (pairs, 1)."""
-        return (self.num_pairs, 1) if self.pairs_apart else self.op_shape
+        return (self.num_pairs, 1) if self.has_pair_times else self.op_shape
 
     @property
     def link_shape(self) -> tuple[int, int, int, int]:
@@ -120,11 +120,10 @@ class CostLayout:
     @property
     def groups(self) -> tuple[str, ...]:
         """Cost name at each position: a phase, "pair", "latency", "transmit" or "message"."""
-        ops = tuple(
-            phase.name for phase in self.timed for _ in range(math.prod(self.phase_shape(phase)))
-        )
-        links = tuple(name for name in LINK_COSTS for _ in range(math.prod(self.link_shape)))
-        return ("", *ops, *["pair"] * self.num_pairs, *links)
+        sizes = [("", 1), *((p.name, math.prod(self.phase_shape(p))) for p in self.timed)]
+        sizes.append(("pair", self.num_pairs))
+        sizes += [(name, math.prod(self.link_shape)) for name in LINK_COSTS]
+        return tuple(name for name, size in sizes for _ in range(size))
 
     @functools.cached_property
     def first_pair(self) -> int:
@@ -144,6 +143,7 @@ class CostLayout:
     def op(self, phase: Places, stage: Places) -> Int[NumpyArray, "..."]:
         """Return the position of a phase's time on a stage (or worker), first microbatch."""
         phase, offsets = np.asarray(phase), self._phase_offsets
+        # codes beyond the last phase with a time have none; % only keeps the index legal
         offset = np.where(phase < len(offsets), offsets[phase % len(offsets)], 0)
         return np.where(offset == 0, ZERO, offset + np.asarray(stage) * self.columns)
 
@@ -320,7 +320,5 @@ def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, N
 
     Returns lengths (runs) and how often each cost is on the path (costs, runs).
     """
-    preds, duration, lag = map(
-        np.asarray, (program.preds, program.duration_index, program.lag_index)
-    )
-    return longest_path.longest_paths_of_many(preds, duration, lag, costs)
+    preds, duration = np.asarray(program.preds), np.asarray(program.duration_index)
+    return longest_path.longest_paths_of_many(preds, duration, np.asarray(program.lag_index), costs)

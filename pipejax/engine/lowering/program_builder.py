@@ -86,13 +86,12 @@ class ProgramBuilder:
         nodes of the op, and the nodes wait for the gate.
         """
         assert self.table.first_cells is not None
-        op = self.table.first_cells[cells]
-        _, first, op_index = np.unique(op, return_index=True, return_inverse=True)
-        gate_cells = cells[first]
+        op_cells = self.table.first_cells[cells]  # the first cell of an op stands for the op
+        gate_cells, op_index = np.unique(op_cells, return_inverse=True)
         fields = {
             name: getattr(self.table.cells, name).ravel()[gate_cells] for name in _GATE_FIELDS
         }
-        gates = self.add_nodes(duration=np.full(len(first), ZERO), **fields)
+        gates = self.add_nodes(duration=np.full(len(gate_cells), ZERO), **fields)
         self.add_edges(gates[op_index], nodes, ZERO)
         self._gates |= dict(zip(nodes.tolist(), gates[op_index].tolist(), strict=True))
 
@@ -127,8 +126,8 @@ class ProgramBuilder:
         """Add an edge between successive nodes with the same key; nodes keep their order."""
         order = np.argsort(key, kind="stable")
         nodes, key = nodes[order], key[order]
-        is_link = key[1:] == key[:-1]
-        self.add_edges(nodes[:-1][is_link], nodes[1:][is_link], ZERO)
+        has_next = key[1:] == key[:-1]
+        self.add_edges(nodes[:-1][has_next], nodes[1:][has_next], ZERO)
 
     def next_in_row(self, nodes: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, " nodes"]:
         """Return the next op in the row of each node (nodes), or -1 after the last."""
@@ -228,12 +227,15 @@ class ProgramBuilder:
         phase, stage, microbatch, pipe, worker, sender, _ = next(
             node for node in nodes if self.table.grammar.phases[node[0]].kind.in_cells
         )
-        is_host_op, cells = phase in self.table.grammar.host, self.table.cells
+        row = max(worker, sender, 0)  # a message has no worker, an op no sender
+        if phase in self.table.grammar.host:
+            row = int(self.table.placement[pipe, stage])
+        cells = self.table.cells
         is_op = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
         return self.table.error(
             f"deadlock under {links.text}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
-            int(self.table.placement[pipe, stage]) if is_host_op else max(worker, sender, 0),
+            row,
             int(np.argwhere(is_op)[0][1]) if is_op.any() else None,
         )
 
