@@ -358,7 +358,7 @@ def test_what_is_printed_and_drawn(store, tmp_path, call):
 
 
 def test_a_csv_has_all_columns_and_rows(store, call, monkeypatch):
-    monkeypatch.setattr("pipejax.cli.commands.sweep.LONGEST", 1)
+    monkeypatch.setattr("pipejax.cli.commands.sweep.MAX_ROWS", 1)
     _, out, _ = call(
         "sweep", "show", store, "--best", 2, "--where", "system=slow_nw_fast_cp", "-f", "csv"
     )

@@ -14,7 +14,7 @@ from daily import daily
 
 import pipejax as pj
 from pipejax.cli.app import run
-from pipejax.cli.output.report import FOUND
+from pipejax.cli.output.report import SEARCH_FIELDS
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
@@ -382,7 +382,7 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     result = json.loads(out)
     assert code == 0
     assert set(result["best"]) >= keys
-    assert set(result) >= {*FOUND.split(), *SIZES.split(), "best", "relaxed"}
+    assert set(result) >= {*SEARCH_FIELDS.split(), *SIZES.split(), "best", "relaxed"}
     assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
     assert set(result["relaxed"]) >= set(SIZES.split())
     assert result["relaxed"]["tuned_step_time"] == result["step_time"]

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pipejax.search.calibration.calibrate import Calibration
     from pipejax.search.calibration.calibrate_links import LinkCalibration
 
-NOTHING: Mapping[str, Any] = {"parameters": {}, "bands": {}, "written": None}
-AS_IT_IS = (
+NO_FIT: Mapping[str, Any] = {"parameters": {}, "bands": {}, "written": None}
+NO_FIT_NOTE = (
     "the system as it is predicts runs that a fit does not see no worse than any fit: nothing is "
     "written (name numbers with --fit to fit them all the same)"
 )
-SHOWN = 10  # folds that the report lists
-# unit in which a number is shown, and its size, by SI unit
-SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
+MAX_FOLDS = 10  # folds that the report lists
+# unit of a number in the report, and its size, by SI unit
+UNITS = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
 
 
 @options
@@ -95,14 +95,14 @@ def calibrate(
         runs = _fit_runs(files, machine, fitting.stack, fit=names, **arguments)
     if links is None and runs is not None and not runs.parameters:
         data = _as_json(runs)
-        return Answer({**data, **NOTHING}, [*_view(runs), AS_IT_IS], details=_details(runs, data))
-    parts = [result.system.calibration for result in (links, runs) if result is not None]
-    numbers = {} if runs is None else runs.stack_numbers
-    content = calibrated_file(base, [part for part in parts if part], out.path.stem, numbers)
+        view = [*_view(runs), NO_FIT_NOTE]
+        return Answer({**data, **NO_FIT}, view, details=_details(runs, data))
+    calibrations = [result.system.calibration for result in (links, runs) if result is not None]
+    stack_numbers = {} if runs is None else runs.stack_numbers
+    content = calibrated_file(base, [*filter(None, calibrations)], out.path.stem, stack_numbers)
     out.save_json(content)
     data = {name: content["calibration"][name] for name in ("parameters", "bands")}
-    view: list[object] = []
-    details: dict[str, Iterable[object]] = {}
+    view, details = list[object](), dict[str, Iterable[object]]()
     if runs is not None:
         data |= _as_json(runs) | {"starts": fitting.starts}
         view += _view(runs)
@@ -114,8 +114,8 @@ def calibrate(
             f"{digits(links.fit.mape)} % off in the mean"
         )
         details["links"] = [
-            _numbers(links.parameters, f"{links.fit.rows} collectives and messages"),
-            _errors({"fitted": data["collectives"]}, "errors of their times"),
+            _number_table(links.parameters, f"{links.fit.rows} collectives and messages"),
+            _error_table({"fitted": data["collectives"]}, "errors of their times"),
         ]
     return Answer(data, view, {"written to": out}, details=details)
 
@@ -150,10 +150,10 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
     }
 
 
-def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
+def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
     rows = []
     for number in numbers:
-        unit, scale = SHOWN_IN.get(number.unit, (number.unit, 1.0))
+        unit, scale = UNITS.get(number.unit, (number.unit, 1.0))
         error = 0.0 if number.standard_error is None else number.standard_error
         rows.append(
             {
@@ -168,7 +168,7 @@ def _numbers(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
 
 
 def _view(fit: "Calibration") -> Iterator[object]:
-    """Yield the errors before and after the fit, and how far to trust it."""
+    """Yield the errors before and after the fit, and those on rows held out."""
     before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
     yield (
         f"[bold]{after} %[/] off in the mean after the fit to {fit.fit.rows} runs ({before} % as "
@@ -189,17 +189,18 @@ def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[
         "fitted": data["fit"],
         "held out": data["held_out"],
     }
-    errors = _errors({name: part for name, part in parts.items() if part}, "errors of step times")
-    details: dict[str, Iterable[object]] = {"errors": [errors]}
+    errors = {name: part for name, part in parts.items() if part}
+    details: dict[str, Iterable[object]] = {
+        "errors": [_error_table(errors, "errors of step times")]
+    }
     if fit.parameters:
         fitted_to = f"{fit.fit.rows} runs in {fit.seconds:.1f} s"
-        details["numbers"] = [_numbers(fit.parameters.values(), fitted_to)]
+        details["numbers"] = [_number_table(fit.parameters.values(), fitted_to)]
     if len(fit.folds) > 1:
-        worst = sorted(data["folds"].items(), key=lambda item: -item[1]["mape"])[:SHOWN]
-        details["worst folds"] = [_errors(dict(worst), "folds with the largest errors")]
+        worst = sorted(data["folds"].items(), key=lambda item: -item[1]["mape"])[:MAX_FOLDS]
+        details["worst folds"] = [_error_table(dict(worst), "folds with the largest errors")]
     if data.get("starts", 1) > 1:
-        agreement = f"{data['starts']} starts agree to {100 * fit.starts_differ:.2g} %"
-        details["starts"] = [agreement]
+        details["starts"] = [f"{data['starts']} starts agree to {100 * fit.starts_differ:.2g} %"]
     if fit.outliers:
         details["outliers"] = map(_outlier, fit.outliers)
     return details
@@ -212,7 +213,7 @@ def _outlier(row: Any) -> object:
     )
 
 
-def _errors(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:
+def _error_table(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:
     rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
     columns = (

@@ -78,31 +78,33 @@ def compare(
     points = listed.sized(counts)
     first = required(listed.scenario(run, points[0]))
     names = listed.names
-    shown = dict(zip(names, with_labels(labels, [*map(settings.called, names)]), strict=True))
+    row_labels = with_labels(labels, [*map(settings.called, names)])
+    label_of_name = dict(zip(names, row_labels, strict=True))
     rows: list[dict[str, Any]] = []
     scenarios: list[pj.Scenario] = []
-    slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
+    slots: dict[str, float] | None = None  # one ratio of B to F for all: that of the first row
     with progress("evaluating", len(points)) as bar:
         for point in points:
             rows.append(_row(run, listed, point, slots, scenarios))
-            rows[-1]["schedule"] = shown[point.name]
+            rows[-1]["schedule"] = label_of_name[point.name]
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:
         raise ValueError(rows[0]["error"])
     listed.check_used(scenarios)
-    is_unequal = _is_unequal_work(scenarios)
-    for row in rows if is_unequal else ():
-        row["unequal_stages"] = row.get("stages")
+    if _is_unequal_work(scenarios):
+        for row in rows:
+            row["unequal_stages"] = row.get("stages")
     best = _best(rows)
     for row in rows:
         if "error" not in row and row.get("fits", True) and best.get(_size(row)):
             row["above_best"] = row["makespan"] / best[_size(row)] - 1
-    sizes = {point.workers for point in points}
-    workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
+    numbers_of_workers = {point.workers for point in points}  # tables may differ
+    workers = numbers_of_workers.pop() if len(numbers_of_workers) == 1 else None
     if figure.path is not None:
-        built = (_name_row(row, _varying_sizes(rows)) for row in rows if "error" not in row)
-        draw_runs({name: scenarios[k].evaluate() for k, name in enumerate(built)}, figure)
+        evaluated = [_name_row(row, _varying_sizes(rows)) for row in rows if "error" not in row]
+        runs = [scenario.evaluate() for scenario in scenarios]
+        draw_runs(dict(zip(evaluated, runs, strict=True)), figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
     details = {"why the three bubbles differ": _reasons(rows, slots)}
@@ -112,24 +114,24 @@ def compare(
 def _row(
     run: ListedRunOptions,
     listed: ScheduleList,
-    at: SizedSchedule,
+    point: SizedSchedule,
     slots: dict[str, float] | None,
     scenarios: "list[pj.Scenario]",
 ) -> dict[str, Any]:
-    """Evaluate one point and add its scenario; one that does not exist says why instead."""
-    name, workers, count = at
+    """Return the row of a point, or the reason that it has no table; append its scenario."""
+    name, workers, count = point
     try:
-        scenario = listed.built(run, at)
+        scenario = listed.built(run, point)
         table = scenario.table()
         costs = scenario.table_costs()
-        point: Comparison = pj.compare(table, costs, link=scenario.links, slots=slots)
+        comparison: Comparison = pj.compare(table, costs, link=scenario.links, slots=slots)
     except MismatchError as error:
         reason = getattr(error, "reason", str(error))
         return {"schedule": name, "workers": workers, "microbatches": count, "error": reason}
     except ValueError as error:
         raise ValueError(f"{name}, M = {count}: {error}") from error
     scenarios.append(scenario)
-    row = point._asdict()
+    row = comparison._asdict()
     workload, system = scenario.workload, scenario.system
     if workload is not None and system is not None:
         row |= step_json(scenario.evaluate(), workload, system)
@@ -154,8 +156,8 @@ def _view(
     sizes, compared = _varying_sizes(rows), _varying_sizes(rows, WORDS)
     ranked = _ranked(rows)
     yield from _winners(ranked, best, compared)
-    same = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
-    yield plain(", ".join([*same, f"{link} links"]))
+    shared_sizes = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
+    yield plain(", ".join([*shared_sizes, f"{link} links"]))
     if "unequal_stages" in rows[0]:
         yield (
             "not ranked together: times are of a stage, and schedules with more stages do more "
@@ -181,11 +183,11 @@ def _view(
         reason = "not evaluated: {error}".format_map
         columns.append(Column("reason", lambda row: escape(row.get("why") or reason(row))))
     yield rows_table(ranked, columns, keys=keys)
-    large = [row for row in ranked if not row.get("fits", True)]
-    if large and scenario.system is not None:
-        names = ", ".join(f"{_name_row(row, sizes)} ({_gigabytes(row)} GB)" for row in large)
-        room = gigabytes(float(scenario.system.memory_available))
-        yield plain(f"not ranked, need more than {room}: {names}")
+    too_large = [row for row in ranked if not row.get("fits", True)]
+    if too_large and scenario.system is not None:
+        names = ", ".join(f"{_name_row(row, sizes)} ({_gigabytes(row)} GB)" for row in too_large)
+        available = gigabytes(float(scenario.system.memory_available))
+        yield plain(f"not ranked, need more than {available}: {names}")
     yield from _by_text(((row["error"], row) for row in ranked if "error" in row), sizes)
     yield from _by_text(((note, row) for row in ranked for note in row.get("notes", ())), sizes)
 
@@ -194,7 +196,7 @@ def _reasons(rows: list[dict[str, Any]], slots: dict[str, float]) -> Iterator[ob
     """Yield the three levels, and why they disagree."""
     ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
     yield f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
-    # the lack of a formula is a reason beside others, and the same for many
+    # the lack of a formula stands before another reason; it is the same for many rows
     reasons = (
         (reason, row)
         for row in _ranked(rows)
@@ -205,7 +207,7 @@ def _reasons(rows: list[dict[str, Any]], slots: dict[str, float]) -> Iterator[ob
 
 
 def _by_text(texts: Iterable[tuple[str, dict[str, Any]]], sizes: list[str]) -> Iterator[object]:
-    """Yield each text once, behind all rows that have it."""
+    """Yield each text once, after the names of all rows that have it."""
     names: dict[str, list[str]] = {}
     for text, row in texts:
         names.setdefault(text, []).append(_name_row(row, sizes))
@@ -244,20 +246,20 @@ def _best(rows: list[dict[str, Any]]) -> Best:
 
 
 def _winners(ranked: list[dict[str, Any]], best: Best, sizes: list[str]) -> Iterator[object]:
-    """Yield who is fastest at each size, and how far ahead of the next."""
+    """Yield the fastest schedules at each size, and the lead over the next one."""
     if not best:
         yield "none fits the memory"
     for size, least in best.items():
         rows = [row for row in ranked if _size(row) == size and "above_best" in row]
-        first = [row["schedule"] for row in rows if _is_least(row["makespan"], least)]
-        ahead = "".join(
-            f"; next is {row['schedule']}, {above(row['above_best'])}"
-            for row in rows[len(first) : len(first) + 1]
-        )
-        at = dict(zip(WORDS, size, strict=True))
-        where = "".join(f" at {WORDS[name]} = {at[name]}" for name in sizes)
-        verb = "are" if len(first) > 1 else "is"
-        yield plain(f"{' and '.join(first)} {verb} fastest{where}: {seconds(least)}{ahead}")
+        fastest = [row["schedule"] for row in rows if _is_least(row["makespan"], least)]
+        lead = ""
+        if len(rows) > len(fastest):
+            next_row = rows[len(fastest)]
+            lead = f"; next is {next_row['schedule']}, {above(next_row['above_best'])}"
+        numbers = dict(zip(WORDS, size, strict=True))
+        where = "".join(f" at {WORDS[name]} = {numbers[name]}" for name in sizes)
+        verb = "are" if len(fastest) > 1 else "is"
+        yield plain(f"{' and '.join(fastest)} {verb} fastest{where}: {seconds(least)}{lead}")
 
 
 def _name_row(row: dict[str, Any], sizes: list[str]) -> str:
@@ -266,16 +268,17 @@ def _name_row(row: dict[str, Any], sizes: list[str]) -> str:
 
 
 def _gigabytes(row: dict[str, Any], mark: str = "") -> str:
-    """Return the memory of the fullest worker, marked if there is less."""
+    """Return the memory of the fullest worker, with a mark in front if it does not fit."""
     if "memory_bytes" not in row:
         return "-"
-    return mark * (not row["fits"]) + f"{max(row['memory_bytes']) / 1e9:.1f}"
+    return ("" if row["fits"] else mark) + f"{max(row['memory_bytes']) / 1e9:.1f}"
 
 
 UNPUBLISHED = f"no formula: {NO_FORM.assumes}"
 
 
 def _size(row: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the sizes of a row in the order of `WORDS`; rows of one size are ranked together."""
     return row["workers"], row["microbatches"], row.get("unequal_stages") or 0
 
 
@@ -284,16 +287,16 @@ def _is_least(time: float, least: float) -> bool:
 
 
 def _makespan(best: Best, row: dict[str, Any]) -> str:
-    """Mark the fastest of those that fit, for its numbers of workers and microbatches."""
+    """Return the makespan of a row; the fastest row of its size that fits is marked."""
     if "error" in row:
         return "-"
     is_fastest = _is_least(row["makespan"], best.get(_size(row), 0.0)) and row.get("fits", True)
-    return "[bold green]" * is_fastest + seconds(row["makespan"])
+    return ("[bold green]" if is_fastest else "") + seconds(row["makespan"])
 
 
-QUICK = 10**6  # cells of all tables that are made of two: a few seconds
-AROUND = 3  # cells shown on both sides of the first that differs
-RUN = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
+MAX_QUICK_CELLS = 10**6  # of all tables with an exchanged row: a few seconds
+NEAR_CELLS = 3  # cells shown on both sides of the first that differs
+RUN_FIELDS = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
 
 
 def difference(
@@ -316,24 +319,25 @@ def difference(
     scenarios = [listed.scenario(run, point) for point in listed.sized(microbatches)]
     has_times = scenarios[0].has_times
     if not has_times:
-        scenarios = [
-            first.replace(costs=pj.costing.SlotCosts(in_units=True)) for first in scenarios
-        ]
+        unit_slots = pj.costing.SlotCosts(in_units=True)
+        scenarios = [scenario.replace(costs=unit_slots) for scenario in scenarios]
     tables, runs = [scenario.table() for scenario in scenarios], []
     listed.check_used(scenarios)
     for scenario in scenarios:
         with naming(scenario.table()):
             runs.append(scenario.evaluate())
     differences = table_difference(tables[0], tables[1])
-    cells = len(differences.rows) * tables[0].num_workers * tables[0].num_slots
-    exchanged = _exchanged_makespans(differences, runs) if exchange or cells <= QUICK else []
-    called = with_labels(labels, [run.schedule for run in runs])
+    num_cells = len(differences.rows) * tables[0].num_workers * tables[0].num_slots
+    exchanged: list[float | None] = []
+    if exchange or num_cells <= MAX_QUICK_CELLS:
+        exchanged = _exchanged_makespans(differences, runs)
+    names = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": scenarios[0].links.model,
         "unit": "seconds" if has_times else "slots",
         "tables": [
-            pick(run, RUN) | memory_room(scenario, scenario.table()) | {"schedule": name}
-            for run, scenario, name in zip(runs, scenarios, called, strict=True)
+            pick(run, RUN_FIELDS) | memory_room(scenario, scenario.table()) | {"schedule": name}
+            for run, scenario, name in zip(runs, scenarios, names, strict=True)
         ],
         **_as_json(differences, tables[0].grammar),
         "exchanges": [
@@ -399,12 +403,12 @@ def _difference_view(
     verdict = f"takes {time(other['makespan'])}, {change} against {names[0]}"
     if change == "=":
         verdict = f"is as fast as {names[0]}: {time(first['makespan'])}"
-    same = "; the tables have the same cells in the same order" * differences.is_none
-    yield f"{names[1]} {verdict}{same}"
+    cells = "; the tables have the same cells in the same order" if differences.is_none else ""
+    yield f"{names[1]} {verdict}{cells}"
     in_slots = result["unit"] == "slots"
     unit = ", in units of F = I = W = 1, B = 2: no times are given" if in_slots else ""
     yield f"A is {names[0]}, B is {names[1]}, {result['link']} links{unit}"
-    yield _costs(first, other, time)
+    yield _run_table(first, other, time)
     yield from map(plain, _sentences(differences, grammar))
 
 
@@ -431,8 +435,10 @@ def _time(result: dict[str, Any]) -> Callable[[float], str]:
     return digits if result["unit"] == "slots" else seconds
 
 
-def _costs(first: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]) -> TextTable:
-    """Show the costs of both side by side."""
+def _run_table(
+    first: dict[str, Any], other: dict[str, Any], time: Callable[[float], str]
+) -> TextTable:
+    """Show the numbers of both runs side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
         ("makespan", "makespan", time, _ratio),
         ("bubble ratio", "bubble_ratio", percent, lambda a, b: f"{100 * (b - a):+.3g} points"),
@@ -442,10 +448,9 @@ def _costs(first: dict[str, Any], other: dict[str, Any], time: Callable[[float],
     if "memory_bytes" in first:
         lines.append(("most memory", "memory_bytes", gigabytes, _ratio))
     rows = []
-    for title, key, form, against in lines:
-        values = [float(np.max(run[key])) for run in (first, other)]  # of the worker with the most
-        change = "=" if values[0] == values[1] else against(values[0], values[1])
-        rows.append((title, *map(form, values), change))
+    for title, key, text, change_text in lines:
+        a, b = (float(np.max(run[key])) for run in (first, other))  # of the worker with the most
+        rows.append((title, text(a), text(b), "=" if a == b else change_text(a, b)))
     return grid(zip(("measure", "A", "B", "B against A"), zip(*rows, strict=True), strict=True))
 
 
@@ -456,51 +461,49 @@ def _ratio(before: float, after: float) -> str:
 
 
 def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
-    """Say in words what differs over the whole tables."""
+    """Return the differences of the tables in sentences."""
     sentences = [f"{name}: A has {a}, B has {b}" for name, (a, b) in differences.sizes.items()]
     if differences.other_placement and not differences.sizes:
         sentences.append("stages lie on other workers, or microbatches go another way")
-    splits = zip("AB", differences.split, strict=True)
-    text = "backwards that {} alone splits into I and W: {}".format
-    sentences += [text(name, count) for name, count in splits if count]
+    for name, count in zip("AB", differences.split, strict=True):
+        if count:
+            sentences.append(f"backwards that {name} alone splits into I and W: {count}")
     if differences.fused != (0, 0):
         sentences.append("fused pairs: A has {}, B has {}".format(*differences.fused))
     only = [
         ("cells of communication", differences.communication),
         *((f"ops {p.name}", ab) for p, ab in differences.only.items() if p not in COMMUNICATION),
     ]
-    sentences += [
-        f"{what} that only {name} has: {count}"
-        for what, counts in only
-        for name, count in zip("AB", counts, strict=True)
-        if count
-    ]
+    for what, counts in only:
+        for name, count in zip("AB", counts, strict=True):
+            if count:
+                sentences.append(f"{what} that only {name} has: {count}")
     if differences.moved:
-        (op, (was, now)), *_ = differences.moved.items()
-        where = f"{grammar.text((op,))}: {was} in A, {now} in B"
-        sentences.append(f"ops on another worker: {len(differences.moved)}, as {where}")
+        op, (worker_in_a, worker_in_b) = next(iter(differences.moved.items()))
+        example = f"{grammar.text((op,))}: {worker_in_a} in A, {worker_in_b} in B"
+        sentences.append(f"ops on another worker: {len(differences.moved)}, as {example}")
     if differences.rows:
-        order = sum(row.reordered for row in differences.rows)
-        moved = f"; at least {order} of their ops run in another order" if order else ""
-        sentences.append(f"rows that differ: {len(differences.rows)}{moved}")
+        num_reordered = sum(row.reordered for row in differences.rows)
+        note = f"; at least {num_reordered} of their ops run in another order"
+        note = note if num_reordered else ""
+        sentences.append(f"rows that differ: {len(differences.rows)}{note}")
     return sentences
 
 
 def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> TextTable:
-    """Around the first cell that differs on each worker, both rows with the cell marked."""
-    cells = []
+    """Show both rows of each worker around the first cell that differs, which is marked."""
+    cells: list[tuple[object, ...]] = []
     for row in rows:
-        row_cells = (row.worker, row.first, row.reordered), ("", "", "")
-        for name, near, sentences in zip("AB", row.around(AROUND), row_cells, strict=True):
-            (at, ops), (worker, first, reordered) = near, sentences
-            cells.append((worker, name, first, _mark_cell(at, map(grammar.text, ops)), reordered))
+        texts = [_mark_cell(at, map(grammar.text, ops)) for at, ops in row.around(NEAR_CELLS)]
+        cells.append((row.worker, "A", row.first, texts[0], row.reordered))
+        cells.append(("", "B", "", texts[1], ""))
     heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
     return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
 
 
 def _mark_cell(at: int, cells: Iterable[str]) -> str:
-    """Write cells with one marked; a row that ends before it says so."""
+    """Write cells with the one at an index marked, or the end of a row that is shorter."""
     texts = [*map(escape, cells)]
     if at < len(texts):
         texts[at] = f"[bold]>{texts[at]}<[/]"

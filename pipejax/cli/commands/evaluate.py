@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 NOMINAL = "nominal"  # the corner of the costs that are given
 
-LARGE = 8  # sequences of a microbatch that few jobs have
-UNEVEN = 1.01  # times the mean: from here on the busiest worker is the bottleneck
+MANY_SEQUENCES = 8  # of a microbatch: few jobs have so many
+UNEVEN = 1.01  # busy time over the mean from which the busiest worker is the bottleneck
 ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
 
 
@@ -111,6 +111,7 @@ class TimingSettings:
             yield paths_table(result["paths"])
 
     def _costs(self, evaluation: "pj.Evaluation") -> "dict[str, pj.Costs]":
+        """Return the costs of each corner by name."""
         costs = {NOMINAL: evaluation.costs}
         for text in self.corner or ():
             name, colon, rules = (part.strip() for part in text.partition(":"))
@@ -126,17 +127,19 @@ class TimingSettings:
 
 
 def _add_target(result: dict[str, Any], corners: "Corners") -> object:
-    """Say whether the run at the nominal costs ends in time."""
-    late, spare = float(corners.total_negative_slack[0]), float(corners.slack[0].min())
-    result |= {"target": corners.target, "worst_slack": spare, "total_negative_slack": late}
+    """Add the slack of the run at the nominal costs against the target, and return it as text."""
+    lateness, worst_slack = float(corners.total_negative_slack[0]), float(corners.slack[0].min())
+    result |= {"target": corners.target, "worst_slack": worst_slack}
+    result["total_negative_slack"] = lateness
     return plain(
-        f"target {seconds(corners.target or 0.0)}: worst slack {seconds(spare)}; total negative "
-        f"slack of the workers {seconds(late)}"
+        f"target {seconds(corners.target or 0.0)}: worst slack {seconds(worst_slack)}; total "
+        f"negative slack of the workers {seconds(lateness)}"
     )
 
 
 def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
-    """Compare corners: makespan, lateness, and how many ops have their least slack there."""
+    """Add a row for each corner: makespan, lateness, and number of ops with least slack there."""
+    # index of the corner in which each op has its least slack
     binding = [op.value for op in op_values(evaluation, corners.binding.astype(float))]
     values: dict[str, Iterable[Any]] = {
         "name": corners.names,
@@ -153,13 +156,13 @@ def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Eva
 
 
 def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
-    """List the slack of every op, the least of all corners."""
+    """Add the slack of every op, the least of all corners, and return a table by phase."""
     ops = op_values(evaluation, corners.worst_slack)
     result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in ops]
     if len(corners.names) > 1:
         binding = op_values(evaluation, corners.binding.astype(float))
-        for entry, binds in zip(result["slack"], binding, strict=True):
-            entry["corner"] = corners.names[int(binds.value)]
+        for entry, op in zip(result["slack"], binding, strict=True):
+            entry["corner"] = corners.names[int(op.value)]
     rounding = ROUNDING * evaluation.makespan
     return values_by_phase(ops, "slack", lambda v: seconds(v if abs(v) > rounding else 0.0))
 
@@ -190,27 +193,28 @@ def evaluate(
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
-    change, go_on = _add_fit(table, scenario, result), list[str]()
-    if change and scenario.source.workload is not None:
-        fitting = dataclasses.replace(scenario.source.workload, **change)
-        go_on.append(command_line(scenario.with_workload(fitting)))
+    fitting_change, next_commands = _add_fit(table, scenario, result), list[str]()
+    if fitting_change and scenario.source.workload is not None:
+        fitting = dataclasses.replace(scenario.source.workload, **fitting_change)
+        next_commands.append(command_line(scenario.with_workload(fitting)))
     files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
         result |= certificate.as_json()
         files["wrote the certificate to"] = certificate
     view = chain(_view(evaluation, result, scenario), timing_parts)
-    if not change:
+    if not fitting_change:
         view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
     details = _details(evaluation, result, scenario, held)
     if launch is not None:
         details["launcher options"] = [*launch_lines([launch])]
-    return Answer(result, view, files, next=tuple(go_on), details=details)
+    return Answer(result, view, files, next=tuple(next_commands), details=details)
 
 
 def _view(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario"
 ) -> Iterator[object]:
+    """Yield the step time and the bottleneck; then links, bubble, throughput and memory."""
     makespan, busy = evaluation.makespan or 1.0, result["busy"]
     busiest = int(busy.argmax())
     verdict = f"worker {busiest} is the bottleneck: busy {percent(busy[busiest] / makespan)}"
@@ -218,8 +222,10 @@ def _view(
         verdict = f"all workers are busy {percent(busy.mean() / makespan)} of it"
     if result.get("fits") is False:
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
-    slow = max(result.get("corners", ()), key=lambda corner: corner["makespan"], default=None)
-    corner = "" if slow is None else f" ({seconds(slow['makespan'])} in corner {slow['name']})"
+    corner = ""
+    if "corners" in result:
+        slowest = max(result["corners"], key=lambda corner: corner["makespan"])
+        corner = f" ({seconds(slowest['makespan'])} in corner {slowest['name']})"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
     yield f"{heading(result)}, {_link(evaluation)} links"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
@@ -229,7 +235,7 @@ def _view(
         yield plain(f"{tokens_text(result)}; {mfu_text(result)}")
         yield plain(memory_text(result))
         size = scenario.workload.minibatch / result["microbatches"]
-        if result.get("fits") is False and size >= LARGE:
+        if result.get("fits") is False and size >= MANY_SEQUENCES:
             yield plain(
                 f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
                 "not of the whole job"
@@ -293,9 +299,10 @@ def _add_fit(
 
 
 def _does_not_fit(result: dict[str, Any]) -> str:
-    """Return who needs how much memory, and the options that would fit."""
-    fullest, room = int(result["memory_bytes"].argmax()), result["memory_room"] / 1e9
-    needs = f"worker {fullest} needs {result['memory_bytes'][fullest] / 1e9:.1f} of {room:.1f} GB"
+    """Return the need of the fullest worker, and the options with which the step would fit."""
+    fullest = int(result["memory_bytes"].argmax())
+    need, available = result["memory_bytes"][fullest] / 1e9, result["memory_room"] / 1e9
+    needs = f"worker {fullest} needs {need:.1f} of {available:.1f} GB"
     if result["fits_with"] is None:
         return f"does not fit: {needs}; no --sequence-parallel, --zero or --recompute makes it fit"
     options = line.command_line("", result["fits_with"]).removeprefix("pipejax ")
@@ -346,16 +353,20 @@ def summary(
 
 
 def _link(evaluation: "pj.Evaluation") -> str:
-    links = evaluation.links
-    notes = [format_pair_links(links.named_pairs)] * bool(links.pair_links)
-    notes += [f"one queue per {links.queues}"] * links.is_rendezvous
+    """Return the link model, and all that differs from its defaults."""
+    links, notes = evaluation.links, []
+    if links.pair_links:
+        notes.append(format_pair_links(links.named_pairs))
+    if links.is_rendezvous:
+        notes.append(f"one queue per {links.queues}")
     if links.posting == "program":
-        put_in = ": SEND and RECV stand producer by producer"
-        notes.append(f"posted by program{put_in * (not evaluation.table.has_communication)}")
+        notes.append("posted by program")
+        if not evaluation.table.has_communication:
+            notes[-1] += ": SEND and RECV stand producer by producer"
     if links.eager_below:
         eager = evaluation.program.messages.eager
-        eager_text = f"{eager.sum()} of {len(eager)} messages"
-        notes.append(f"{eager_text} below {seconds(links.eager_below)} are buffered")
+        limit = seconds(links.eager_below)
+        notes.append(f"{eager.sum()} of {len(eager)} messages below {limit} are buffered")
     if links.shared_links:
         notes.append(f"shared: {format_pairs(links.shared_links)}")
     return f"{links.model} ({'; '.join(notes)})" if notes else links.model
@@ -364,38 +375,32 @@ def _link(evaluation: "pj.Evaluation") -> str:
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> TextTable:
-    memory, sizes = held.memory, held.stages
-    is_forward = evaluation.table.grammar.forward_only
-    held_name = "keys and values" if is_forward else "activation memory"
-    peaks = zip(memory.peak, memory.peak_at, strict=True)
+    sizes, unit = held.stages, held.stages.unit
+    if unit == "bytes":
+        is_forward = evaluation.table.grammar.forward_only
+        unit = "keys and values" if is_forward else "activation memory"
+    peaks = zip(held.memory.peak, held.memory.peak_at, strict=True)
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(evaluation.workers)),
         ("stages", [_worker_stages(evaluation, worker) for worker in range(evaluation.workers)]),
         ("busy", map(seconds, result["busy"])),
         ("idle", (percent(1 - busy / (evaluation.makespan or 1)) for busy in result["busy"])),
-        *(
-            (f"{lane['lane']} ({name})", map(seconds, lane[name]))
-            for lane in result.get("lanes", ())
-            for name in ("busy", "exposed")
-        ),
-        *(
-            ("stages gathered at once", map("{:g}".format, weights["peak"]))
-            for weights in [result.get("gathered_weights")]
-            if weights is not None
-        ),
-        ("peak in flight", result["peak_in_flight"]),
-        (
-            f"peak {held_name if sizes.unit == 'bytes' else sizes.unit}",
-            (f"{sizes.text(peak)} at {seconds(at)}" for peak, at in peaks),
-        ),
     ]
+    for lane in result.get("lanes", ()):
+        for name in ("busy", "exposed"):
+            columns.append((f"{lane['lane']} ({name})", map(seconds, lane[name])))
+    if "gathered_weights" in result:
+        peak_stages = map("{:g}".format, result["gathered_weights"]["peak"])
+        columns.append(("stages gathered at once", peak_stages))
+    peak_texts = (f"{sizes.text(peak)} at {seconds(at)}" for peak, at in peaks)
+    columns += [("peak in flight", result["peak_in_flight"]), (f"peak {unit}", peak_texts)]
     if "memory_bytes" in result and scenario.system is not None:
-        room = float(scenario.system.memory_available)
+        available = float(scenario.system.memory_available)
         needs = (
-            gigabytes(need) + ("  [red]too much[/]" if need > room else "")
+            gigabytes(need) + ("  [red]too much[/]" if need > available else "")
             for need in result["memory_bytes"].tolist()
         )
-        columns.append((f"memory (of {gigabytes(room)})", needs))
+        columns.append((f"memory (of {gigabytes(available)})", needs))
     return grid(columns)
 
 

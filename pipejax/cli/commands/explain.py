@@ -29,7 +29,8 @@ from pipejax.cli.output.remedies import (
 from pipejax.cli.output.report import heading, plain, seconds, table_sizes
 from pipejax.cli.output.report_pages import report_page
 
-OF_PLANS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)  # also of a run
+# options of a run that `plan` has too
+PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)
 
 
 @options
@@ -85,7 +86,7 @@ def explain(
             schedules=names,
             launcher=run.launcher,
             search=search,
-            on_progress=bar.tell,
+            on_progress=bar.show,
         )
     files = dict(table_files(explanation, write_tables.path))
     result = (
@@ -104,8 +105,8 @@ def explain(
         text = report_page(explanation, title, _view(explanation, result), details)
         out.save(lambda draft: write_file(draft, text))
     files_by_words = {"wrote the report to": out, "wrote tables to": write_tables}
-    view, go_on = _view(explanation, result), _plan_command(scenario)
-    return Answer(result, view, files_by_words, next=go_on, details=details)
+    view, next_commands = _view(explanation, result), _plan_command(scenario)
+    return Answer(result, view, files_by_words, next=next_commands, details=details)
 
 
 def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:
@@ -113,7 +114,7 @@ def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:
     workload = scenario.workload
     if workload is None or scenario.microbatches != pj.costing.Microbatches():
         return ()
-    options = {k: v for k, v in scenario_options(scenario).items() if k in OF_PLANS}
+    options = {k: v for k, v in scenario_options(scenario).items() if k in PLAN_OPTIONS}
     workers = workload.accelerators_per_worker * scenario.table().num_workers
     options["gpus"] = workers * workload.data_parallel
     options["minibatch"] = workload.minibatch * workload.data_parallel
@@ -124,35 +125,32 @@ def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
     """Return the memory limit of each worker, in the unit of the needs."""
     if text is None:
         return None
-    read, workers = MemoryLimit.read(text), scenario.table().num_workers
-    if read.in_bytes != (scenario.model_workload is not None):
-        unit = "activations" if read.in_bytes else "bytes, as 80GB"
+    limit, workers = MemoryLimit.read(text), scenario.table().num_workers
+    if limit.in_bytes != (scenario.model_workload is not None):
+        unit = "activations" if limit.in_bytes else "bytes, as 80GB"
         raise ValueError(f"--memory-limit {text}: memory is counted in {unit} here")
-    if len(read.values) not in (1, workers):
+    if len(limit.values) not in (1, workers):
         raise ValueError(f"--memory-limit must have one entry or {workers}, got {text!r}")
-    return read.values * (workers // len(read.values))
+    return limit.values * (workers // len(limit.values))
 
 
 def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
-    first = explanation.memory.begin
-    worst = explanation.bottleneck
+    # JSON has no infinity: null if any time is tolerated
+    is_finite = math.isfinite(explanation.tolerated or math.inf)
     return {
         "step_time": explanation.step_time,
         "parts": [
             dict(zip(("name", "seconds", "of"), part, strict=True)) for part in explanation.parts
         ],
-        "bottleneck": worst._asdict(),
+        "bottleneck": explanation.bottleneck._asdict(),
         "effects": [effect._asdict() for effect in explanation.effects],
         "faults": [fault._asdict() for fault in explanation.faults],
-        # JSON has no infinity: null if any time is tolerated
-        "tolerated": explanation.tolerated
-        if math.isfinite(explanation.tolerated or math.inf)
-        else None,
+        "tolerated": explanation.tolerated if is_finite else None,
         "memory": {
             "unit": explanation.memory.unit,
             "needs": explanation.memory.begin_needs,
             "limit": explanation.memory.limit,
-            "fits": explanation.memory.fits(first),
+            "fits": explanation.memory.fits(explanation.memory.begin),
         },
         "remedies": remedies_json(explanation, files),
     }
@@ -173,5 +171,5 @@ def _limits(explanation: "pj.results.Explanation", result: Mapping[str, Any]) ->
         yield f"messages: {explanation.tolerated:.3g} times as long makes the step 1 % longer"
     memory = explanation.memory
     if memory.limit is not None and not np.ndim(memory.limit):
-        whole = float(np.asarray(memory.limit))
-        yield plain(f"remedies may need {memory.text(whole)} (--memory-limit)")
+        limit = memory.text(float(np.asarray(memory.limit)))
+        yield plain(f"remedies may need {limit} (--memory-limit)")

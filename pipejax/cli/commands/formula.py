@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from pipejax.plots.style import Paper
 
 
-SHOWN = 12  # facets and borders that a person reads
+MAX_SUMS = 12  # sums, and regions, that are printed
 
 
 class Plans:
     """Schedules planned for fixed times: their forms keep this order of ops."""
 
     def __init__(self) -> None:
-        self.times: dict[str, dict[str, Any]] = {}  # by name, then by letter; c is a message
-        self._labels: dict[str, dict[str, str]] = {}  # of names, by what they were planned for
+        self.times: dict[str, dict[str, Any]] = {}  # by schedule, then by letter; c is a message
+        self._labels: dict[str, dict[str, str]] = {}  # by times as text, then by schedule
 
     def add(self, name: str, label: str, times: dict[str, Any]) -> None:
         """Add a schedule, if it was planned for times."""
@@ -60,10 +60,11 @@ class Plans:
         )
 
     def lines(self) -> Iterator[str]:
-        """Say for which times schedules were planned."""
+        """Yield the times for which schedules were planned."""
         for text, labels in self._labels.items():
-            offloads = any("O" in self.times[name] for name in labels)
-            options = ["--slots", "--planned-comm", *["--planned-offload"] * offloads]
+            options = ["--slots", "--planned-comm"]
+            if any("O" in self.times[name] for name in labels):
+                options.append("--planned-offload")
             yield (
                 f"{', '.join(labels)}: in the order planned for {text} ({', '.join(options)}); "
                 "evaluate and compare plan one for the times of a run, which may be faster"
@@ -82,18 +83,18 @@ class Plans:
 def _times_text(times: Mapping[str, Any]) -> str:
     """Format times as `F=I=W=1, c=0`; times of stages have / between them."""
     texts = {key: "/".join(f"{t:g}" for t in np.ravel(time)) for key, time in times.items()}
-    ops = {key: text for key, text in texts.items() if key in "FIW"}
-    if len(set(ops.values())) == 1:
-        texts = {"=".join(ops): texts["F"]} | {k: v for k, v in texts.items() if k not in ops}
-    return ", ".join(f"{key}={text}" for key, text in texts.items())
+    op_texts = {key: texts.pop(key) for key in list(texts) if key in "FIW"}
+    if len(set(op_texts.values())) == 1:
+        op_texts = {"=".join(op_texts): op_texts["F"]}
+    return ", ".join(f"{key}={text}" for key, text in (op_texts | texts).items())
 
 
 def form_view(
     table: pj.ScheduleTable, form: "pj.results.Formula", plans: Plans
 ) -> Iterator[object]:
-    """Yield the makespan as a formula, and where it is exact."""
+    """Yield the makespan as a formula and its exactness."""
     text = f"the largest of {len(form.facets)} sums"
-    if len(form.facets) <= SHOWN:
+    if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
     yield f"makespan = {text}, {escape(_quality(form))}"
     yield f"{heading(table_sizes(table))}, {form.program.links.model} links"
@@ -111,11 +112,10 @@ def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
         ("exactness", escape(_quality(form))),
         ("derived from", f"{form.evaluations} evaluations"),
     ]
-    return {
-        "regimes": [_regimes(form)],
-        **({"borders": borders} if form.borders else {}),
-        "derivation": [facts(rows, {form.text: form.latex})],
-    }
+    details: dict[str, Iterable[object]] = {"regimes": [_regimes(form)]}
+    if form.borders:
+        details["borders"] = borders
+    return details | {"derivation": [facts(rows, {form.text: form.latex})]}
 
 
 def _quality(form: "pj.results.Formula") -> str:
@@ -124,7 +124,7 @@ def _quality(form: "pj.results.Formula") -> str:
 
 
 def _regimes(form: "pj.results.Formula") -> TextTable:
-    """List the sums of a form, each with what bounds the step in the middle of its regime."""
+    """List the sums of a form with the bottleneck in the middle of the regime of each."""
     columns: list[tuple[str, Any]] = [("regime", range(len(form.facets)))]
     columns += [(name, [sums[k] for sums in form.facets]) for k, name in enumerate(form.parameters)]
     caption = "bound by: in the middle of the regime"
@@ -145,7 +145,7 @@ def family_lines(family: "pj.results.Family", per_worker: float = 0) -> Iterator
 def versus_lines(
     versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
-    """Yield which of two schedules is faster, and where, in the box of the form."""
+    """Yield the faster of two schedules, by regions in the box of the form."""
     first, second = map(plans.called, versus.names)
     verdict = {
         "one is never slower": f"{first} is never slower",
@@ -155,18 +155,19 @@ def versus_lines(
     }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
     yield f"{' against '.join(map(plans.called_in_full, versus.names))}: {verdict}{box}"
-    sides = (versus.one_at_most, versus.one_slower), (versus.other_at_most, versus.other_slower)
-    for name, rival, (regions, (at, ratio)) in zip(
-        (first, second), (second, first), sides, strict=True
-    ):
+    sides = (
+        (first, second, versus.one_at_most, versus.one_slower),
+        (second, first, versus.other_at_most, versus.other_slower),
+    )
+    for name, rival, regions, (at, ratio) in sides:
         if ratio <= 1:
             continue  # as the first line says
         yield f"{name} is at most {percent(ratio - 1)} slower than {rival}, {_place_text(at, form)}"
-        for k, region in enumerate(regions[:SHOWN]):
+        for k, region in enumerate(regions[:MAX_SUMS]):
             where = f"where {' and '.join(region.texts)}" if region.texts else "everywhere"
             yield f"  or {where}" if k else f"{name} is as fast or faster {where}"
-        if regions[SHOWN:]:
-            yield f"  or in {len(regions) - SHOWN} more regions: --json lists all"
+        if regions[MAX_SUMS:]:
+            yield f"  or in {len(regions) - MAX_SUMS} more regions: --json lists all"
 
 
 def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
@@ -240,46 +241,50 @@ def formula(
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
-    chosen = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
+    form_options = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
     if labels is not None and paper is None:
         raise ValueError("--labels has no effect without --figure")
     table = run.scenario().table()
     if symbol and names is None:
-        chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
-    form_family = None if symbol is None else _family(chosen, symbol, numbers)
-    rivals = [] if versus is None else [chosen.rival(name.strip()) for name in versus.split(",")]
-    names_shown = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
+        names_of_family = _family_parameters(form_options.program(table))
+        form_options = form_options._replace(names=names_of_family)
+    form_family = None if symbol is None else _family(form_options, symbol, numbers)
+    rivals = (
+        [] if versus is None else [form_options.rival(name.strip()) for name in versus.split(",")]
+    )
+    schedule_labels = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
     tables, plans = [table], Plans()
-    plans.add(table.name, names_shown[0], run.planned_for(table))
-    for rival, label in zip(rivals, names_shown[1:], strict=True):
+    plans.add(table.name, schedule_labels[0], run.planned_for(table))
+    for rival, label in zip(rivals, schedule_labels[1:], strict=True):
         with waiting(f"building {rival.schedule}"):
             tables.append(rival.scenario(settings=rival.settings.only(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
-        chosen = chosen._replace(names=["F", "I", "W", "c"])  # times that all of them have
-    form, *others = map(chosen.form, tables)
+        # times that all of them have
+        form_options = form_options._replace(names=["F", "I", "W", "c"])
+    form, *others = map(form_options.form, tables)
     with waiting("comparing"):
-        against = [pj.analysis.versus(form, other) for other in others]
+        comparisons = [pj.analysis.versus(form, other) for other in others]
     regimes = None
     if paper is not None:
-        forms = dict(zip(names_shown, [form, *others], strict=True))
+        forms = dict(zip(schedule_labels, [form, *others], strict=True))
         regimes = _draw(forms, plans.caption, paper, figure)
     result = form.as_json() | {"planned_for": plans.times, "certificate": form.certificate(table)}
     if form_family is not None:
-        fitted = pick(form_family, "first period found_on verified_on")
-        result["family"] = {"text": str(form_family)} | fitted
-    if against:
-        comparisons = [versus.as_json() for versus in against]
-        result["versus"] = comparisons if comparisons[1:] else comparisons[0]
+        fit = pick(form_family, "first period found_on verified_on")
+        result["family"] = {"text": str(form_family)} | fit
+    if comparisons:
+        versus_json = [comparison.as_json() for comparison in comparisons]
+        result["versus"] = versus_json if versus_json[1:] else versus_json[0]
     if regimes is not None:
         result["map"] = pick(regimes, "parameters box shares")
     out.save_text(json_text.dumps(result, allow_nan=False))
     written = {"wrote the form and its certificate to": out} if out.path is not None else {}
 
     def view() -> Iterator[object]:
-        for versus in against:
-            yield from map(plain, versus_lines(versus, form, plans))
+        for comparison in comparisons:
+            yield from map(plain, versus_lines(comparison, form, plans))
         if not per_worker and len({table.stages_per_worker for table in tables}) > 1:
             yield "stages per worker differ: with --per-worker all do the same work"
         if regimes is not None:
@@ -322,8 +327,9 @@ class _FormOptions(NamedTuple):
     max_facets: int
 
     def program(self, table: pj.ScheduleTable) -> "pj.Program":
-        ends = {phase.name for phase in STEP_END}
-        step_end = any(name.partition("_")[0] in ends for name in self.names or ())
+        """Lower a table, with the end of the step if a parameter is of one of its phases."""
+        end_phases = {phase.name for phase in STEP_END}
+        step_end = any(name.partition("_")[0] in end_phases for name in self.names or ())
         return pj.lower(table, link=self.links, step_end=step_end)
 
     def parameters(self, table: pj.ScheduleTable) -> "list[str] | dict[str, pj.Costs] | None":
@@ -348,12 +354,13 @@ class _FormOptions(NamedTuple):
         return dataclasses.replace(self.run, schedule=named(schedule))
 
 
-def _messages_alike(program: "pj.Program") -> list[str]:
-    """Parameters that a program needs, with one for messages both ways."""
+def _family_parameters(program: "pj.Program") -> list[str]:
+    """Return the parameters that a program needs, with c for messages both ways."""
     from pipejax.analysis.formula.parameters import default_parameters
 
     names = default_parameters(program)
-    return [name for name in names if name[:2] != "c_"] + ["c"] * ("c_F" in names)
+    op_names = [name for name in names if not name.startswith("c_")]
+    return [*op_names, "c"] if "c_F" in names else op_names
 
 
 def _parse_family(text: str) -> tuple[str, list[int]]:
@@ -376,12 +383,12 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
     return symbol, numbers
 
 
-def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
-    """Find the family that a schedule belongs to."""
+def _family(form_options: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
+    """Return the family of forms of a schedule over M or P."""
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
-    workers, microbatches = chosen.run.workers, chosen.run.microbatches
-    if chosen.run.schedule is None or workers is None or microbatches is None:
+    workers, microbatches = form_options.run.workers, form_options.run.microbatches
+    if form_options.run.schedule is None or workers is None or microbatches is None:
         raise ValueError("--family needs --schedule: a table file is of one size")
     if symbol == "P" and microbatches % workers:
         raise ValueError(
@@ -391,21 +398,23 @@ def _family(chosen: _FormOptions, symbol: str, numbers: list[int]) -> "pj.result
 
     def table(number: int) -> pj.ScheduleTable:
         if symbol == "M":
-            return dataclasses.replace(chosen.run, microbatches=number).scenario().table()
+            return dataclasses.replace(form_options.run, microbatches=number).scenario().table()
         size = number * (microbatches // workers)
-        run = dataclasses.replace(chosen.run, workers=number, microbatches=size)
+        run = dataclasses.replace(form_options.run, workers=number, microbatches=size)
         return run.scenario().table()
 
-    def find(numbers: Sequence[int], later: Sequence[int]) -> "pj.results.Family":
+    def find(numbers: Sequence[int], check_on: Sequence[int]) -> "pj.results.Family":
+        """Fit a family to these numbers and check it on others."""
         return pj.analysis.formula_family(
-            lambda number: chosen.program(table(number)),
+            lambda number: form_options.program(table(number)),
             numbers,
-            lambda number: chosen.parameters(table(number)),
-            verify_on=later,
+            lambda number: form_options.parameters(table(number)),
+            verify_on=check_on,
             symbol=symbol,
             degree=1 if symbol == "M" else 2,
         )
 
+    # M takes multiples of P; P takes even numbers if it is even
     step = workers if symbol == "M" else 2 - workers % 2
     with waiting("looking for the family"):
         if numbers:
@@ -432,10 +441,14 @@ def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
         low, colon, high = bounds.partition(":")
         if not low or name in ranges:
             raise ValueError(f"--box must be as F=1:2,c=0:0.5 or F=1, each once, got {text!r}")
-        where, ends = f"--box: {name}", (low, high if colon else low)
-        ranges[name] = parse_seconds(ends[0].strip(), where), parse_seconds(ends[1].strip(), where)
-        has_unit |= any(math.isnan(parse_float(end.strip())) for end in ends)
-    if not ranges or first in ranges or any(low == high for low, high in ranges.values()):
+        ends = [end.strip() for end in (low, high if colon else low)]
+        ranges[name] = (
+            parse_seconds(ends[0], f"--box: {name}"),
+            parse_seconds(ends[1], f"--box: {name}"),
+        )
+        has_unit |= any(math.isnan(parse_float(end)) for end in ends)
+    is_fixed = any(low == high for low, high in ranges.values())
+    if not ranges or first in ranges or is_fixed:
         return ranges
     if has_unit:
         raise ValueError(

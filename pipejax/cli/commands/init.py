@@ -60,15 +60,15 @@ def init(
     is_read = from_ is not None
     if kind == "rows" and not is_read:
         raise ValueError("init rows needs --from: a log, or several as a.log,b.log")
-    for name, value, is_taken in (
+    for name, value, is_allowed in (
         ("model", model, kind == "rows" or (kind == "model" and not is_read)),
         ("system", system, kind in ("system", "rows")),
         ("from", from_, kind in ("model", "rows")),
         ("columns", columns, kind == "rows"),
     ):
-        if value is not None and not is_taken:
-            what = f"{kind} --from" if is_read and name != "from" else kind
-            raise ValueError(f"--{name} {value} does not go with {what}")
+        if value is not None and not is_allowed:
+            other = f"{kind} --from" if is_read and name != "from" else kind
+            raise ValueError(f"--{name} {value} does not go with {other}")
     suffix = ".csv" if kind == "rows" else ".json"
     if out.path is None:
         out.path = Path(f"{kind}{suffix}")
@@ -94,13 +94,13 @@ def init(
     return Answer(result | ({"notes": notes} if is_read else {}), view)
 
 
-def _copy(kind: str, copied: str, name: str) -> str:
-    """Copy a file of data under another name, with its source and where it is from."""
+def _copy(kind: str, original: str, name: str) -> str:
+    """Return the text of a model's or system's file under another name, which its source states."""
     load, folder = {"model": (load_model, "models"), "system": (load_system, "hardware")}[kind]
-    load(copied)  # checks what is copied
-    data = read_named(folder, copied, kind)[0]
-    begun = f"A copy of {data['name']}, to be changed. {data['source']}"
-    return json.dumps({**data, "name": name, "source": begun}, indent=2) + "\n"
+    load(original)  # checks its values
+    data = read_named(folder, original, kind)[0]
+    source = f"A copy of {data['name']}, to be changed. {data['source']}"
+    return json.dumps({**data, "name": name, "source": source}, indent=2) + "\n"
 
 
 def _model_from(path: Path, name: str) -> tuple[str, list[str]]:
@@ -122,7 +122,7 @@ def _model_from(path: Path, name: str) -> tuple[str, list[str]]:
 def _rows_from(
     paths: Sequence[str], model: str | None, system: str | None, columns: str, out: Path
 ) -> tuple[str, list[str]]:
-    """Text of a table of measured rows from logs, each read as `validate` reads it."""
+    """Return the text of a table of measured rows from logs, and notes on their gaps."""
     from pipejax.base.file_fields import read_cell
     from pipejax.costs.measured.measured_rows import COLUMNS
     from pipejax.costs.measured.megatron_log import read_log
@@ -133,7 +133,7 @@ def _rows_from(
             f"--from {','.join(paths)} needs --model: pipejax init model --from {paths[0]} writes "
             "the one of the log"
         )
-    trained = load_model(file_beside(out, model))
+    trained_model = load_model(file_beside(out, model))
     cells = parse_columns(columns, "tensor=2,pipeline=4") if columns else {}
     for name in cells:
         resolve_choice(name, COLUMNS, "--columns")
@@ -145,11 +145,11 @@ def _rows_from(
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     for path in map(str.strip, paths):
-        records, log_notes = read_log(path).rows(model, trained, cells)
+        records, log_notes = read_log(path).rows(model, trained_model, cells)
         notes += log_notes
         for record in records:
             row = {name: str(value) for name, value in record.items()}
-            try:
+            try:  # as `validate` reads it
                 values = {name: read_cell(COLUMNS[name].kind, row[name], name) for name in row}
                 RowReader(out).read(len(rows) + 1, values)
             except ValueError as error:

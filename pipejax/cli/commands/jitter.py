@@ -37,7 +37,8 @@ HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row
 KINDS = ", ".join(DISTRIBUTIONS)
 VARYING = ("op", "worker", "message")
 SLOW = ("straggler", "op_straggler")
-DRAWS, MOST, LEAST = 200_000, 10_000, 500  # of all replicas; samples, where no option says them
+# default number of samples: so many draws over all replicas, within these limits
+DRAWS, MAX_SAMPLES, MIN_SAMPLES = 200_000, 10_000, 500
 
 
 @options
@@ -67,8 +68,8 @@ class SamplingOptions:
         """Fill in the numbers of replicas and samples that options leave open."""
         workload = scenario.source.workload
         replicas = self.replicas or (1 if workload is None else workload.data_parallel)
-        usual = min(MOST, max(LEAST, DRAWS // replicas))
-        return dataclasses.replace(self, replicas=replicas, samples=self.samples or usual)
+        default = min(MAX_SAMPLES, max(MIN_SAMPLES, DRAWS // replicas))
+        return dataclasses.replace(self, replicas=replicas, samples=self.samples or default)
 
     def factors(self) -> "pj.analysis.Jitter":
         """Read the distributions."""
@@ -79,17 +80,18 @@ class SamplingOptions:
         )
 
     def _read(
-        self, name: str, make: Callable[..., Any], first: Callable[[str], Any], form: str
+        self, name: str, make: Callable[..., Any], parse_first: Callable[[str], Any], form: str
     ) -> Any:
+        """Make the object of an option that has two parts, as lognormal:0.05."""
         text = getattr(self, name)
         head, colon, value = (part.strip() for part in text.partition(":"))
-        kind, number = first(head), parse_ratio(value)
-        if not colon or kind != kind:
+        first, number = parse_first(head), parse_ratio(value)
+        if not colon or first != first:  # `parse_ratio` returns NaN for no number
             raise ValueError(f"{flag(name)} must be {form}, got {text!r}")
         if math.isnan(number):
             raise ValueError(f"{flag(name)} {text}: {value!r} is no number, as 0.05 or 5%")
         try:
-            return make(kind, number)
+            return make(first, number)
         except ValueError as error:
             raise ValueError(f"{flag(name)} {text}: {error}") from None
 
@@ -173,18 +175,15 @@ def _run(
     scenarios: "dict[str, pj.Scenario]", factors: "pj.analysis.Jitter", sampling: SamplingOptions
 ) -> "dict[str, pj.results.Jittered]":
     """Sample every table, with progress on a terminal's stderr."""
-    arguments = pick(sampling, "samples seed replicas")
-    samples = arguments["samples"]
-    with progress("sampling", samples * len(scenarios)) as bar:
-        sampled = {}
-        for place, (name, scenario) in enumerate(scenarios.items()):
-            on_progress, table = bar.after(place * samples), scenario.table()
-            with naming(table):
-                arguments["link"], costs = scenario.links, scenario.table_costs()
-                sampled[name] = pj.jitter(
-                    table, costs, factors, on_progress=on_progress, **arguments
-                )
-        return sampled
+    numbers = pick(sampling, "samples seed replicas")
+    with progress("sampling", numbers["samples"] * len(scenarios)) as bar:
+        runs: dict[str, pj.results.Jittered] = {}
+        for name, scenario in scenarios.items():
+            on_progress = bar.show_after(len(runs) * numbers["samples"])
+            options = {"link": scenario.links, "on_progress": on_progress, **numbers}
+            with naming(table := scenario.table()):
+                runs[name] = pj.jitter(table, scenario.table_costs(), factors, **options)
+        return runs
 
 
 def _draw(runs: "dict[str, pj.results.Jittered]", figure: Output) -> None:

@@ -28,7 +28,7 @@ from pipejax.cli.output.files import (
     save_table,
 )
 from pipejax.cli.output.report import (
-    FOUND,
+    SEARCH_FIELDS,
     TextTable,
     facts,
     gigabytes,
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from pipejax.search.schedule.store import SolvedProblems
 
 
-# ends of a search that could still improve, in words
-ENDED = {"time": "time limit", "effort": "effort", "interrupted": "interrupted"}
+# reasons to stop a search that could still improve, in words
+STOP_TEXTS = {"time": "time limit", "effort": "effort", "interrupted": "interrupted"}
 
 
 @options
@@ -119,7 +119,8 @@ def optimize(
       pipejax optimize -s 1f1b -P 4 -M 8 -T F=1,I=1,W=1 --memory-limit 3 --time-limit 30s
     """
     limit, link = MemoryLimit.read(run.memory_limit), run.links()
-    if not (within := parse_seconds(time_limit, "--time-limit")):
+    limit_seconds = parse_seconds(time_limit, "--time-limit")
+    if limit_seconds == 0:
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
     _check_problem(link, minimize)
     store = stored.open()
@@ -127,18 +128,20 @@ def optimize(
     def report(result: "pj.results.Found[pj.results.Optimum]") -> Answer:
         save_table(result.best.table, out)
         best = pj.evaluate(result.best.table, scenario.table_costs(), link=link)
-        held, folder = room.stages.held(best), None if store is None else store.path
+        folder = None if store is None else store.path
+        held = room.stages.held(best)
         outcome = Outcome(scenario.table(), result, best, held, room, minimize, folder)
         if result.stopped != "interrupted" or certificate.path is not None:
-            certify(_claims(outcome, may_offload), certificate)
-        slower = _rendezvous_makespan(outcome, scenario.table_costs())
+            certify(_certificate(outcome, may_offload), certificate)
+        rendezvous = _rendezvous_makespan(outcome, scenario.table_costs())
         data = as_json(outcome)
-        data |= {} if slower is None else {"rendezvous_makespan": slower}
+        if rendezvous is not None:
+            data["rendezvous_makespan"] = rendezvous
         return Answer(
             data,
-            _view(outcome, slower),
+            _view(outcome, rendezvous),
             {"wrote the table to": out, "wrote the certificate to": certificate},
-            next=_next_commands(scenario, out.path) if slower is not None else (),
+            next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
                 "search": [_search(outcome)],
                 "workers": [_workers(outcome)],
@@ -161,7 +164,7 @@ def optimize(
                 weight_share=room.stages.weight_share.tolist(),
                 offload=may_offload,
                 objective=minimize,
-                time_limit=within,
+                time_limit=limit_seconds,
                 effort=effort,
                 num_threads=threads,
                 store=store,
@@ -180,11 +183,11 @@ def optimize(
 def _rendezvous_makespan(outcome: "Outcome", costs: "pj.Costs") -> float | None:
     """Return the makespan under rendezvous links [s]; None if it is not longer."""
     run = outcome.run
-    if outcome.result.stopped == "interrupted":  # too little time is left
+    if outcome.result.stopped == "interrupted":  # too little time remains
         return None
     links = pj.Links("rendezvous", host_links=run.links.host_links)
-    longer = pj.evaluate(run.table, costs, link=links).makespan
-    return longer if longer > run.makespan * (1 + 1e-9) else None
+    makespan = pj.evaluate(run.table, costs, link=links).makespan
+    return makespan if makespan > run.makespan * (1 + 1e-9) else None
 
 
 def _next_commands(scenario: "pj.Scenario", out: Path | None) -> tuple[str, ...]:
@@ -203,10 +206,11 @@ def _read_problem(run: OptimizedRun, limit: MemoryLimit) -> "tuple[pj.Scenario, 
     settings, activations = run.settings.without("memory_limit"), run.activations
     builder = None if run.name is None else pj.schedules.find(run.name)
     if builder is not None and "memory_limit" in builder.options and run.workers is not None:
-        like = pj.schedules.build(
+        # the memory limit of activations, from a table of the same workers
+        table = pj.schedules.build(
             "1f1b", num_workers=run.workers, num_microbatches=run.microbatches or 1
         )
-        room = limit.room(like, activations, run.cost_fields.costs.workload)
+        room = limit.room(table, activations, run.cost_fields.costs.workload)
         options = settings.options | {
             "memory_limit": MemoryLimit([room.activations], in_bytes=False),
             "weight_share": float(room.stages.weight_share.max()),
@@ -217,14 +221,14 @@ def _read_problem(run: OptimizedRun, limit: MemoryLimit) -> "tuple[pj.Scenario, 
     table, costs = scenario.table(), scenario.table_costs()
     check_pairs(scenario, [table])  # O and L may be missing: the search may put them in
     room = limit.room(table, activations, scenario.workload)
-    # a model's times of O and L stand there whether or not activations are to go to the host
-    is_said = has_host_times(costs) if scenario.workload is None else table.offloads
-    may_offload = scenario.find_edit(HostTimes) is not None or is_said
+    # a model always has times of O and L, also where activations do not go to the host
+    offloads = has_host_times(costs) if scenario.workload is None else table.offloads
+    may_offload = scenario.find_edit(HostTimes) is not None or offloads
     return scenario, room, may_offload
 
 
 def _check_problem(link: pj.Links, minimize: str) -> None:
-    """Refuse tables that the search does not support, and a machine without a solver."""
+    """Refuse links and objectives that the search lacks, and a machine without a solver."""
     from pipejax.search.schedule.optimize import NO_SOLVER
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
@@ -244,10 +248,10 @@ def _check_problem(link: pj.Links, minimize: str) -> None:
 
 @contextmanager
 def _best_line() -> "Iterator[Callable[[pj.results.Found[pj.results.Optimum]], None]]":
-    """Show the best plan so far on a line, and keep a line of each improvement."""
+    """Yield a function that shows the best plan in a line, and keeps a line per improvement."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with progress("looking for a first schedule", None, *columns) as bar:
-        values: list[float] = []
+        values: list[float] = []  # the last one
 
         def show(result: "pj.results.Found[pj.results.Optimum]") -> None:
             line = (
@@ -289,7 +293,7 @@ class Outcome(NamedTuple):
         return 1 - (workers * self.result.value - busy) / idle if idle > 0 else 0.0
 
 
-def _claims(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
+def _certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
     return pj.certificate(
         outcome.run,
         memory=outcome.held.memory,
@@ -309,7 +313,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "link": run.links.model,
         **pick(outcome, "objective idle_saved store"),
         "best": {"rows": [[*map(format_cell, row)] for row in result.best.table.rows()]},
-        **pick(result, FOUND),
+        **pick(result, SEARCH_FIELDS),
         **pick(result.best, "status bound_by rounding offloaded seconds effort found_after source"),
         "baseline": result.baselines,
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
@@ -321,8 +325,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
-    """Yield the answer: the makespan, its gain, and its largest distance from the best."""
+def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
+    """Yield the makespan, its gain and gap, the memory, and a longer makespan under rendezvous."""
     result, run, stages = outcome.result, outcome.run, outcome.room.stages
     word, value = "", run.makespan
     if outcome.objective == "span":
@@ -334,7 +338,7 @@ def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
         saved = f": {share} less than {name} ({seconds(other)})"
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
     gap = f"at most {percent(result.gap)} above the lower bound of {seconds(result.lower_bound)}"
-    ended = f"; stopped by {ENDED[result.stopped]}" if result.stopped in ENDED else ""
+    ended = f"; stopped by {STOP_TEXTS[result.stopped]}" if result.stopped in STOP_TEXTS else ""
     yield (
         f"optimal: no order of these stages on these workers is faster{ended}"
         if result.gap <= 1e-12
@@ -347,10 +351,10 @@ def _view(outcome: Outcome, slower: float | None) -> Iterator[object]:
         f"{stages.text(outcome.room.limits[worker])}{unit}; bubble ratio "
         f"{percent(run.bubble_ratio)}; {result.best.offloaded} activations offloaded"
     )
-    if slower is not None:
+    if rendezvous is not None:
         yield (
-            f"under rendezvous links, as on NCCL: {seconds(slower)}, "
-            f"{percent(slower / run.makespan - 1)} more, because its transfers block each other"
+            f"under rendezvous links, as on NCCL: {seconds(rendezvous)}, "
+            f"{percent(rendezvous / run.makespan - 1)} more, because its transfers block each other"
         )
 
 

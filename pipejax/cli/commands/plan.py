@@ -123,12 +123,12 @@ def plan(
         raise ValueError("--resume goes on with --out STORE.zarr, without --force")
     check_modules("plan needs", SWEEPS, "sweeps")
 
-    def say() -> str | None:
+    def resume_hint() -> str | None:
         if out.path is None or out.path.suffix != ".zarr":
             return None
         return f"{out.path} keeps what was evaluated, go on with --resume"
 
-    with if_interrupted(say), progress("layouts", None) as bar:
+    with if_interrupted(resume_hint), progress("layouts", None) as bar:
         planned = pj.plan(
             load_with(model, sequence),
             pj.load_system(system),
@@ -148,12 +148,12 @@ def plan(
             out=None if is_config else out.path,
             resume=resume,
             replace=out.force,
-            on_progress=bar.tell,
+            on_progress=bar.show,
         )
     _draw(planned, figure)
-    names = {"model": model, "system": system, "stack": stack}
-    names["launcher"] = planned.request.launcher
-    files = {name: text for name, text in names.items() if text}
+    texts = {"model": model, "system": system, "stack": stack}
+    texts["launcher"] = planned.request.launcher
+    files = {name: text for name, text in texts.items() if text}
     options = scenario_options(planned.best.scenario.replace(files=files))
     if is_config:
         out.save_text(config_text(options))
@@ -166,17 +166,17 @@ def plan(
     )
     stages = layout_json(planned.best.workload, planned.best.table)
     result = _result(planned, stages) | {"launch": launch_json(launches)}
-    out_words = "the best as options for --config in" if is_config else "all layouts in"
-    go_on = tuple(
-        command_line(command, options | more)
-        for command, more in {"evaluate": {}, "show": {"out": "plan.html"}}.items()
+    announcement = "the best as options for --config in" if is_config else "all layouts in"
+    next_commands = (
+        command_line("evaluate", options),
+        command_line("show", options | {"out": "plan.html"}),
     )
     details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
-    outputs = {out_words: out, "picture in": figure}
+    outputs = {announcement: out, "picture in": figure}
     written = {words: output for words, output in outputs.items() if output.path is not None}
     launcher_lines = launch_lines(launches if launcher is not None else ())
     view = chain(plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)
-    return Answer(result, view, written, next=go_on, details=details)
+    return Answer(result, view, written, next=next_commands, details=details)
 
 
 def _read_limit(text: str) -> float:

@@ -62,25 +62,25 @@ def run(
         with waiting(f"running {table.name} in {name}"):
             outcome = run_table(name, job)
         trace.save(lambda draft: shutil.copytree(Path(folder, "trace"), draft))
-    ok = outcome.error <= largest_error
-    result = _as_json(table, outcome, ok)
+    is_equal = outcome.error <= largest_error
+    result = _as_json(table, outcome, is_equal)
     return Answer(
         result,
         _view(result, outcome),
         {"wrote a trace of each worker to": trace},
-        holds=ok,
+        holds=is_equal,
         next=() if trace.written is None else (f"pipejax trace {trace.written}",),
         details={"op times": [_profile(result["stages"], outcome)]} if outcome.profile else {},
     )
 
 
-def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", ok: bool) -> dict[str, Any]:
+def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", is_equal: bool) -> dict[str, Any]:
     """Return the object of `--json`; a number that is not finite is null."""
     errors = pick(run, "gradient_error loss_error loss")
     return {
         **table_sizes(table),
         **pick(run, "runtime version"),
-        "ok": ok,
+        "ok": is_equal,
         **{name: value if math.isfinite(value) else None for name, value in errors.items()},
         **pick(run, "left_out step_times"),
         "step_time": float(np.median(run.step_times)) if len(run.step_times) else None,

@@ -14,7 +14,7 @@ from pipejax.schedules import Builder, find, names
 
 
 def _scaled(factor: float) -> Callable[[float], str]:
-    """Write numbers divided by `unit`; a dash for unknown ones."""
+    """Return a function that writes a number divided by a factor, or a dash for no number."""
     return lambda value: f"{float(f'{value / factor:.4g}'):.5g}" if value else "-"
 
 
@@ -42,7 +42,7 @@ COLUMNS = (
     Column("options", "options", lambda options: ", ".join(map(written, options))),
     Column("source", "source"),
 )
-SMALL = {"num_workers": 4, "num_microbatches": 8}  # that every built-in schedule has
+SMALL_SIZE = {"num_workers": 4, "num_microbatches": 8}  # of which every built-in schedule exists
 
 
 @options
@@ -67,12 +67,12 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         "--systems": (systems, lambda name: _system(load_system(name)), system_names()),
         "--stacks": (stacks, lambda name: pick(load_stack(name), "source"), stack_names()),
     }
-    selected = [name for name, (is_asked, *_) in lists.items() if is_asked]
+    selected = [option for option, (is_selected, *_) in lists.items() if is_selected]
     if selected[1:]:
         raise ValueError(f"{selected[0]} and {selected[1]}: choose one")
     if selected:
-        _, load, listed = lists[selected[0]]
-        rows = [{"name": name, **load(name)} for name in listed]
+        _, load, list_names = lists[selected[0]]
+        rows = [{"name": name, **load(name)} for name in list_names]
         columns = {"--models": MODELS, "--systems": SYSTEMS}.get(selected[0], (NAME, SOURCE))
         if SOURCE not in columns and not has_lines():
             columns = (*columns, SOURCE)
@@ -87,8 +87,8 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         }
         for name, builder in _builders().items()
     ]
-    others = (f"{kind[2:]}: {', '.join(listed)}" for kind, (*_, listed) in lists.items())
-    return Answer(rows, [rows_table(rows, COLUMNS), *others])
+    other_lists = (f"{option[2:]}: {', '.join(items)}" for option, (*_, items) in lists.items())
+    return Answer(rows, [rows_table(rows, COLUMNS), *other_lists])
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _builders() -> dict[str, Builder]:
 
 def _phases(builder: Builder) -> list[str] | None:
     try:
-        table = builder.function(**SMALL)
+        table = builder.function(**SMALL_SIZE)
     except Exception:  # a user's own function may have needs, and faults, of its own
         return None
     return [phase.name for phase in table.used_phases]

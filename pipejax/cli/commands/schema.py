@@ -28,6 +28,6 @@ def schema(
     if not command:
         names = [{"command": name} for name in COMMANDS]
         return Answer(names, [plain("\n".join(COMMANDS))])
-    called = resolve_name(" ".join(command), COMMANDS, "command")
-    content = read_schema(called)
+    name = resolve_name(" ".join(command), COMMANDS, "command")
+    content = read_schema(name)
     return Answer(content, [plain(json.dumps(content, indent=2, ensure_ascii=False))])

@@ -11,12 +11,11 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import TextTable, grid, has_details, percent, pick, seconds
 
-Ends = tuple[float | None, float | None]  # step times at both factors; none where nothing has it
+Ends = tuple[float | None, float | None]  # step times at both factors; None if one is impossible
 BAR = 8  # columns of the longest bar
-LEAST = 5e-5  # of an elasticity: smaller ones are written as 0
-LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
-
-SHOWN = 5  # rows on the first screen
+MIN_ELASTICITY = 5e-5  # parameters with less are not listed
+MAX_FACTOR = 1e6  # beyond it no number of a machine means anything
+MAX_ROWS = 5  # on the first screen
 
 
 @options
@@ -40,8 +39,8 @@ def sensitivity(
     scenario = run.scenario()
     table, link = build(scenario), scenario.links
     check_alike(required(scenario), "sensitivity")
-    if not 1 < factor <= LARGEST_FACTOR:
-        limits = "above 1" if factor <= 1 else f"above 1 and at most {LARGEST_FACTOR:g}"
+    if not 1 < factor <= MAX_FACTOR:
+        limits = "above 1" if factor <= 1 else f"above 1 and at most {MAX_FACTOR:g}"
         raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     workload, system = scenario.workload, scenario.system
@@ -51,13 +50,11 @@ def sensitivity(
     model = workload.model
     step_times = swings(table, workload, system, factors=factors, link=link)
     low, high = factors
-    ends: dict[str, Ends] = {
-        name: (
-            times[0] if is_possible(model, name, low) else None,
-            times[1] if is_possible(model, name, high) else None,
-        )
-        for name, times in step_times.items()
-    }
+    ends: dict[str, Ends] = {}
+    for name, times in step_times.items():
+        at_low = times[0] if is_possible(model, name, low) else None
+        at_high = times[1] if is_possible(model, name, high) else None
+        ends[name] = at_low, at_high
     if figure.path is not None:
         _draw(figure, table.name, sensitivities.step_time, ends, factors)
     result = {
@@ -74,14 +71,11 @@ def sensitivity(
         f"1 % more of {strongest} changes the step by {sensitivities.elasticity[strongest]:+.3g} %",
     ]
     rows = _ranked(sensitivities)
-    return _answer(
-        result,
-        view,
-        figure,
-        lambda count: _table(sensitivities, rows[:count], ends, factors),
-        len(rows),
-        "all parameters",
-    )
+
+    def first_rows(count: int) -> TextTable:
+        return _table(sensitivities, rows[:count], ends, factors)
+
+    return _answer(result, view, figure, first_rows, len(rows), "all parameters")
 
 
 def _answer(
@@ -92,10 +86,10 @@ def _answer(
     count: int,
     title: str,
 ) -> Answer:
-    """Answer with the first rows of a table; all of them are a detail."""
-    rows = [] if has_details() else [table(SHOWN)]
-    details = {title: [table(count)]} if count > SHOWN or has_details() else {}
-    return Answer(result, [*view, *rows], {"drawn to": figure}, details=details)
+    """Answer with the first of `count` rows of a table; all of them are a detail."""
+    first_rows = [] if has_details() else [table(MAX_ROWS)]
+    details = {title: [table(count)]} if count > MAX_ROWS or has_details() else {}
+    return Answer(result, [*view, *first_rows], {"drawn to": figure}, details=details)
 
 
 def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
@@ -143,7 +137,7 @@ def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure:
 def _ranked(sensitivities: "pj.results.Sensitivity") -> list[tuple[str, float]]:
     """Return the parameters that change the step, the strongest first, with elasticities."""
     ranked = sorted(sensitivities.elasticity.items(), key=lambda item: -abs(item[1]))
-    return [(name, value) for name, value in ranked if abs(value) >= LEAST] or ranked[:1]
+    return [(name, value) for name, value in ranked if abs(value) >= MIN_ELASTICITY] or ranked[:1]
 
 
 def _table(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pipejax.plots.explorer.payload import Carried, StepView
     from pipejax.plots.style import Paper
 
-PLACES = ("under", "beside")  # of a caption
+CAPTION_PLACES = ("under", "beside")
 
 
 @options
@@ -76,26 +76,28 @@ class PictureSettings:
     def check(self, out: str | None, paper: PaperSettings) -> None:
         """Refuse options without effect on a file of this suffix, or without a file."""
         if self.caption is not None:
-            resolve_choice(self.caption, PLACES, "--caption")
-        used = [name for name, value in vars(paper).items() if value is not None]
-        used += ["transfers"] * self.transfers
+            resolve_choice(self.caption, CAPTION_PLACES, "--caption")
+        drawing_options = [name for name, value in vars(paper).items() if value is not None]
+        if self.transfers:
+            drawing_options.append("transfers")
         if self.caption == "beside":
-            used.append("caption")
-        if used and out in (None, ".html"):
+            drawing_options.append("caption")
+        if drawing_options and out in (None, ".html"):
             where = "without --out" if out is None else f"on a page ({out})"
-            raise ValueError(f"{flag(used[0])} has no effect {where}: it goes with a drawing")
+            option = flag(drawing_options[0])
+            raise ValueError(f"{option} has no effect {where}: it goes with a drawing")
         if self.title is not None and out is None:
             raise ValueError(
                 "--title has no effect without --out: it goes with a drawing or a page"
             )
 
     def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
-        """Give every run a name of its own: its label, or its schedule."""
+        """Return the runs by their labels, or by their schedules without labels."""
         labels = labelled(self.labels, [run.schedule for run in runs])
         return dict(zip(labels, runs, strict=True))
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
-        """Return the part of the time axis that is asked for."""
+        """Return the part of the time axis that the options select."""
         from pipejax.analysis.runs.timeline import time_window
 
         start = None if self.from_ is None else parse_seconds(self.from_, "--from")
@@ -117,23 +119,23 @@ class PictureSettings:
 
 
 def setting_text(scenario: "pj.Scenario") -> str:
-    """Say where times come from, if that is a model on a system."""
-    work, system = scenario.workload, scenario.system
-    if work is None or system is None:
+    """Return the model, the system and the minibatch of a scenario, if it has a model."""
+    workload, system = scenario.workload, scenario.system
+    if workload is None or system is None:
         return ""
-    return f"{work.model.name} on {system.name}, minibatch {work.minibatch}"
+    return f"{workload.model.name} on {system.name}, minibatch {workload.minibatch}"
 
 
 class Scene(NamedTuple):
     """Runs on one time axis, with their style."""
 
     runs: "Mapping[str, pj.Evaluation]"  # by name
-    sizes: Sequence[StageSizes]  # how the activations of each are sized
+    sizes: Sequence[StageSizes]  # sizes of activations of each run
     held: Sequence[HeldMemory | None]  # memory of each run, or None where it is not shown
     unit: "TimeUnit"  # of times
     window: "Window | None"  # part of the time axis, if not all of it
     messages: bool  # whether messages are shown
-    picture: PictureSettings  # how it is shown
+    picture: PictureSettings  # style
     caption: str  # parameters of the runs in words
 
 
@@ -167,8 +169,8 @@ def show(
     activations = run.activations
     suffix = None if out.path is None else out.path.suffix
     picture.check(suffix, printed)
-    for name, is_asked in {"open": open, "choose": choose}.items():
-        if is_asked and suffix != ".html":
+    for name, is_on in {"open": open, "choose": choose}.items():
+        if is_on and suffix != ".html":
             raise ValueError(f"--{name} has no effect without --out PAGE.html")
     paper = None if suffix in (None, ".html") else printed.paper()
     caption_out = _caption_output(picture, out)
@@ -178,7 +180,7 @@ def show(
     limit = settings.options.get("memory_limit") if with_curves else None
     scene = _scene(scenarios, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        choices = carried(run, settings, scenarios, choose)
+        choices = further_tables(run, settings, scenarios, choose)
         save_page(scene, scenarios[0], activations, limit, memory, choices, out)
     elif paper is not None:
         _draw(scene, paper, out, caption_out)
@@ -206,21 +208,21 @@ def _scene(
     """Run the tables."""
     from pipejax.plots.caption import caption_of_runs
 
-    evaluated, sized, held = [], [], []
+    runs, sizes, held = [], [], []
     for scenario in scenarios:
         table = scenario.table()
         with naming(table):
-            run = scenario.evaluate()
-        sizes = activations.scenario_sizes(scenario)
-        evaluated.append(run)
-        sized.append(sizes)
-        limits = limit and limit.levels(table, sizes, activations, scenario.workload)
-        held.append(sizes.held(run)._replace(limits=limits) if memory else None)
-    runs = picture.named(evaluated)
-    unit = picture.time_unit(evaluated, in_slots=not scenarios[0].has_times)
-    window = picture.window(evaluated)
-    caption = caption_of_runs(runs, unit, setting=setting_text(scenarios[0]), window=window)
-    return Scene(runs, sized, held, unit, window, messages, picture, caption)
+            runs.append(scenario.evaluate())
+        sizes.append(activations.scenario_sizes(scenario))
+        limits = None
+        if limit is not None:
+            limits = limit.levels(table, sizes[-1], activations, scenario.workload)
+        held.append(sizes[-1].held(runs[-1])._replace(limits=limits) if memory else None)
+    runs_by_name = picture.named(runs)
+    unit = picture.time_unit(runs, in_slots=not scenarios[0].has_times)
+    window, setting = picture.window(runs), setting_text(scenarios[0])
+    caption = caption_of_runs(runs_by_name, unit, setting=setting, window=window)
+    return Scene(runs_by_name, sizes, held, unit, window, messages, picture, caption)
 
 
 def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> None:
@@ -256,13 +258,13 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
 def _as_json(
     scene: Scene, out: Output, missing: Mapping[str, str], *, several: bool
 ) -> dict[str, Any]:
-    """Return one schedule for `--json` as it is, several as a list."""
+    """Return the object of `--json`: that of one schedule, or a list of several."""
     runs = [
         _run_json(run) | ({} if held is None else _memory_json(held))
         for run, held in zip(scene.runs.values(), scene.held, strict=True)
     ]
-    more = {"caption": scene.caption, **out.as_json()}
-    return {"runs": runs, "missing": missing, **more} if several else {**runs[0], **more}
+    result = {"runs": runs, "missing": missing} if several else runs[0]
+    return {**result, "caption": scene.caption, **out.as_json()}
 
 
 def _memory_json(held: HeldMemory) -> dict[str, object]:
@@ -312,10 +314,10 @@ def _print(scene: Scene, width: int | None) -> None:
     from pipejax.analysis.runs.timeline import Window
 
     out = console()
-    whole = Window(0.0, max(run.makespan for run in scene.runs.values()))
+    window = scene.window or Window(0.0, max(run.makespan for run in scene.runs.values()))
     critical = not scene.picture.no_critical
     shown = [
-        ShownRun(run, held, scene.window or whole, scene.messages, critical)
+        ShownRun(run, held, window, scene.messages, critical)
         for run, held in zip(scene.runs.values(), scene.held, strict=True)
     ]
     label, looks = label_width(shown), looks_of_runs(shown)
@@ -362,8 +364,9 @@ def save_page(
         held = MemoryView(*sizes[:5], limits, sizes.static)
         explored.append(Explored(run, held, _step(run, scenario), name))
     flags = {"messages": scene.messages, "memory": memory}
-    show = {name: True for name, is_wanted in flags.items() if is_wanted}
-    show |= {"critical": False} if scene.picture.no_critical else {}
+    show = {name: True for name, is_on in flags.items() if is_on}
+    if scene.picture.no_critical:
+        show["critical"] = False
     unit = "s" if scenario.has_times else "slots"
     with waiting("looking for closed forms"):
         title = scene.picture.title or ""
@@ -371,17 +374,17 @@ def save_page(
     out.save(lambda draft: write_file(draft, text))
 
 
-def carried(
+def further_tables(
     run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
 ) -> "Carried":
-    """Return further tables that a page can show."""
+    """Return tables of other sizes and schedules that a page can show, with their times."""
     from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
-    source, costs_edits = scenarios[0].source, run.cost_fields.edits
+    source = scenarios[0].source
     if (
-        costs_edits
+        run.cost_fields.edits
         or not isinstance(source, GivenTimes)
         or len(source.messages) > 1
         or "pair" in source.times  # a page prices the pairs of other tables by their two ops
@@ -406,15 +409,15 @@ def _every_table(
     tables_by_name: dict[str, list[pj.ScheduleTable]] = {}
     with waiting("building schedules to choose from"):
         for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
-            takes = REGISTRY[name].options
-            if "offload" in takes:  # no page lowers offloads
+            option_names = REGISTRY[name].options
+            if "offload" in option_names:  # no page lowers offloads
                 continue
-            for count in STAGES_PER_WORKER if "stages_per_worker" in takes else (0,):
+            # 0 if the schedule has no such option
+            for count in STAGES_PER_WORKER if "stages_per_worker" in option_names else (0,):
                 settings = options.only(name)
                 if count:
-                    settings = settings._replace(
-                        options={**settings.options, "stages_per_worker": count}
-                    )
+                    more_options = {**settings.options, "stages_per_worker": count}
+                    settings = settings._replace(options=more_options)
                 with contextlib.suppress(MismatchError):
                     point = SizedSchedule(name, workers, microbatches)
                     scenario = parse_scenario(run, settings=settings, point=point)
@@ -434,14 +437,14 @@ def _step(run: "pj.Evaluation", scenario: "pj.Scenario") -> "StepView | None":
 
 def _limits(
     table: pj.ScheduleTable,
-    sized: StageSizes,
+    sizes: StageSizes,
     scenario: "pj.Scenario",
     activations: ActivationOptions,
     limit: MemoryLimit | None,
 ) -> Float[NumpyArray, " workers"] | None:
     """Return the memory limit of activations: the option, or the free memory of the system."""
     if limit is not None:
-        return limit.levels(table, sized, activations, scenario.workload)
-    if sized.static is None or scenario.system is None:
+        return limit.levels(table, sizes, activations, scenario.workload)
+    if sizes.static is None or scenario.system is None:
         return None
-    return (float(scenario.system.memory_available) - sized.static).clip(min=0.0)
+    return (float(scenario.system.memory_available) - sizes.static).clip(min=0.0)

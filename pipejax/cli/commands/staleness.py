@@ -111,12 +111,14 @@ def _workers(
 def _histogram(shares: Sequence[float]) -> TextTable:
     """Draw the shares of the delays, in at most `ROWS` rows of equal width."""
     width = -(-len(shares) // ROWS)
-    share = np.add.reduceat(shares, np.arange(0, len(shares), width))
-    first = range(0, len(shares), width)
-    ends = [(start, min(start + width, len(shares)) - 1) for start in first]
-    labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in ends]
-    bars = [f"[cyan]{'█' * round(BAR * part / share.max())}[/]" for part in share]
-    return grid([("delay in updates", labels), ("", bars), ("share", map(percent, share))])
+    starts = range(0, len(shares), width)
+    row_shares = np.add.reduceat(shares, starts)
+    labels = []
+    for start in starts:
+        last = min(start + width, len(shares)) - 1
+        labels.append(f"{start}" if start == last else f"{start}-{last}")
+    bars = [f"[cyan]{'█' * round(BAR * share / row_shares.max())}[/]" for share in row_shares]
+    return grid([("delay in updates", labels), ("", bars), ("share", map(percent, row_shares))])
 
 
 def _draw(figure: Output, staleness: "pj.results.Staleness") -> None:

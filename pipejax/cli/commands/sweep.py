@@ -1,5 +1,6 @@
 """`pipejax sweep run|show`: evaluate a declared grid into a dataset, and query it."""
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,19 +67,20 @@ def sweep_run(
     sweep = read_sweep(file)
     path = out.path or Path()  # it has to be given
     done: list[int] = []  # points of an earlier run, then those after each block
-    began = time.perf_counter()
+    start = time.perf_counter()
 
-    def say() -> str | None:
+    def resume_hint() -> str | None:
         if not done:
             return None
         return f"after {done[-1] - done[0]} points: {path} keeps them, go on with --resume"
 
     columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
-    with if_interrupted(say), progress("sweep", sweep.num_points, *columns, transient=False) as bar:
+    bar_of_points = progress("sweep", sweep.num_points, *columns, transient=False)
+    with if_interrupted(resume_hint), bar_of_points as bar:
 
         def on_progress(points: float, total: float | None, text: str) -> None:
             done.append(int(points))
-            bar.tell(points, total, text)
+            bar.show(points, total, text)
 
         run_sweep(
             sweep,
@@ -88,18 +90,19 @@ def sweep_run(
             scheduler=scheduler,
             on_progress=on_progress,
         ).close()
-    spent = time.perf_counter() - began, seconds_compiling(began)
-    return _run_answer(sweep, path, done[0], *spent)
+    return _run_answer(sweep, path, done[0], time.perf_counter() - start, seconds_compiling(start))
 
 
 class _Rate(ProgressColumn):
+    """Points per second."""
+
     def render(self, task: Task) -> RichText:
         speed = task.finished_speed or task.speed
         return RichText("-" if speed is None else f"{speed:,.0f} points/s")
 
 
 def _run_answer(
-    sweep: Any, out: Path, from_before: int, seconds: float, compiling: float
+    sweep: Any, out: Path, earlier_points: int, seconds: float, compile_seconds: float
 ) -> Answer:
     """Report the points in the store, and their rate apart from compilation."""
     import xarray as xr
@@ -107,43 +110,45 @@ def _run_answer(
     from pipejax.sweep import STATUS
 
     with xr.open_zarr(out, chunks=None) as data:
-        counted = np.bincount(data.status.values.ravel(), minlength=len(STATUS))
+        status_counts = np.bincount(data.status.values.ravel(), minlength=len(STATUS)).tolist()
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         reasons = sorted({str(text) for text in np.ravel(data.reason.values)} - {""})
-    new = sweep.num_points - from_before
-    rate = new / seconds
-    compiling = min(compiling, seconds)
-    working = seconds - compiling
+    counts = dict(zip(STATUS, status_counts, strict=True))
+    new_points = sweep.num_points - earlier_points
+    rate = new_points / seconds
+    compile_seconds = min(compile_seconds, seconds)
     result = {
         "out": out,
         "points": sweep.num_points,
         "dimensions": sweep.sizes,
-        **{name.replace(" ", "_"): int(n) for name, n in zip(STATUS, counted, strict=True)},
-        "evaluated_now": new,
+        **{name.replace(" ", "_"): count for name, count in counts.items()},
+        "evaluated_now": new_points,
         "seconds": seconds,
-        "compile_seconds": compiling,
+        "compile_seconds": compile_seconds,
         "points_per_second": rate,
         "bytes": size,
         "reasons": reasons,
     }
-    counts = zip(STATUS, counted, strict=True)
-    parts = ", ".join(f"{count:,} {name}" for name, count in counts if count)
-    sizes = ", ".join(f"{name} {size}" for name, size in sweep.sizes.items())
-    speed = f"evaluated {new:,} in {seconds:.3g} s: {rate:,.0f} points/s"
-    if compiling > 0 and new:
-        speed = f"evaluated {new:,} in {seconds:.3g} s, {compiling:.3g} s of it compiling"
-        speed += f"; then {new / max(working, 1e-9):,.0f} points/s"
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    sizes = ", ".join(f"{name} {length}" for name, length in sweep.sizes.items())
+    speed = f"evaluated {new_points:,} in {seconds:.3g} s: {rate:,.0f} points/s"
+    if new_points == 0:
+        speed = "nothing was left to evaluate"
+    elif compile_seconds > 0:
+        rate = new_points / max(seconds - compile_seconds, 1e-9)
+        speed = f"evaluated {new_points:,} in {seconds:.3g} s, {compile_seconds:.3g} s of it "
+        speed += f"compiling; then {rate:,.0f} points/s"
     view = [
         plain(f"{sweep.num_points:,} points in {out} ({decimal(size)}): {parts}"),
         f"grid: {sizes}",
-        speed if new else "nothing was left to evaluate",
+        speed,
         plain(f"next: {command_line('sweep show', {'files': [str(out)]})}"),
     ]
     details = {"reasons of illegal points": [*map(plain, reasons)]} if reasons else {}
     return Answer(result, view, details=details)
 
 
-LONGEST, SHORT = 50, 5  # rows of a table, and on the first screen
+MAX_ROWS, FIRST_ROWS = 50, 5  # rows of a table, and on the first screen
 AXES = "step_time,memory_bytes"
 
 
@@ -190,47 +195,51 @@ def sweep_show(
     rank = resolve_choice(by.strip(), results.numbers(), "--by")
     sides = _pair(axes, results.numbers(), "--axes", AXES)
     percent = parse_percent(within, "--within")
+    # masks of points: those that --where keeps, and of these the ones that may be the best
     selected = results.where(where or ())
-    among = selected & stores.selectable(results, memory_limit=not no_memory_limit)
-    first, front = stores.distinct_best(results, among, rank, best), results.front(among, sides)
+    candidates = selected & stores.selectable(results, memory_limit=not no_memory_limit)
+    first, front = (
+        stores.distinct_best(results, candidates, rank, best),
+        results.front(candidates, sides),
+    )
     front = front if pareto else front[:0]
-    fronts = stores.distinct_front(results, among, sides, front)
+    fronts = stores.distinct_front(results, candidates, sides, front)
     near = {text: value for text in where or () if (value := results.nearest(text)) is not None}
-    lacking = [] if first else [*_empty_reason(results, selected, near, is_filtered=bool(where))]
-    if lacking and figure.path is not None:
-        raise ValueError(f"{figure.option} {figure.path}: {'; '.join(lacking)}")
-    drawn_results: dict[str, Any] = {}
+    problem = [] if first else [*_empty_reason(results, selected, near, is_filtered=bool(where))]
+    if problem and figure.path is not None:
+        raise ValueError(f"{figure.option} {figure.path}: {'; '.join(problem)}")
+    more_answers: dict[str, Any] = {}
     view: list[object] = []
     details: dict[str, Iterable[object]] = {}
     if knee is not None:
         axis = resolve_choice(knee, [n for n in results.numbers() if n in results.axes], "--knee")
-        bends = [*stores.knees(results, among, rank, axis, percent / 100)]
-        bend_rows = [bend._asdict() for bend in bends]
-        drawn_results["knee"] = {"axis": axis, "within": percent / 100, "rows": bend_rows}
-        view += knee_lines(results, rank, axis, bends[:1], percent)
-        details["knee by axis"] = knee_table(results, rank, axis, bends)
+        knees = [*stores.knees(results, candidates, rank, axis, percent / 100)]
+        knee_rows = [row._asdict() for row in knees]
+        more_answers["knee"] = {"axis": axis, "within": percent / 100, "rows": knee_rows}
+        view += knee_lines(results, rank, axis, knees[:1], percent)
+        details["knee by axis"] = knee_table(results, rank, axis, knees)
     if map is not None:
         across, up = _pair(map, results.axes, "--map", "network.bandwidth,microbatch_size")
-        shown = stores.regions(results, among, rank, across, up)
-        drawn_results["map"] = map_json(results, shown, across, up)
-        view += map_lines(results, shown, across, up)
+        regions = stores.regions(results, candidates, rank, across, up)
+        more_answers["map"] = map_json(results, regions, across, up)
+        view += map_lines(results, regions, across, up)
     if figure.path is not None and map is not None:
-        draw_map(results, rank, shown, across, up, figure)
+        draw_map(results, rank, regions, across, up, figure)
     elif figure.path is not None and knee is not None:
-        draw_bends(results, among, rank, bends, axis, percent, figure)
+        draw_knees(results, candidates, rank, knees, axis, percent, figure)
     elif figure.path is not None:
-        draw_front(results, among, sides, front, fronts, first[0].place, figure)
+        draw_front(results, candidates, sides, front, fronts, first[0].place, figure)
     out.save(lambda draft: results.frame(np.flatnonzero(selected)).to_parquet(draft, index=False))
     front_json = {"axes": sides, "pareto": _rows(results, fronts)} if pareto else {}
     nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
-    answers = {"best": _rows(results, first), **front_json, **drawn_results, **nearest}
+    answers = {"best": _rows(results, first), **front_json, **more_answers, **nearest}
     result = _as_json(dataset, results, selected, rank, answers)
-    lists = _point_lists(results, rank, among, first, sides, fronts)
+    lists = _point_lists(results, rank, candidates, first, sides, fronts)
     _add_points(view, details, results, lists)
-    view = [*lacking, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
+    view = [*problem, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
     reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
     if reasons:
-        details["reasons of illegal points"] = [plain(text) for text in reasons[:LONGEST]]
+        details["reasons of illegal points"] = [plain(text) for text in reasons[:MAX_ROWS]]
     return Answer(
         result,
         (plain(part) if isinstance(part, str) else part for part in view),
@@ -259,7 +268,7 @@ WHOLE_FRONT = "whole front"
 def _point_lists(
     results: "SweepResults",
     rank: str,
-    among: Any,
+    candidates: Any,
     first: "Sequence[DistinctPoint]",
     sides: list[str],
     fronts: "Sequence[DistinctPoint]",
@@ -270,7 +279,8 @@ def _point_lists(
         head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
         lists[WHOLE_FRONT] = head, fronts
     if first:
-        text = f"best of {int(among.sum()):,} points by {words(rank)}: {_point(results, first[0])}"
+        best = _point(results, first[0])
+        text = f"best of {int(candidates.sum()):,} points by {words(rank)}: {best}"
         lists[f"best {len(first)} points"] = text, first
     return lists
 
@@ -284,7 +294,7 @@ def _add_points(
     """Add lists of points: sentences to the view, with a short table of the first one."""
     for name, (text, points) in lists.items():
         is_short = not has_details() and (name == WHOLE_FRONT or not view)
-        view += [text, *(_table(results, points, SHORT) if is_short else ())]
+        view += [text, *(_table(results, points, FIRST_ROWS) if is_short else ())]
         details[name] = _table(results, points)
 
 
@@ -303,20 +313,20 @@ def _empty_reason(
     *,
     is_filtered: bool,
 ) -> Iterator[str]:
-    """Explain why no point is left, and suggest another filter."""
+    """Yield the reason that there is no point, and another filter."""
     from pipejax.sweep.results import selectable
 
     for text, (axis, value, _) in near.items():
         nearest = named(results.units, axis, value)
         yield f"{text} holds for no point: the nearest is {nearest}"
-    yield "no point can be chosen" + " where these conditions hold" * is_filtered
+    yield "no point can be chosen" + (" where these conditions hold" if is_filtered else "")
     if np.any(selected & selectable(results, memory_limit=False)):
         yield "those that need more memory than there is are shown by --no-memory-limit"
 
 
 def _rows(results: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict[str, Any]]:
-    """Points for `--json`, with the values of axes that do not matter there."""
-    return [results.point(e.place) | ({"same": e.same} if e.same else {}) for e in points]
+    """Return points for `--json`, with the values of axes that do not matter there."""
+    return [results.point(p.place) | ({"same": p.same} if p.same else {}) for p in points]
 
 
 def _pair(text: str, valid_names: Any, option: str, example: str) -> list[str]:
@@ -331,105 +341,110 @@ def _counts(
     result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
 ) -> Iterator[str]:
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    chosen = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
-    yield f"{result['store']}: {result['points']:,} points: {parts}{chosen}"
+    selected = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
+    yield f"{result['store']}: {result['points']:,} points: {parts}{selected}"
     if counts["not evaluated"]:
         yield "the sweep is not complete: go on with it by pipejax sweep run --resume"
 
 
 def _table(
-    results: "SweepResults", points: "Sequence[DistinctPoint]", longest: int = LONGEST
+    results: "SweepResults", points: "Sequence[DistinctPoint]", max_rows: int = MAX_ROWS
 ) -> Iterator[object]:
     """Show points; axes that are the same in all of them stand once, below."""
-    shown = points[:longest] if has_lines() else points
-    rows = [results.point(point.place) for point in shown]
+    listed = points[:max_rows] if has_lines() else points
+    rows = [results.point(point.place) for point in listed]
     columns: list[tuple[str, list[str]]] = []
     for name in [name for name in rows[0] if name != "fits"]:
         scale = display_scale(results.units, name, [row[name] for row in rows])
-        cells = [
-            span(name, point.same[name], scale, len(results.axes[name]))
-            if name in point.same
-            else cell(name, row[name], scale)
-            for row, point in zip(rows, shown, strict=True)
-        ]
+        cells = [_cell(results, name, point, scale) for point in listed]
         columns.append((escape(head(name, scale)), cells))
     if not has_lines() or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
     yield folded(grid(columns))
-    if len(points) > len(shown):
-        yield f"and {len(points) - len(shown):,} more"
+    if len(points) > len(listed):
+        yield f"and {len(points) - len(listed):,} more"
+
+
+def _cell(
+    results: "SweepResults", name: str, point: "DistinctPoint", scale: tuple[float, str]
+) -> str:
+    """Return a point's value, or the range of its values on an axis that does not matter there."""
+    if name in point.same:
+        return span(name, point.same[name], scale, len(results.axes[name]))
+    return cell(name, results.point(point.place)[name], scale)
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text
 HEIGHT = 3.4  # inches, the legend above included
-LONG = {"memory_bytes": "most memory of an accelerator"}  # what a picture calls a measure
+LONG_NAMES = {"memory_bytes": "most memory of an accelerator"}  # of measures, in a picture
 
 
 def knee_lines(
-    results: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]", within: float
+    results: "SweepResults", rank: str, axis: str, knees: "Sequence[Knee]", within: float
 ) -> Iterator[str]:
-    """Yield between which values of an axis the cost is near its best."""
-    for bend in bends:
+    """Yield the values of an axis between which the cost is near its best."""
+    for knee in knees:
         scale = display_scale(results.units, axis, results.axes[axis].tolist())
-        measure = display_scale(results.units, rank, [abs(bend.best)])
-        unit = measure[1]
+        cost_scale = display_scale(results.units, rank, [abs(knee.best)])
+        unit = cost_scale[1]
         # costs of quantities that are better if larger are negative
-        cost, best = (cell(rank, abs(value), measure) for value in (bend.cost, bend.best))
+        cost, best = (cell(rank, abs(value), cost_scale) for value in (knee.cost, knee.best))
         yield (
-            f"{words(axis)} {_between(results, axis, bend, scale)} {scale[1]}".rstrip()
+            f"{words(axis)} {_between(results, axis, knee, scale)} {scale[1]}".rstrip()
             + f" keeps {words(rank)} within {within:g} % of its best: {cost} {unit} instead "
             f"of {best} {unit}"
         )
 
 
-def _between(results: "SweepResults", axis: str, bend: "Knee", scale: tuple[float, str]) -> str:
-    low, high = (cell(axis, float(end), scale) for end in (bend.low, bend.high))
+def _between(results: "SweepResults", axis: str, knee: "Knee", scale: tuple[float, str]) -> str:
+    """Return the range of values near the best, open where it reaches an end of the axis."""
+    low, high = (cell(axis, float(end), scale) for end in (knee.low, knee.high))
     values = results.axes[axis].astype(float)
-    ends = bend.low == values.min(), bend.high == values.max()
+    is_open = knee.low == values.min(), knee.high == values.max()
     texts = {(True, True): "any", (False, True): f">= {low}", (True, False): f"<= {high}"}
-    return texts.get(ends, f"{low} to {high}")
+    return texts.get(is_open, f"{low} to {high}")
 
 
 def knee_table(
-    results: "SweepResults", rank: str, axis: str, bends: "Sequence[Knee]"
+    results: "SweepResults", rank: str, axis: str, knees: "Sequence[Knee]"
 ) -> Iterator[object]:
     """Yield the near values with other axes at their best, and for each of their values."""
-    if not bends:
+    if not knees:
         return
     scale = display_scale(results.units, axis, results.axes[axis].astype(float).tolist())
-    cost = display_scale(results.units, rank, [abs(bend.best) for bend in bends])
+    cost_scale = display_scale(results.units, rank, [abs(knee.best) for knee in knees])
     labels = (
-        "all others at their best" if b.axis is None else named(results.units, b.axis, b.label)
-        for b in bends
+        "all others at their best" if k.axis is None else named(results.units, k.axis, k.label)
+        for k in knees
     )
+    costs = [cell(rank, abs(knee.cost), cost_scale) for knee in knees]
     yield grid(
         [
             ("with", labels),
-            (escape(head(axis, scale)), [_between(results, axis, b, scale) for b in bends]),
-            (
-                escape(head(f"{rank} at the knee", cost)),
-                [cell(rank, abs(b.cost), cost) for b in bends],
-            ),
-            ("at best", [cell(rank, abs(b.best), cost) for b in bends]),
+            (escape(head(axis, scale)), [_between(results, axis, k, scale) for k in knees]),
+            (escape(head(f"{rank} at the knee", cost_scale)), costs),
+            ("at best", [cell(rank, abs(knee.best), cost_scale) for knee in knees]),
         ]
     )
 
 
-def map_json(results: "SweepResults", shown: "Regions", across: str, up: str) -> dict[str, Any]:
+def map_json(results: "SweepResults", regions: "Regions", across: str, up: str) -> dict[str, Any]:
     """Return the map for `--json`: rows of schedules, and of the least values, from the bottom."""
-    names = [*shown.names, None]
-    costs = np.abs(shown.costs)
+    names = [*regions.names, None]  # code -1: no point can be chosen
+    costs = np.abs(regions.costs)
     return {
         "axes": [across, up],
         **{axis: results.axes[axis].tolist() for axis in (across, up)},
-        "schedule": [[names[code] for code in row] for row in shown.codes.tolist()],
+        "schedule": [[names[code] for code in row] for row in regions.codes.tolist()],
         "value": [[None if np.isnan(v) else v for v in row] for row in costs.tolist()],
     }
 
 
-def map_lines(results: "SweepResults", shown: "Regions", across: str, up: str) -> Iterator[object]:
-    """Show which schedule is best over two axes: a letter for each, or a row where no lines are."""
-    if not shown.names:
+def map_lines(
+    results: "SweepResults", regions: "Regions", across: str, up: str
+) -> Iterator[object]:
+    """Show the best schedule over two axes: a letter for each, or in CSV a row."""
+    if not regions.names:
         return
     heads, cells = [], []
     for axis in (across, up):
@@ -438,28 +453,28 @@ def map_lines(results: "SweepResults", shown: "Regions", across: str, up: str) -
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
     if not has_lines():
-        places = list(np.ndindex(shown.codes.shape))
-        names = [*shown.names, "-"]
-        rows = [(cells[0][k], cells[1][j], names[shown.codes[j, k]]) for j, k in places]
+        places = list(np.ndindex(regions.codes.shape))
+        names = [*regions.names, "-"]  # the last one is for code -1: no point can be chosen
+        rows = [(cells[0][k], cells[1][j], names[regions.codes[j, k]]) for j, k in places]
         yield grid(zip((*map(escape, heads), "schedule"), zip(*rows, strict=True), strict=True))
         return
-    letters = LETTERS[: len(shown.names)].ljust(len(shown.names), "?") + "."
+    letters = LETTERS[: len(regions.names)].ljust(len(regions.names), "?") + "."
     shares = (
-        f"{name} on {np.mean(shown.codes == code):.0%} of the map ({letters[code]})"
-        for code, name in enumerate(shown.names)
+        f"{name} on {np.mean(regions.codes == code):.0%} of the map ({letters[code]})"
+        for code, name in enumerate(regions.names)
     )
-    nowhere = "; no point can be chosen at the dots" if (shown.codes < 0).any() else ""
+    nowhere = "; no point can be chosen at the dots" if (regions.codes < 0).any() else ""
     yield plain(f"best schedule: {', '.join(shares)}{nowhere}")
     yield plain(f"{heads[0]} across, from {cells[0][0]} to {cells[0][-1]}; {heads[1]} up")
-    wide = max(map(len, cells[1]))
-    for label, row in zip(reversed(cells[1]), reversed(shown.codes.tolist()), strict=True):
-        yield plain(f"  {label:>{wide}}  {''.join(letters[code] for code in row)}")
+    width = max(map(len, cells[1]))
+    for label, row in zip(reversed(cells[1]), reversed(regions.codes.tolist()), strict=True):
+        yield plain(f"  {label:>{width}}  {''.join(letters[code] for code in row)}")
 
 
 def draw_map(
-    results: "SweepResults", rank: str, shown: "Regions", across: str, up: str, figure: Output
+    results: "SweepResults", rank: str, regions: "Regions", across: str, up: str, figure: Output
 ) -> None:
-    """Draw which schedule is best over two axes, with lines of equal costs."""
+    """Draw the best schedule over two axes, with lines of equal costs."""
     from pipejax.plots.heat_maps import Height, Side, draw_regions
 
     sides = []
@@ -467,19 +482,20 @@ def draw_map(
         values = results.axes[axis]
         scale = display_scale(results.units, axis, values.tolist())
         is_numeric = values.dtype.kind in "iuf"
-        shown_as = values / scale[0] if is_numeric else [str(value) for value in values]
-        sides.append(Side(head(axis, scale), shown_as))
-    cost = display_scale(results.units, rank, shown.costs[np.isfinite(shown.costs)].tolist())
-    height = Height(head(rank, cost), np.abs(shown.costs) / cost[0])
+        ticks = values / scale[0] if is_numeric else [str(value) for value in values]
+        sides.append(Side(head(axis, scale), ticks))
+    costs = regions.costs
+    cost_scale = display_scale(results.units, rank, costs[np.isfinite(costs)].tolist())
+    height = Height(head(rank, cost_scale), np.abs(costs) / cost_scale[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_regions(axes, sides[0], sides[1], shown.codes, shown.names, height)
+        draw_regions(axes, sides[0], sides[1], regions.codes, regions.names, height)
 
 
-def draw_bends(
+def draw_knees(
     results: "SweepResults",
-    among: Any,
+    candidates: Any,
     rank: str,
-    bends: "Sequence[Knee]",
+    knees: "Sequence[Knee]",
     axis: str,
     within: float,
     figure: Output,
@@ -488,28 +504,28 @@ def draw_bends(
     from pipejax.plots.fronts import Shown, draw_knee
     from pipejax.sweep.results import least_along
 
-    is_several = len(results.axes.get("schedule", ())) > 1
-    curves = least_along(results, among, rank, axis, "schedule" if is_several else None)
+    has_schedules = len(results.axes.get("schedule", ())) > 1
+    curves = least_along(results, candidates, rank, axis, "schedule" if has_schedules else None)
     scale = display_scale(results.units, axis, results.axes[axis].tolist())
-    cost = display_scale(results.units, rank, [abs(bends[0].best)])
+    cost_scale = display_scale(results.units, rank, [abs(knees[0].best)])
     named_curves = {
-        str(name or "best"): np.abs(curve) / cost[0]
+        str(name or "best"): np.abs(curve) / cost_scale[0]
         for name, curve in curves.items()
         if np.isfinite(curve).any()
     }
     along = Shown(head(axis, scale), results.axes[axis] / scale[0])
-    near = bends[0].low / scale[0], bends[0].high / scale[0]
+    near = knees[0].low / scale[0], knees[0].high / scale[0]
     with drawing(figure, 1, HEIGHT) as (_, axes):
         text = f"within {within:g} % of the best"
-        draw_knee(axes, along, head(rank, cost), named_curves, near, text)
+        draw_knee(axes, along, head(rank, cost_scale), named_curves, near, text)
 
 
 def draw_front(
     results: "SweepResults",
-    among: Any,
+    candidates: Any,
     names: list[str],
     front: "Points",
-    named: "Sequence[DistinctPoint]",
+    fronts: "Sequence[DistinctPoint]",
     best: int,
     figure: Output,
 ) -> None:
@@ -517,45 +533,42 @@ def draw_front(
     from pipejax.plots.fronts import Shown, draw_results
     from pipejax.sweep.outputs import MORE_IS_BETTER
 
-    groups = {"points": among}
+    groups = {"points": candidates}
     if "schedule" in results.axes:
         schedules = results.column("schedule")
-        members = {name: among & (schedules == name) for name in results.axes["schedule"].tolist()}
+        members = {
+            name: candidates & (schedules == name) for name in results.axes["schedule"].tolist()
+        }
         groups = {name: points for name, points in members.items() if np.any(points)}
     objectives = []
     for name in names:
         values = np.asarray(results.column(name), float)
-        scale = display_scale(results.units, name, values[among].tolist())
-        label = head(name, scale).replace(words(name), LONG.get(name, words(name)))
+        scale = display_scale(results.units, name, values[candidates].tolist())
+        label = head(name, scale).replace(words(name), LONG_NAMES.get(name, words(name)))
         objectives.append(Shown(label, values / scale[0], name in MORE_IS_BETTER))
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        axis_cells = _front_names(results, names, front, named)
-        draw_results(axes, objectives, groups, front, np.array([best]), axis_cells)
+        point_names = _front_names(results, names, front, fronts)
+        draw_results(axes, objectives, groups, front, np.array([best]), point_names)
 
 
 def _front_names(
-    results: "SweepResults", names: list[str], front: "Points", rows: "Sequence[DistinctPoint]"
+    results: "SweepResults", names: list[str], front: "Points", points: "Sequence[DistinctPoint]"
 ) -> tuple[str, list[str]]:
     """Name the points of a front by the axes in which they differ, ties as "a = b"."""
-    axis_cells: dict[str, list[str]] = {}
-    heads = []
+    heads, columns = [], []
     for axis, labels in results.axes.items():
         scale = display_scale(results.units, axis, labels.tolist())
-        cells = [
-            span(axis, e.same[axis], scale, len(labels))
-            if axis in e.same
-            else cell(axis, results.point(e.place)[axis], scale)
-            for e in rows
-        ]
+        cells = [_cell(results, axis, point, scale) for point in points]
         if axis not in names and len({*cells}) > 1:
-            axis_cells[axis] = cells
             heads.append(head(axis, scale))
-    texts = ["; ".join(cells) for cells in zip(*axis_cells.values(), strict=True)]
-    sides = np.stack([np.asarray(results.column(name), float) for name in names])
-    members = sides[:, [row.place for row in rows]]
-    tied = [
-        np.all(np.isclose(members, at, rtol=TIE, atol=0), axis=0)
-        for at in sides[:, front].T[..., None]
-    ]
-    joined = [" = ".join(np.array(texts)[row].tolist()) for row in tied] if texts else []
+            columns.append(cells)
+    texts = ["; ".join(cells) for cells in zip(*columns, strict=True)]
+    if not texts:
+        return "", []
+    objectives = np.stack([np.asarray(results.column(name), float) for name in names])
+    point_objectives = objectives[:, [point.place for point in points]]
+    joined = []
+    for objective in objectives[:, front].T:
+        is_tied = np.isclose(point_objectives, objective[:, None], rtol=TIE, atol=0).all(axis=0)
+        joined.append(" = ".join(itertools.compress(texts, is_tied)))
     return "; ".join(heads), joined

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipejax.traces.findings.new_deal import NewDeal
 
 _ORDER = "the order in which ops ran, for --table"
-FILES = {  # that --save writes, and what each is for
+FILES = {  # files that --save writes, and their content and use
     "table.csv": _ORDER,
     "table.json": _ORDER,
     "costs.json": "mean times of ops and of messages, for --costs",
@@ -43,7 +43,7 @@ FILES = {  # that --save writes, and what each is for
     "dataset.zarr": "times of every op and step, for xarray.open_zarr",
     "perfetto.json": "a step as it ran and as replayed, for ui.perfetto.dev",
 }
-SAVED = "trace"  # the folder that commands read from where none is given
+DEFAULT_FOLDER = "trace"  # folder of the saved files in commands, without --save
 
 
 @options
@@ -99,26 +99,25 @@ def trace(
         check_modules("--save: datasets need", SWEEPS, "sweeps")
     if out.path is not None:
         check_modules("--out: pictures need", DRAWING.modules, "figures")
-    named = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
+    column_names = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
     with progress("reading", None) as bar:
         sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
         sizes |= {"steps": steps, "world": world, "replicas": replicas}
-        measured = pj.traces.read(files, columns=named, **sizes, on_progress=bar.tell)
-        other = None
-        if against:
-            other = pj.traces.read(against, columns=named, **sizes, on_progress=bar.tell)
+        arguments: dict[str, Any] = {"columns": column_names, **sizes, "on_progress": bar.show}
+        measured = pj.traces.read(files, **arguments)
+        other = pj.traces.read(against, **arguments) if against else None
     with progress("replaying", None) as bar:
         analysis = pj.traces.analyse(
-            measured if only_steps is None else measured.only(_steps(only_steps, measured)),
+            measured if only_steps is None else measured.only(_in_steps(only_steps, measured)),
             against=other,
             stage_layers=parse_layers(stage_layers, measured.stages),
             schedules=None if schedules is None else [n.strip() for n in schedules.split(",")],
             launcher=launcher,
             search=search,
             all_steps=all_steps,
-            on_progress=bar.tell,
+            on_progress=bar.show,
         )
-    folder = save.path or _new_folder(SAVED)
+    folder = save.path or _new_folder(DEFAULT_FOLDER)
     saved = _saved_costs(analysis, folder)
     command = command_line("trace", written_but("save"))
     result = _as_json(analysis, saved, command)
@@ -129,16 +128,18 @@ def trace(
         text = trace_page(analysis, result)
         out.save(lambda draft: write_file(draft, text))
     written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
-    again = command_line("trace", written_but("save") | {"save": folder})
-    go_on = (again,) if save.path is None else _next_commands(saved, analysis)
-    go_on = () if analysis.advice is None else go_on
+    next_commands: tuple[str, ...] = ()
+    if analysis.advice is not None and save.path is None:
+        next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
+    elif analysis.advice is not None:
+        next_commands = _next_commands(saved, analysis)
     view = chain(trace_view(analysis, result), _file_uses(save, folder, result))
     details = trace_details(analysis, result)
-    return Answer(result, view, written, next=go_on, details=details)
+    return Answer(result, view, written, next=next_commands, details=details)
 
 
-def _steps(text: str, measured: "pj.traces.Trace") -> Any:
-    """Return which slices belong to the selected steps: a range with both ends, or a list."""
+def _in_steps(text: str, measured: "pj.traces.Trace") -> Any:
+    """Return whether each slice is in the selected steps: a range with both ends, or a list."""
     first, colon, last = text.partition(":")
     numbers = [part.strip() for part in ([first, last] if colon else text.split(","))]
     if not all(part.isdigit() or (colon and not part) for part in numbers):
@@ -148,11 +149,11 @@ def _steps(text: str, measured: "pj.traces.Trace") -> Any:
         selected_steps = [step for step in measured.steps if low <= step <= high]
     else:
         selected_steps = [int(part) for part in numbers]
-    lacks = sorted({*selected_steps} - {*measured.steps})
-    if lacks or not selected_steps:
-        none = f" and not {', '.join(map(str, lacks))}" if selected_steps else ""
+    missing = sorted({*selected_steps} - {*measured.steps})
+    if missing or not selected_steps:
+        lacking = f" and not {', '.join(map(str, missing))}" if selected_steps else ""
         recorded = f"{measured.steps[0]} to {measured.steps[-1]}"
-        raise ValueError(f"--only-steps {text}: the files have steps {recorded}{none}")
+        raise ValueError(f"--only-steps {text}: the files have steps {recorded}{lacking}")
     return np.isin(measured.step, selected_steps)
 
 
@@ -182,6 +183,7 @@ def _save(folder: Path, analysis: "Analysis") -> None:
 
 
 def _new_folder(name: str) -> Path:
+    """Return the first of name, name-2, name-3 and so on that does not exist."""
     names = (f"{name}-{k}" if k > 1 else name for k in itertools.count(1))
     return next(path for path in map(Path, names) if not os.path.lexists(path))
 
@@ -192,41 +194,47 @@ def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterato
         yield plain(f"these commands read {folder}, which the next command writes:")
     elif save.written is not None:
         names = {path.name for path in save.written.iterdir()}
-        yield facts((name, what) for name, what in FILES.items() if name in names)
+        yield facts((name, use) for name, use in FILES.items() if name in names)
 
 
 def _next_commands(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
     """Return commands on the saved files; with `jitter` if times of ops scatter."""
     from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
 
-    evaluated, spread = command_of_scenario(saved), analysis.op_spread
+    evaluate_command, spread = command_of_scenario(saved), analysis.op_spread
     if spread < SMALLEST_SPREAD:
-        return (evaluated,)
+        return (evaluate_command,)
     options = scenario_options(saved)
-    tables = {"tables": options.pop("table"), "op": f"lognormal:{spread:.3g}"}
-    return evaluated, command_line("jitter", tables | options)
+    jitter_options = {"tables": options.pop("table"), "op": f"lognormal:{spread:.3g}"}
+    return evaluate_command, command_line("jitter", jitter_options | options)
 
 
 def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
-    pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
-    recorded, forecast, advice = analysis.schedule, analysis.forecast, analysis.advice
-    links = replayed.links
+    pipelines, replay, shares = analysis.pipelines, analysis.replay, analysis.attribution
+    forecast, advice, links = analysis.forecast, analysis.advice, replay.links
+    forecast_json = None
+    if forecast is not None:
+        names = "predicted low high confidence median_error inside has_failed"
+        forecast_json = pick(forecast, names) | {"median_error": 100 * forecast.median_error}
+    remedies: list[dict[str, Any]] = []
+    if advice is not None:
+        remedies = [*first_remedy(analysis, command), *remedies_json(advice, {}, saved)]
     return {
         "steps": len({pipeline.step for pipeline in pipelines.pipelines}),
         "replicas": len({pipeline.replica for pipeline in pipelines.pipelines}),
         "workers": pipelines.table.num_workers,
         "stages": pipelines.table.num_stages,
         "microbatches": pipelines.table.num_microbatches,
-        "schedule": recorded,
+        "schedule": analysis.schedule,
         "orders": len(pipelines.tables),
         "odd_steps": pipelines.odd_steps,
         "inferred": list(pipelines.trace.inferred),
         "left_out": [vars(part) for part in analysis.left_out],
         "replay": {
-            "mean_error": 100 * replayed.mean_error,
-            "worst_error": 100 * replayed.worst_error,
+            "mean_error": 100 * replay.mean_error,
+            "worst_error": 100 * replay.worst_error,
             "per_step": [
-                {"step": step, "error": 100 * error} for step, error in replayed.by_step.items()
+                {"step": step, "error": 100 * error} for step, error in replay.by_step.items()
             ],
         },
         "offsets": [offset._asdict() for offset in analysis.offsets],
@@ -243,34 +251,29 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[s
             "link": links.model,
             "queues": links.queues,
             "posting": links.posting,
-            "message_time": replayed.message_time,
-            "fits": {name: 100 * error for name, error in replayed.fits.items()},
-            "alike": replayed.equivalent_models,
+            "message_time": replay.message_time,
+            "fits": {name: 100 * error for name, error in replay.fits.items()},
+            "alike": replay.equivalent_models,
             "untold": [
-                {"link": name, "at_most": seconds} for name, seconds in replayed.unobserved.items()
+                {"link": name, "at_most": seconds} for name, seconds in replay.unobserved.items()
             ],
         },
         "op_times": [row._asdict() for row in analysis.op_times],
         "budgets": [budget._asdict() for budget in pipelines.trace.budgets],
-        "forecast": None
-        if forecast is None
-        else pick(forecast, "predicted low high confidence median_error inside has_failed")
-        | {"median_error": 100 * forecast.median_error},
+        "forecast": forecast_json,
         "deal": None if analysis.deal is None else _deal_json(analysis.deal),
         "pipeline_time": None if advice is None else advice.step_time,
         "bottleneck": None if advice is None else advice.bottleneck._asdict(),
         "no_advice": analysis.no_advice,
-        "remedies": []
-        if advice is None
-        else [*first_remedy(analysis, command), *remedies_json(advice, {}, saved)],
+        "remedies": remedies,
     }
 
 
 def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    shares_by_kind: dict[str, list[dict[str, Any]]] = {}
     for share in shares.shares:
-        kinds.setdefault(share.kind, []).append(pick(share, "name saves adds"))
-    return kinds
+        shares_by_kind.setdefault(share.kind, []).append(pick(share, "name saves adds"))
+    return shares_by_kind
 
 
 def _against_json(shares: "Attribution") -> dict[str, Any]:

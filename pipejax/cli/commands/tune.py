@@ -20,7 +20,7 @@ from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
 from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import (
-    FOUND,
+    SEARCH_FIELDS,
     Column,
     TextTable,
     gigabytes,
@@ -105,8 +105,8 @@ def _size(
         raise ValueError(f"{option} and --microbatch-size say the same: give one of them")
     if "size" in parts:
         raise ValueError(f"{option} does not go with tune {over}, which finds it: leave it out")
-    size, rest = divmod(workload.minibatch, microbatches)
-    if rest:
+    size, remainder = divmod(workload.minibatch, microbatches)
+    if remainder:
         raise ValueError(f"{option} must divide --minibatch {workload.minibatch}")
     return size
 
@@ -156,28 +156,28 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
                 **pick(best, "microbatch_size microbatches memory_bytes fits"),
                 **best.setting,
             },
-            **pick(tuned, FOUND),
+            **pick(tuned, SEARCH_FIELDS),
             "seconds": time.monotonic() - start,
         }
-        is_size = best.over == "size"
         run, launches = scenario.replace(num_microbatches=best.microbatches), tuple[Any, ...]()
-        if best.workload is not None:  # options say the setting
+        if best.workload is not None:  # options can write the setting
             run = run.with_workload(_with_setting(run, best.workload))
             per_node = float(system.gpus_per_node)
             launches = pj.costing.launches(best.workload, run.table(), launcher, per_node)
-        result |= {"launch": launch_json(launches)} if launches else {}
-        details: dict[str, Iterable[object]] = {
-            "microbatch sizes" if is_size else "stages": [
-                _sizes(tuned, capacity) if is_size else _stages(best)
-            ],
-            "method": _method(best),
-        }
+        details: dict[str, Iterable[object]] = {}
+        if best.over == "size":
+            details["microbatch sizes"] = [_sizes(tuned, capacity)]
+        else:
+            details["stages"] = [_stages(best)]
+        details["method"] = _method(best)
+        next_commands: tuple[str, ...] = ()
         if launches:
+            result["launch"] = launch_json(launches)
             details["launchers"] = launch_lines(launches)
+            next_commands = (command_line(run, "show", out="size.html"),)
         able = [launch for launch in launches if not launch.lacks]
         view = chain(_view(tuned, result, capacity), launch_lines(able))
-        show = [command_line(run, "show", out="size.html")] if launches else []
-        return Answer(result, view, next=tuple(show), details=details)
+        return Answer(result, view, next=next_commands, details=details)
 
     with best_so_far(report) as keep:
         tuned = _tune(scenario, on_best=keep, launcher=launcher, **arguments)
@@ -210,6 +210,7 @@ def _view(
 
 
 def _longer(step: float, best: float) -> str:
+    """Return the difference of a step from the best one in words."""
     return f"{percent(step / best - 1)} longer" if best and step > best else "as long"
 
 
@@ -222,10 +223,10 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
         raise ValueError(str(error)) from None
     with progress("tuning", None) as bar:
 
-        def move(done: float, _: float | None, text: str) -> None:
+        def show_count(done: float, _: float | None, text: str) -> None:
             bar.move(description=f"tuning: {done:,.0f} {text}")
 
-        arguments["on_progress"] = move
+        arguments["on_progress"] = show_count
         try:
             return pj.tune(*request, **arguments)
         except NothingFitsError as error:
@@ -238,19 +239,19 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
 
 
 def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) -> TextTable:
-    best, sizes = tuned.best, tuned.best.details["sizes"]
-    is_complete = tuned.stopped != "interrupted"
+    sizes, best_size = tuned.best.details["sizes"], tuned.best.microbatch_size
     columns = (
         Column("b", "microbatch_size"),
         Column("M", "microbatches"),
         Column("step time", "step_time", seconds),
         Column(f"memory (of {gigabytes(capacity)})", "memory_bytes", gigabytes),
         Column("fits", "fits", lambda fits: "yes" if fits else "no"),
-        Column("chosen", "microbatch_size", lambda b: "yes" if b == best.microbatch_size else ""),
+        Column("chosen", "microbatch_size", lambda size: "yes" if size == best_size else ""),
     )
-    is_best = [size["microbatch_size"] == best.microbatch_size for size in sizes]
-    styles = ["bold green" if is_chosen else "" for is_chosen in is_best]
-    title = "every legal microbatch size" if is_complete else "microbatch sizes evaluated"
+    styles = ["bold green" if row["microbatch_size"] == best_size else "" for row in sizes]
+    title = "every legal microbatch size"
+    if tuned.stopped == "interrupted":
+        title = "microbatch sizes evaluated"
     return rows_table(sizes, columns, styles=styles, title=title)
 
 
@@ -274,7 +275,7 @@ def _method(best: "pj.results.TunedSetting") -> Iterator[str]:
         yield f"relaxed: b = {details['microbatch_size']:.3g}, {seconds(details['step_time'])}"
 
 
-WIDEST = 40  # blocks of the largest stage in its picture
+MAX_BLOCKS = 40  # of the largest stage in its picture
 
 
 @options
@@ -320,8 +321,8 @@ def layers(
         option = "--out" if run.table is None else "--table"
         raise ValueError(f"{option} does not go with --method: leave one of them out")
     if run.microbatches is not None and microbatch_size is None:
-        microbatch_size, rest = divmod(workload.minibatch, run.microbatches)
-        if rest:
+        microbatch_size, remainder = divmod(workload.minibatch, run.microbatches)
+        if remainder:
             raise ValueError(
                 f"--microbatches {run.microbatches} does not divide the minibatch of "
                 f"{workload.minibatch}"
@@ -343,8 +344,9 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 
     def report(result: "pj.results.Found[pj.results.Partition]") -> Answer:
         best = result.best
-        named, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
-        launches = pj.costing.launches(best.workload, table, named, per_node)
+        launcher, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
+        launches = pj.costing.launches(best.workload, table, launcher, per_node)
+        able = [launch for launch in launches if not launch.lacks]
         data = _split_json(table, links, result) | {
             "seconds": time.monotonic() - start,
             "launch": launch_json(launches),
@@ -360,9 +362,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         times = {name: default.step_time for name, default in best.defaults.items()}
         return Answer(
             data,
-            chain(
-                _split_view(table, system, result), launch_lines(x for x in launches if not x.lacks)
-            ),
+            chain(_split_view(table, system, result), launch_lines(able)),
             {"wrote the layout to": out},
             next=(command_line(split, "show", out="layers.html"),),
             details={
@@ -371,7 +371,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
                     savings("split", "step time", times, result.value),
                     *search_end(result, "splits"),
                 ],
-                "launchers": launch_lines(launches, rest=True),
+                "launchers": launch_lines(launches, incomplete=True),
             },
         )
 
@@ -383,7 +383,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             link=links,
             no_memory_limit=not memory_limit,
             time_limit=limit,
-            on_progress=bar.tell,
+            on_progress=bar.show,
             on_best=keep,
         )
     return report(result)
@@ -407,7 +407,7 @@ def _split_json(
             "memory_bytes": best.memory_bytes.tolist(),
             "fits": best.fits,
         },
-        **pick(result, FOUND),
+        **pick(result, SEARCH_FIELDS),
         "defaults": {
             name: {**split._asdict(), "layout": str(split.layout)}
             for name, split in best.defaults.items()
@@ -424,19 +424,19 @@ def _split_view(
         f"[bold]{seconds(result.value)}[/] per step with {best.layout} on {table.num_workers} "
         f"workers, {table.num_microbatches} microbatches{_saving(result)}"
     )
-    need, room = best.memory_bytes.max(), float(system.memory_available)
+    need, available = best.memory_bytes.max(), float(system.memory_available)
     proof = f"no split saves more than {percent(result.gap)} of it"
     if result.lower_bound == 0:
         proof = "it is not proven to be the best"
     elif result.stopped == "optimal":
         proof = "no split is faster"
-    yield f"{proof}; memory: {gigabytes(need)} of {gigabytes(room)}"
+    yield f"{proof}; memory: {gigabytes(need)} of {gigabytes(available)}"
     if result.stopped == "interrupted":
         yield "interrupted: this is the best so far"
 
 
 def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:
-    """Return how much the split saves against the fastest default that fits."""
+    """Return the saving of the split against the fastest default that fits."""
     times = {name: split.step_time for name, split in result.best.defaults.items() if split.fits}
     if not times:
         return ""
@@ -452,7 +452,7 @@ def _split_stages(
     best = result.best
     costs = pj.stage_costs(best.workload, system, table)
     layers = best.layout.count("t") + best.layout.count("m")
-    blocks = np.ceil(layers * min(1.0, WIDEST / max(layers.max(), 1))).astype(int)
+    blocks = np.ceil(layers * min(1.0, MAX_BLOCKS / max(layers.max(), 1))).astype(int)
     room = float(system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
     needs = [best.memory_bytes[workers].max() for workers in holders]
@@ -473,5 +473,8 @@ def _contents(stage: str) -> str:
     """Return the content of a stage in words: "Ett" is "embedding, 2 layers"."""
     words = {"E": "embedding", "t": "layers", "m": "MTP", "L": "head"}
     counts = {letter: stage.count(letter) for letter in words if letter in stage}
-    texts = (words[a] if a in "EL" else f"{count} {words[a]}" for a, count in counts.items())
+    texts = (
+        words[letter] if letter in "EL" else f"{count} {words[letter]}"
+        for letter, count in counts.items()
+    )
     return ", ".join(texts) or "nothing"

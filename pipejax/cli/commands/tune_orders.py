@@ -20,7 +20,7 @@ from pipejax.cli.options.option import (
 )
 from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
-from pipejax.cli.output.answer import Answer, best_so_far, progress, searched
+from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search
 from pipejax.cli.output.files import (
     CERTIFICATE,
     DRAWING,
@@ -33,7 +33,7 @@ from pipejax.cli.output.files import (
     save_table,
 )
 from pipejax.cli.output.report import (
-    FOUND,
+    SEARCH_FIELDS,
     Column,
     TextTable,
     gigabytes,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pipejax.search.tuning.lookahead import Gathering
 
 
-BEST = "found"  # JSON key of the best order, beside other orders
+BEST_KEY = "found"  # JSON key of the best order, beside other orders
 WAITS = (
     Column("transfer", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
@@ -100,7 +100,7 @@ def messages(
     from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
     from pipejax.search.orders.transfers import TransferSearch
 
-    limit, enough = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
+    limit, max_gap = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
     scenario = run.scenario()
     table, costs = build(scenario), required(scenario).table_costs()
     rendezvous = scenario.links
@@ -110,22 +110,23 @@ def messages(
         tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(ordered, costs, link=rendezvous)
-            for name, ordered in {**tables, BEST: best}.items()
+            for name, ordered in {**tables, BEST_KEY: best}.items()
         }
         # a table that deadlocks in its own order has no waits: compare with the next best order
         before = "by producer" if result.baselines["own"] is None else "own"
-        runs = [pj.evaluate(t, costs, link=rendezvous) for t in (tables[before], best)]
-        waits, best_waits = map(pj.links.transfer_waits, runs)
+        run_before = pj.evaluate(tables[before], costs, link=rendezvous)
+        best_run = pj.evaluate(best, costs, link=rendezvous)
+        waits, best_waits = map(pj.links.transfer_waits, (run_before, best_run))
         save_table(best, out)
-        draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
+        draw_runs({"before": run_before, "after": best_run}, figure, messages=True)
         if result.stopped != "interrupted" or certificate.path is not None:
             bounds = {"path": result.best.free_bound, "queue": result.lower_bound}
-            certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
+            certify(pj.certificate(best_run, lower_bounds=bounds), certificate)
         data = _messages_as_json(table, result, waits) | {
             "makespans": makespans,
             "waits_of": before,
             **out.as_json(),
-            "wait": {before: waits.by_worker.sum(), BEST: best_waits.by_worker.sum()},
+            "wait": {before: waits.by_worker.sum(), BEST_KEY: best_waits.by_worker.sum()},
         }
         files = {
             "wrote the better table to": out,
@@ -147,7 +148,7 @@ def messages(
         )
 
     search = TransferSearch(table, costs, rendezvous, seed)
-    return searched(search, iterations, limit, report, enough)
+    return run_search(search, iterations, limit, report, max_gap)
 
 
 def _messages_as_json(
@@ -158,7 +159,7 @@ def _messages_as_json(
         "queues": result.best.links.queues,
         "own_order": "cells" if table.has_communication else "default",
         "best": {"order": result.best.order.tolist()},
-        **pick(result, FOUND),
+        **pick(result, SEARCH_FIELDS),
         "gain": saving(result.baselines["own"], result.value),
         "free_bound": result.best.free_bound,
         "free_gap": gap_of(result.value, result.best.free_bound),
@@ -208,7 +209,7 @@ def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
 
 
 def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the transfer that waits longest, and the sum of all waits before and after."""
+    """Yield the longest wait of a transfer, and the sum of all waits before and after."""
     if not data["waits"]:
         yield "before: no transfer waits"
         return
@@ -221,7 +222,7 @@ def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable:
-    queues = makespans[BEST]
+    queues = makespans[BEST_KEY]
     columns = {
         order: [
             "deadlock" if times[name] is None else seconds(times[name] or 0.0) for name in queues
@@ -233,7 +234,7 @@ def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable
     return grid([("queues", labels), *columns.items()], title=title)
 
 
-SAVED = ("order", "lengths", "places")  # keys of `_Permutation.best` that its file holds
+FILE_KEYS = ("order", "lengths", "places")  # keys of `_Permutation.best` that its file holds
 
 
 class _Permutation(NamedTuple):
@@ -250,20 +251,21 @@ class _Permutation(NamedTuple):
     def result(self) -> dict[str, Any]:
         """Return the object of `--json`."""
         sizes = table_sizes(self.table) | {"link": self.links.model}
-        return sizes | {"best": self.best, **pick(self.search, FOUND)}
+        return sizes | {"best": self.best} | pick(self.search, SEARCH_FIELDS)
 
     def save(self, out: Output) -> None:
         """Write the permutation and its sizes to a file that other commands read."""
-        sizes = {k: v for k, v in table_sizes(self.table).items() if k != "stages"}
-        saved = {name: self.best[name] for name in SAVED if name in self.best}
-        out.save_json({**sizes, **saved, "makespan": self.search.value})
+        sizes = {name: size for name, size in table_sizes(self.table).items() if name != "stages"}
+        content = {name: self.best[name] for name in FILE_KEYS if name in self.best}
+        out.save_json({**sizes, **content, "makespan": self.search.value})
 
     def view(self, values: str) -> Iterator[object]:
         """Yield the answer and its comparison with other permutations."""
         times = self.search.baselines
-        saved = saving(times["given"], self.search.value)
+        saved_share = saving(times["given"], self.search.value)
         yield (
-            f"[bold]{seconds(self.search.value)}[/] with the best {self.noun}, {percent(saved)} "
+            f"[bold]{seconds(self.search.value)}[/] with the best {self.noun}, "
+            f"{percent(saved_share)} "
             f"less than as given ({escape(self.table.name)}, {self.table.num_workers} workers, "
             f"{self.table.num_microbatches} microbatches, {self.links.model} links)"
         )
@@ -312,7 +314,7 @@ def microbatches(
         view = best.view(" ".join(map(str, order)))
         return Answer(best.result, view, {"wrote the order to": out})
 
-    return searched(search, iterations, limit, report)
+    return run_search(search, iterations, limit, report)
 
 
 @options
@@ -349,25 +351,25 @@ def places(
             "microbatches alike"
         )
     placed = scenario.placed(table)
-    places = places_on(table, scenario.source.worker_places, "--worker-places")
-    search = PlacementSearch(placed, places, link, seed)
+    given_places = places_on(table, scenario.source.worker_places, "--worker-places")
+    search = PlacementSearch(placed, given_places, link, seed)
 
     def report(result: "Found[WorkerPlaces]") -> Answer:
-        seats = result.best.places
+        places = result.best.places
         data = {
-            "places": seats.tolist(),
-            "nodes": [workers.tolist() for workers in placed.seated(seats)],
-            "boundaries": placed.crossed(seats).tolist(),
+            "places": places.tolist(),
+            "nodes": [workers.tolist() for workers in placed.seated(places)],
+            "boundaries": placed.crossed(places).tolist(),
         }
         best = _Permutation(table, link, result, data, "placement", "different placements")
         best.save(out)
-        _draw_seats(placed, result, figure)
+        _draw_places(placed, result, figure)
         view = best.view(",".join(map(str, data["places"])))
         files = {"wrote the places to": out, "drawn to": figure}
-        details = {"nodes": [_nodes(placed, seats)]}
+        details = {"nodes": [_nodes(placed, places)]}
         return Answer(best.result | figure.as_json(), view, files, details=details)
 
-    return searched(search, iterations, limit, report)
+    return run_search(search, iterations, limit, report)
 
 
 def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
@@ -376,22 +378,22 @@ def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
     nodes = range(int(placed.nodes.max()) + 1)
     columns: list[tuple[str, list[str]]] = [("node", [*map(str, nodes), "between nodes"])]
     for name, places in placements.items():
-        seats = [" ".join(map(str, workers)) for workers in placed.seated(places)]
-        crossed = placed.crossed(places)
-        columns.append((f"workers {name}", [*seats, f"{crossed[1:].sum()} of {crossed.sum()}"]))
+        workers_of_nodes = [" ".join(map(str, workers)) for workers in placed.seated(places)]
+        crossed = placed.crossed(places)  # stage boundaries by level; level 0 is inside a node
+        between = f"{crossed[1:].sum()} of {crossed.sum()}"
+        columns.append((f"workers {name}", [*workers_of_nodes, between]))
     return grid(columns, caption="between nodes: stage boundaries whose messages leave a node")
 
 
-def _draw_seats(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> None:
+def _draw_places(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> None:
     if figure.path is None:
         return
     from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import
     from pipejax.plots.timeline import save
 
+    time_in_order = seconds(result.baselines["in order"] or 0.0)
     placements = {
-        f"in order: {seconds(result.baselines['in order'] or 0.0)}": np.arange(
-            placed.table.num_workers
-        ),
+        f"in order: {time_in_order}": np.arange(placed.table.num_workers),
         f"best: {seconds(result.value)}": result.best.places,
     }
     picture = machine_picture(placed, placements)
@@ -431,13 +433,12 @@ def lookahead(
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
     scenario = scenario.with_edit(ShardingCells(edit.lane, (0,)))
     table, workload, costs = build(scenario), scenario.workload, scenario.table_costs()
+    limits, in_bytes = read_weights_limit(weights_limit, table, workload)
     sizes = np.ones(table.num_stages)
-    if workload is not None:
+    if workload is not None and in_bytes:
         from pipejax.costs.stage.stage_work import gathered_sizes
 
         sizes = gathered_sizes(workload, table)
-    limits, in_bytes = read_weights_limit(weights_limit, table, workload)
-    sizes = sizes if in_bytes else np.ones(table.num_stages)
     lane = edit.lane or "net"
     search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
@@ -451,7 +452,7 @@ def lookahead(
                 **pick(best, "lookahead residency peak"),
                 "unit": "bytes" if in_bytes else "stages",
             },
-            **pick(result, FOUND),
+            **pick(result, SEARCH_FIELDS),
         }
         cells = ShardingCells(edit.lane, tuple(best.lookahead), tuple(best.residency))
         save_table(best.table, out)
@@ -468,14 +469,14 @@ def lookahead(
             },
         )
 
-    return searched(search, iterations, limit, report)
+    return run_search(search, iterations, limit, report)
 
 
 def _lookahead_view(data: Mapping[str, Any], result: "Found[Gathering]") -> Iterator[object]:
-    ahead, count = data["best"]["lookahead"], data["best"]["residency"]
+    lookahead, residency = data["best"]["lookahead"], data["best"]["residency"]
     yield (
-        f"[bold]{seconds(result.value)}[/] with weights gathered {_range(ahead)} uses ahead, "
-        f"at most {_range(count)} stages of a worker at once ({escape(data['schedule'])}, "
+        f"[bold]{seconds(result.value)}[/] with weights gathered {_range(lookahead)} uses ahead, "
+        f"at most {_range(residency)} stages of a worker at once ({escape(data['schedule'])}, "
         f"{data['workers']} workers)"
     )
     yield savings("lookahead", "makespan", result.baselines, result.value)
@@ -535,7 +536,8 @@ def chunks(
         best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": durations}
         data = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
         details = {"chunks": [_chunks_table(best)], "search": search_end(result, "cuts")}
-        return Answer(data | pick(result, FOUND), _chunks_view(data, result), details=details)
+        fields = data | pick(result, SEARCH_FIELDS)
+        return Answer(fields, _chunks_view(data, result), details=details)
 
     with best_so_far(report) as keep, progress("cutting", None) as bar:
         result = pj.search.chunks(
@@ -549,7 +551,7 @@ def chunks(
             link=link,
             seed=seed,
             time_limit=parse_seconds(time_limit, "--time-limit"),
-            on_progress=bar.tell,
+            on_progress=bar.show,
             on_best=keep,
         )
     return report(result)

@@ -15,8 +15,8 @@ from pipejax.cli.output.answer import Answer, waiting
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import Column, digits, pick, plain, rows_table, seconds
 
-SHOWN = 5  # worst rows
-MOST_NAMED = 14  # groups in a legend
+MAX_WORST = 5  # rows with the largest errors
+MAX_GROUPS = 14  # groups in a legend
 TITLES = {"mape": "mean", "median": "median", "p90": "90 % within", "bias": "bias"}
 
 
@@ -51,54 +51,57 @@ def validate(
     Example:
       pipejax validate runs.csv --system h100
     """
-    allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
+    max_error = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
-        ours = pj.validate(files, system, stack=stack, link=link or "delay")
-    validation, other = ours, None
+        validation = pj.validate(files, system, stack=stack, link=link or "delay")
+    pipejax_validation = None  # of the same rows, beside the predictions of another
     if predictions is not None:
         from pipejax.analysis.step.validation import judge
 
-        validation, other = judge(ours, predictions)
-    judged = validation.time or validation.memory  # each row has one of them
-    is_within = judged is not None and judged.mape <= allowed
+        validation, pipejax_validation = judge(validation, predictions)
+    errors = validation.time or validation.memory  # each row has one of them
+    is_within = errors is not None and errors.mape <= max_error
     if figure.path is not None:
         _draw(figure, validation)
     result = {
         **_statistics(validation),
         "configurations": _statistics(validation.by_configuration),
         "ranking": None if validation.ranking is None else validation.ranking._asdict(),
-        "worst": validation.worst(SHOWN),
+        "worst": validation.worst(MAX_WORST),
         "groups": {name: _statistics(part) for name, part in validation.groups.items()},
-        **({} if other is None else {"pipejax": _statistics(other)}),
-        "tolerance": allowed,
+        **({} if pipejax_validation is None else {"pipejax": _statistics(pipejax_validation)}),
+        "tolerance": max_error,
     }
     written = {"drawn to": figure} if figure.path is not None else {}
-    return Answer(result, _view(result, judged), written, is_within, details=_details(result))
+    return Answer(result, _view(result, errors), written, is_within, details=_details(result))
 
 
 def _statistics(validation: "pj.results.Validation") -> dict[str, Any]:
+    """Return the errors of a validation for `--json`; those of times are null if it has none."""
     time, memory = validation.time, validation.memory
     result: dict[str, Any] = {"rows": len(validation.measured)}
     result |= dict.fromkeys(TITLES) if time is None else pick(time, " ".join(TITLES))
     result["coverage_90"] = validation.coverage_90
-    verdicts = validation.out_of_memory
-    result |= {} if verdicts is None else {"out_of_memory": verdicts._asdict()}
-    return result | ({} if memory is None else {"memory": memory._asdict()})
+    if validation.out_of_memory is not None:
+        result["out_of_memory"] = validation.out_of_memory._asdict()
+    if memory is not None:
+        result["memory"] = memory._asdict()
+    return result
 
 
-def _view(data: Mapping[str, Any], judged: Any) -> Iterator[object]:
-    """Yield the mean error, the worst row, and how well layouts are ranked."""
-    if judged is None:
+def _view(data: Mapping[str, Any], errors: Any) -> Iterator[object]:
+    """Yield the mean error, the worst row, and the quality of the ranking of layouts."""
+    if errors is None:
         yield "no row can be judged: none has a time or a memory"
     else:
-        allowed = data["tolerance"]
-        word = "within" if judged.mape <= allowed else "[red]above[/]"
+        max_error = data["tolerance"]
+        word = "within" if errors.mape <= max_error else "[red]above[/]"
         yield (
-            f"predictions are [bold]{_percent(judged.mape)}[/] off in the mean of {data['rows']} "
-            f"rows, {word} the tolerance of {allowed:g} %"
+            f"predictions are [bold]{_percent(errors.mape)}[/] off in the mean of {data['rows']} "
+            f"rows, {word} the tolerance of {max_error:g} %"
         )
-        sign = "long" if judged.bias > 0 else "short"
-        yield f"bias: {_percent(abs(judged.bias))} too {sign}"
+        sign = "long" if errors.bias > 0 else "short"
+        yield f"bias: {_percent(abs(errors.bias))} too {sign}"
     if data["worst"]:
         worst = data["worst"][0]
         yield plain(
@@ -166,5 +169,5 @@ def _draw(figure: Output, validation: "pj.results.Validation") -> None:
     with drawing(figure, 1, 3.2) as (_, axes):
         draw_predictions(axes, timed.measured.seconds, timed.predicted.seconds, names)
         axes.set_title(f"{len(names)} rows, grey: within 10 %", loc="left")
-        if 1 < len(set(names)) <= MOST_NAMED:
+        if 1 < len(set(names)) <= MAX_GROUPS:
             axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.16))

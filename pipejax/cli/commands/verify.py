@@ -14,7 +14,7 @@ from pipejax.cli.options.scenario import build, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import pick, plain, seconds
 
-SHOWN = 10  # problems that the report lists
+MAX_PROBLEMS = 10  # that the report lists
 
 
 @options
@@ -61,6 +61,6 @@ def _view(verdict: "pj.results.Verdict", problems: list[str]) -> Iterator[object
     for bound in verdict.bounds:
         word = "derived again" if bound.checked else "not checked: it rests on the solver's word"
         yield plain(f"lower bound {time(bound.value)} by {bound.by}, {word}")
-    yield from map(plain, problems[:SHOWN])
-    if problems[SHOWN:]:
-        yield f"and {len(problems) - SHOWN} more"
+    yield from map(plain, problems[:MAX_PROBLEMS])
+    if problems[MAX_PROBLEMS:]:
+        yield f"and {len(problems) - MAX_PROBLEMS} more"

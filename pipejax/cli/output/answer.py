@@ -24,32 +24,32 @@ class ProgressBar(NamedTuple):
     move: Callable[..., None]  # takes `advance` or `completed`, and `description`
     note: Callable[[str], None]  # prints a line above the bar
 
-    def tell(self, done: float, total: float | None, text: str) -> None:
-        """Move to where a long call says that it is: the `on_progress` of the library."""
+    def show(self, done: float, total: float | None, text: str) -> None:
+        """Show the progress of a long call: the `on_progress` of the library."""
         self.move(completed=done, total=total, description=text)
 
-    def after(self, before: float) -> Callable[[float, float | None, str], None]:
-        """Return the same for one of several calls, when so much was done before it."""
-        return lambda done, total, text: self.move(completed=before + done, description=text)
+    def show_after(self, done_before: float) -> Callable[[float, float | None, str], None]:
+        """Return the `on_progress` of one of several calls, to which earlier work is added."""
+        return lambda done, total, text: self.move(completed=done_before + done, description=text)
 
 
 @contextmanager
 def progress(
     what: str, total: float | None, *columns: ProgressColumn, transient: bool = True
 ) -> Iterator[ProgressBar]:
-    """Show how far work is, where a person sees it."""
+    """Show a bar of progress, called `what`, while the block runs; only on a terminal."""
     err = Console(stderr=True, highlight=False)
-    shown: dict[str, Any] = {"console": err, "transient": transient, "disable": not err.is_terminal}
-    with Progress(*columns, **shown) as bar, if_interrupted(bar.stop):
+    bar = Progress(*columns, console=err, transient=transient, disable=not err.is_terminal)
+    with bar, if_interrupted(bar.stop):
         note = partial(err.print, markup=False) if err.is_terminal else lambda text: None
         yield ProgressBar(partial(bar.update, bar.add_task(what, total=total)), note)
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[Console]:
-    """Show that work goes on, where a person sees it; the console prints above that."""
+    """Show a spinner while the block runs, only on a terminal; the console prints above it."""
     err = Console(stderr=True)
-    with err.status(what) as shown, if_interrupted(shown.stop):
+    with err.status(what) as status, if_interrupted(status.stop):
         yield err
 
 
@@ -83,9 +83,9 @@ class Answer(NamedTuple):
             view = [*self.view]
             print_all(*view)
             if has_details():
-                shown = [part for part in view if isinstance(part, Text)]
+                printed_lines = [part for part in view if isinstance(part, Text)]
                 details = chain.from_iterable(self.details.values())
-                print_all(*(part for part in details if part not in shown))
+                print_all(*(part for part in details if part not in printed_lines))
             print_all(*file_lines(self.written))
             print_all(*(plain(f"next: {line}") for line in self.next))
             if self.details and not has_details():
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
 
 
 def file_lines(written: Mapping[str, Output]) -> Iterator[Text]:
-    """Say where files have been written, behind these words; of others nothing."""
+    """Yield a line for each file that was written; `written` has files by their announcements."""
     for words, output in written.items():
         if output.written is not None:
             yield plain(f"{words} {output.written}")
@@ -103,20 +103,21 @@ def file_lines(written: Mapping[str, Output]) -> Iterator[Text]:
 
 @contextmanager
 def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], object]]:
-    """Show the last result that the block keeps if the command is interrupted in it."""
+    """Yield a function that keeps a result; an interrupt in the block answers with the last one."""
     best: deque[Any] = deque(maxlen=1)
 
-    def say() -> str | None:
+    def show_best() -> str | None:
+        """Print the answer; return the end of the message about the interrupt."""
         if not best:
             return None
         answer(best[0]).show()
         return "this is the best so far"
 
-    with if_interrupted(say):
+    with if_interrupted(show_best):
         yield best.append
 
 
-def searched(
+def run_search(
     search: Any, iterations: int, limit: float, report: Callable[[Any], Answer], gap: float = 0.0
 ) -> Answer:
     """Run a local search under a bar, and answer with its result, if interrupted too."""
@@ -125,5 +126,5 @@ def searched(
         progress("searching", iterations) as bar,
     ):
         keep(search)
-        result = search.run(iterations, limit, bar.tell, gap)
+        result = search.run(iterations, limit, bar.show, gap)
     return report(result)

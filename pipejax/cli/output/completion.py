@@ -24,50 +24,55 @@ SHELLS = "bash", "zsh", "fish"
 
 def completion_script(shell: str, functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
-    written_for: Any = resolve_choice(shell, SHELLS, "--completion SHELL")
-    lists = {
+    shell_name: Any = resolve_choice(shell, SHELLS, "--completion SHELL")
+    values_by_kind = {
         "schedules": names(),
         "models": model_names(),
         "systems": system_names(),
         "stacks": stack_names(),
     }
     program = App(name="pipejax", help_flags=(), version_flags=("--version",))
-    for called, function in functions.items():
-        first, _, second = called.partition(" ")
+    for command, function in functions.items():
+        first, _, second = command.partition(" ")  # "sweep run" is a command of two words
         about = (inspect.getdoc(function) or "").partition("\n\n")[0]
         if first not in program:
             program.command(App(name=first, help=about, version_flags=()))
         if second:
             program[first].command(App(name=second, help=about, version_flags=()))
         app = program[first][second] if second else program[first]
-        app.default(_completable(called, function, lists))
-    script = program.generate_completion(shell=written_for, prog_name="pipejax")
+        app.default(_completable(command, function, values_by_kind))
+    script = program.generate_completion(shell=shell_name, prog_name="pipejax")
     # bash completes files where no name matches
     return script.replace("complete -F _pipejax", "complete -o default -F _pipejax")
 
 
 def _completable(
-    called: str, function: Callable[..., Any], lists: Mapping[str, Any]
+    command: str, function: Callable[..., Any], values_by_kind: Mapping[str, Any]
 ) -> Callable[..., None]:
     """Return a function with the options of a command, whose types name the values to complete."""
 
-    def command(**options: Any) -> None: ...
+    def completable(**options: Any) -> None: ...
 
-    keyword, bare = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
+    keyword_only, positional = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
     parameters = []
     for name in command_options(function):
         if name not in CATALOGUE:
             continue
-        entry = record(name, called)
-        words = lists[entry.names] if isinstance(entry.names, str) else entry.names
-        is_path = any(part in entry.kind.metavar for part in PATHS)
-        kind: Any = Literal[*words] if words else Path if is_path else str
-        letter = [f"-{entry.short}"] if entry.short else []
-        read = Parameter([flag(name), *letter], help=begin_sentence(entry.head), negative=())
-        kind = Annotated[bool if entry.kind == FLAG else kind, read]
-        parameters.append(inspect.Parameter(name, keyword, annotation=kind, default=None))
-    argument: Any = Literal[*ARGUMENTS[called]] if called in ARGUMENTS else Path
-    parameters.insert(0, inspect.Parameter("argument", bare, annotation=argument))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {option.name: option.annotation for option in parameters}
-    return command
+        entry = record(name, command)
+        values = values_by_kind[entry.names] if isinstance(entry.names, str) else entry.names
+        kind: Any = str
+        if entry.kind == FLAG:
+            kind = bool
+        elif values:
+            kind = Literal[*values]
+        elif any(part in entry.kind.metavar for part in PATHS):
+            kind = Path
+        flags = [flag(name), *([f"-{entry.short}"] if entry.short else [])]
+        about = Parameter(flags, help=begin_sentence(entry.head), negative=())
+        kind = Annotated[kind, about]
+        parameters.append(inspect.Parameter(name, keyword_only, annotation=kind, default=None))
+    argument: Any = Literal[*ARGUMENTS[command]] if command in ARGUMENTS else Path
+    parameters.insert(0, inspect.Parameter("argument", positional, annotation=argument))
+    completable.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    completable.__annotations__ = {option.name: option.annotation for option in parameters}
+    return completable

@@ -28,14 +28,14 @@ SWEEPS = ("xarray", "zarr", "filelock")
 class OutputKind(NamedTuple):
     """A kind of file that an option asks for."""
 
-    suffixes: tuple[str, ...]  # of its name
-    modules: tuple[str, ...] = ()  # that write it
-    needs: str = ""  # begins the sentence that names a module that is missing
-    extra: str = ""  # of the package, which brings the modules
+    suffixes: tuple[str, ...]  # allowed suffixes of its name; any if empty
+    modules: tuple[str, ...] = ()  # modules that write it
+    needs: str = ""  # first words of the error about a missing module, as "drawing needs"
+    extra: str = ""  # extra of the package that installs the modules
     is_folder: bool = False  # whether it is a Zarr store
-    is_new: bool = False  # whether it is a folder that must not be there
-    resumes: bool = False  # whether one that is there may be gone on with
-    plain: tuple[str, ...] = ()  # suffixes of files that none of the modules writes
+    is_new: bool = False  # whether it is a folder that must not exist
+    resumes: bool = False  # whether the command continues an existing store
+    plain: tuple[str, ...] = ()  # suffixes of files that need none of the modules
     # kind of a file with other suffixes, if the option takes that too
     other: "OutputKind | None" = None
 
@@ -66,8 +66,8 @@ class Output:
     """A file that an option names: checked before the work, written after it."""
 
     path: Path | None = None  # the file, or None where none is given
-    option: str = "--out"  # that names it
-    force: bool = False  # whether what is there is replaced
+    option: str = "--out"  # option that names it
+    force: bool = False  # whether an existing file is replaced
     drawn_by: str = ""  # another option of the command, which draws, if there is one
     _error: OSError | None = None
     _unwritten: str = ""
@@ -84,7 +84,7 @@ class Output:
             legal = f"one of {', '.join(suffixes)}" if suffixes[1:] else suffixes[0]
             hint = self._hint(kind)
             raise ValueError(f"{self.option} must end in {legal}, got {str(self.path)!r}{hint}")
-        if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
+        if kind.resumes and os.path.isdir(self.path):  # the command checks the store
             return self
         try:
             check_writable(self.path)
@@ -122,7 +122,7 @@ class Output:
             raise ValueError(f"{out} is not a dataset that was written here: it is never replaced")
 
     def save(self, write: Callable[[Path], object], text: Callable[[], str] | None = None) -> None:
-        """Write the file, if one is named; `end` raises the error, if any."""
+        """Write the file, if one is named; `end` raises the error, if any, and prints the text."""
         # So the report is printed even if the file cannot be written.
         if self.path is None:
             return
@@ -148,7 +148,9 @@ class Output:
     def as_json(self) -> dict[str, Any]:
         """Return its name for `--json`, or null and the content that could not be written."""
         result: dict[str, Any] = {self.option.removeprefix("--"): self.written}
-        return result | ({"unwritten": self._unwritten} if self._unwritten else {})
+        if self._unwritten:
+            result["unwritten"] = self._unwritten
+        return result
 
     def end(self, *, json: bool) -> None:
         """Raise the error of writing after the report; the content follows as text."""
@@ -164,10 +166,10 @@ NO_OUTPUT = Output()  # of an option that is not given
 
 def check_apart(outputs: Iterable[Output]) -> None:
     """Refuse two options that name one file: the second would replace the first."""
-    named: dict[str, str] = {}
+    option_by_path: dict[str, str] = {}
     for output in outputs:
         if output.path is not None:
-            other = named.setdefault(os.path.realpath(output.path), output.option)
+            other = option_by_path.setdefault(os.path.realpath(output.path), output.option)
             if other != output.option and not output.path.is_char_device():
                 raise ValueError(f"{other} and {output.option} name the same file {output.path}")
 
@@ -185,7 +187,7 @@ def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
 def drawing(
     out: Output, columns: int, height: float, paper: "Paper | None" = None
 ) -> "Iterator[tuple[Figure, Axes]]":
-    """Give a figure to draw on, one or two columns of a paper by inches, and write it to a file."""
+    """Yield a figure of one or two columns of a paper, `height` inches high, and then write it."""
     import matplotlib as mpl  # an extra, slow to import
 
     from pipejax.plots import style
@@ -204,14 +206,14 @@ def save_table(table: pj.ScheduleTable, out: Output) -> None:
 
 
 def write_dataset(data: Any, out: Output) -> None:
-    """Write an xarray dataset as a Zarr store that is there as a whole or not at all."""
+    """Write an xarray dataset as a Zarr store, atomically."""
     out.save(lambda draft: data.to_zarr(draft, zarr_format=2))
 
 
-def certify(claimed: dict[str, Any], out: Output) -> None:
-    """Write a certificate, where a file is named for it, and derive it again."""
-    out.save(lambda draft: write_file(draft, json.dumps(claimed, allow_nan=False)))
-    verdict = pj.verify(claimed)
+def certify(certificate: dict[str, Any], out: Output) -> None:
+    """Write a certificate, if a file is named for it, and check it in any case."""
+    out.save(lambda draft: write_file(draft, json.dumps(certificate, allow_nan=False)))
+    verdict = pj.verify(certificate)
     if not verdict.ok:
         place = f"; the certificate is in {out.written}" if out.written else ""
         raise AssertionError(
@@ -220,11 +222,11 @@ def certify(claimed: dict[str, Any], out: Output) -> None:
         )
 
 
-def draw_runs(runs: "Mapping[str, pj.Evaluation]", figure: Output, **how: Any) -> None:
-    """Draw runs by name to a file, if one is asked for."""
+def draw_runs(runs: "Mapping[str, pj.Evaluation]", figure: Output, **options: Any) -> None:
+    """Draw runs by name to a file, if one is asked for; options are those of `pj.plot`."""
     if figure.path is None:
         return
     from pipejax.plots.timeline import save  # matplotlib is an extra, slow to import
 
-    picture = pj.plot(runs, **how)
+    picture = pj.plot(runs, **options)
     figure.save(lambda draft: save(picture, draft))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCREEN = 24  # lines
 NARROWEST, WIDEST = 60, 100  # columns of a help text
-LEFT = 36  # largest width of the column of option names
+MAX_NAMES_WIDTH = 36  # of the column of option names
 FIRST_QUESTIONS = {  # commands that most people need
     "evaluate": "How long does a step take under this schedule, and who waits?",
     "explain": "Why is the step slow, and what would make it faster?",
@@ -73,26 +73,27 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     """Return the help of a command: one screen, or all options."""
     from pipejax.cli.options.option import command_options  # loads cyclopts
 
-    width, listed = _width(), command_options(command)
-    options = {key: option for key, option in listed.items() if key in CATALOGUE}
+    width, parameters = _width(), command_options(command)
+    options = {key: option for key, option in parameters.items() if key in CATALOGUE}
+    lines = _head(name, command, parameters, width, short=not everything)
     if everything:
-        lines = _head(name, command, listed, width)
         for panel in _panels(command.__name__, options, width):
             lines += ["", *panel]
         return "\n".join([*lines, *_notes(command.__name__, options, width), ""])
-    lines = _head(name, command, listed, width, short=True)
-    room = SCREEN - len(lines) - 2  # below: an empty line, and one for what is not shown
+    num_free_lines = SCREEN - len(lines) - 2  # an empty line above the options, one line below
     records = {key: record(key, command.__name__) for key in CATALOGUE if key in options}
-    often = [key for key in records if is_frequent(key, options[key])]
-    column = min(max(len(_option_text(key, records[key])) for key in often) + 2, LEFT)
-    shown: dict[str, list[str]] = {}
+    names = [_option_text(key, records[key]) for key in records if is_frequent(key, options[key])]
+    column = min(max(map(len, names)) + 2, MAX_NAMES_WIDTH)
+    # options that matter most get the free lines; they are printed in the order of the catalogue
+    lines_by_option: dict[str, list[str]] = {}
     for key in sorted(records, key=lambda key: _rank(key, options[key])):
         row = (_option_text(key, records[key]), _text(records[key], options[key], width - column))
-        rows = list(_columns([row], column, width))
-        if sum(map(len, shown.values())) + len(rows) <= room:
-            shown[key] = rows
-    lines += ["", *(line for key in records for line in shown.get(key, ()))]
-    num_more = len(options) - len(shown)
+        option_lines = list(_columns([row], column, width))
+        if len(option_lines) <= num_free_lines:
+            lines_by_option[key] = option_lines
+            num_free_lines -= len(option_lines)
+    lines += ["", *(line for key in records for line in lines_by_option.get(key, ()))]
+    num_more = len(options) - len(lines_by_option)
     foot = f"{num_more} more options: " if num_more else "Every option explained: "
     return "\n".join([*lines, f"{foot}pipejax {name} --help-all", ""])
 
@@ -125,7 +126,7 @@ def _head(
     *,
     short: bool = False,
 ) -> list[str]:
-    """Return lines of usage, purpose and an example; short: the first paragraph of the purpose."""
+    """Return usage, purpose and example; with `short` only the first paragraph of the purpose."""
     text = inspect.getdoc(command) or ""
     example = _EXAMPLE.search(text)
     about = text.partition("\n\nOptions:")[0].partition("\n\nExample:")[0].split("\n\n")
@@ -151,7 +152,9 @@ def _panels(
 ) -> Iterator[list[str]]:
     """Yield the lines of each panel, with every option explained."""
     records = {key: record(key, command) for key in CATALOGUE if key in options}
-    column = min(max(len(_option_text(key, entry)) for key, entry in records.items()) + 2, LEFT)
+    column = min(
+        max(len(_option_text(key, entry)) for key, entry in records.items()) + 2, MAX_NAMES_WIDTH
+    )
     for title in PANELS:
         rows = [
             (_option_text(key, entry), options[key].help + _default(options[key]))
@@ -177,11 +180,11 @@ def _default(option: "CommandOption") -> str:
     return f" [default: {option.default}]"
 
 
-def _text(entry: Option, option: "CommandOption", room: int) -> str:
-    """Return the help of an option: all of it if it has room in a line, else its first part."""
-    end = _default(option)
-    text = option.help + end
-    return text if len(text) <= room else begin_sentence(entry.head) + end
+def _text(entry: Option, option: "CommandOption", width: int) -> str:
+    """Return the help of an option: all of it if it fits the width, else its first part."""
+    default = _default(option)
+    text = option.help + default
+    return text if len(text) <= width else begin_sentence(entry.head) + default
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
@@ -189,6 +192,7 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
 
 
 def _columns(rows: Iterable[tuple[str, str]], column: int, width: int) -> Iterator[str]:
+    """Yield lines of names, and of texts that begin at a column; a long name gets its own line."""
     for name, text in rows:
         lines = textwrap.wrap(text, width - column, break_on_hyphens=False) or [""]
         if len(name) > column - 2:

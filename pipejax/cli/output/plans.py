@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
-# Options of launchers, as they are printed
-
-LONGEST = 2000  # characters of the options of a launcher that are printed
+MAX_OPTION_LETTERS = 2000  # longer options of a launcher are not printed
 
 
 def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
@@ -41,26 +39,28 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
     notes = []
     if len({*layers}) > 1:
         reason = "Megatron-LM needs equal layers, or --pipeline-layout"
-        if workload.embedding_units or workload.loss_units:
-            reason = "embedding and head count as layers"
         if workload.pipeline_layout:
             reason = "as --pipeline-layout has them"
+        elif workload.embedding_units or workload.loss_units:
+            reason = "embedding and head count as layers"
         notes.append(f"layers of stages: {' '.join(map(str, layers))} ({reason})")
-    parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
-    if workload.has_experts and parts > 1 and is_default:
+    expert_parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
+    if workload.has_experts and expert_parts > 1 and is_default:
         notes.append(
-            f"tensor parallelism cuts each expert in {parts} parts, Megatron-LM's default; "
+            f"tensor parallelism cuts each expert in {expert_parts} parts, Megatron-LM's default; "
             "torchtitan's is 1: --expert-tensor-parallel"
         )
     return {"layers_of_stages": layers} | ({"notes": notes} if notes else {})
 
 
-def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
-    """Yield the options of each launcher, or the features that it lacks for the layout."""
+def launch_lines(
+    launches: "Iterable[pj.results.Launch]", *, incomplete: bool = False
+) -> Iterator[Text]:
+    """Yield the options of each launcher; of one that lacks a feature only with `incomplete`."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
-        options = launch.text if rest or not lacks else ""
-        if len(options) > LONGEST:
+        options = launch.text if incomplete or not lacks else ""
+        if len(options) > MAX_OPTION_LETTERS:
             options = f"{len(options)} characters of options, which --json prints"
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")
 
@@ -76,10 +76,10 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
     "microbatch_size": "microbatch",
     "microbatches": "microbatches",
 }
-TIES = 2  # other layouts of an idea that a row names
-SOURCES = 2  # publications that a line names
-REVERSALS = 2  # numbers of the machine that a report names
-OVERLAPS = (  # fields of a workload, what travels, and the option
+MAX_TIES = 2  # other layouts of an idea that a row names
+MAX_SOURCES = 2  # publications that a line names
+MAX_BREAK_EVEN = 2  # numbers of the machine that a report names
+OVERLAPS = (  # fields of a workload, name of the traffic, and the option
     ("overlap", "gradients and weights", "--overlap"),
     ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
 )
@@ -99,18 +99,16 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield from _measured_memory(plan)
     evidence = evidence_json(best.evidence, best.step_time)
     yield evidence_line(evidence, best.regime, request.system.name)
-    yield _room(plan)
+    yield _memory_limit(plan)
     yield from _assumptions(plan)
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        yield plain(
-            f"not ranked, {_doubt(entry)}: {seconds(entry.step_time)} with {_long_text(entry)}"
-        )
+        reason = _reason_not_ranked(entry)
+        yield plain(f"not ranked, {reason}: {seconds(entry.step_time)} with {_long_text(entry)}")
 
 
-def _doubt(entry: "PlannedLayout") -> str:
-    """Say why a layout is not ranked."""
+def _reason_not_ranked(entry: "PlannedLayout") -> str:
     evidence = entry.evidence
     if evidence is None or evidence.differs or not evidence.is_many:
         return f"{entry.regime} is not measured on this machine with this software"
@@ -134,7 +132,7 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
 def _long_text(entry: "PlannedLayout") -> str:
     """Return a layout in words, without usual values."""
     layout = entry.layout
-    sizes = [f"{words} {layout[name]}" for name, words in WORDS.items() if layout[name] > 1]
+    sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     is_recomputed = layout["recompute"] != "none"
     recompute = f", recompute {layout['recompute']}" if is_recomputed else ""
     schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
@@ -146,34 +144,29 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
     if evidence is None:
         return None
     names = "configurations mean_error bias sources system stack differs"
-    basis = evidence.factors and evidence.factors.basis
+    basis = None if evidence.factors is None else evidence.factors.basis
     more = {"regime": str(evidence.regime), "range": evidence.range(step), "range_basis": basis}
     return pick(evidence, names) | more
 
 
 def _measured_memory(plan: "PlanResult") -> Iterator[object]:
     """Yield measured over predicted memory of the launcher's runs, and a limit that allows it."""
-    factors, need = memory_json(plan)["memory_factors"], plan.best.memory_bytes
+    factors, predicted = memory_json(plan)["memory_factors"], plan.best.memory_bytes
     if not factors:
         return
-    whole, ends = float(plan.request.system.memory_available), (factors[0], factors[-1])
-    times, sizes = (
-        " to ".join(map(form, values))
-        for form, values in (
-            ("{:.3g}".format, ends),
-            (gigabytes, (factor * need for factor in ends)),
-        )
-    )
-    limit = f"; --memory-limit {whole / ends[1] / 1e9:.3g}GB leaves room"
-    hint = limit if need * ends[1] > whole else ""
+    available = float(plan.request.system.memory_available)
+    smallest, largest, hint = factors[0], factors[-1], ""
+    if predicted * largest > available:
+        hint = f"; --memory-limit {available / largest / 1e9:.3g}GB leaves room"
     yield plain(
-        f"measured runs of {plan.request.launcher} took {times} times the predicted memory "
-        f"({len(factors)} configurations): {sizes} of {gigabytes(whole)} here{hint}"
+        f"measured runs of {plan.request.launcher} took {smallest:.3g} to {largest:.3g} times the "
+        f"predicted memory ({len(factors)} configurations): {gigabytes(smallest * predicted)} to "
+        f"{gigabytes(largest * predicted)} of {gigabytes(available)} here{hint}"
     )
 
 
 def memory_json(plan: "PlanResult") -> dict[str, Any]:
-    """Return measured over predicted memory of the launcher's runs; none if it has none."""
+    """Return measured over predicted memory of the launcher's runs, the smallest first."""
     from pipejax.analysis.step.evidence import memory_factors, operand_bits
     from pipejax.costs.model.launchers import find_launcher
 
@@ -188,7 +181,7 @@ def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) ->
             f"extrapolated: nobody measured such runs ({regime}) on machines like {system}"
         )
     sources = ", ".join(record["sources"])
-    if len(record["sources"]) > SOURCES:
+    if len(record["sources"]) > MAX_SOURCES:
         sources = f"{len(record['sources'])} sources"
     differs = f"; your run differs: {', '.join(record['differs'])}" if record["differs"] else ""
     expected = "extrapolated"
@@ -202,35 +195,34 @@ def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) ->
     )
 
 
-def _room(plan: "PlanResult") -> object:
+def _memory_limit(plan: "PlanResult") -> object:
     """Return the memory that tensors may take, and why."""
     request = plan.request
     if request.memory_limit is not None:
         return plain(f"tensors may take {gigabytes(request.room)} (--memory-limit)")
-    whole = gigabytes(float(request.system.memory_available))
+    available = gigabytes(float(request.system.memory_available))
     return plain(
-        f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {whole} stay "
-        "free for fragmentation (--headroom)"
+        f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {available} "
+        "stay free for fragmentation (--headroom)"
     )
 
 
 def _assumptions(plan: "PlanResult") -> Iterator[object]:
     """Yield the assumptions, and the best layout under other assumptions of launchers."""
-    overlap = "; ".join(
-        f"{'no ' if not share else '' if share == 1 else f'{100 * share:g} % of '}{what} beside "
-        f"compute ({flag})"
-        for name, what, flag in OVERLAPS
-        for share in [plan.request.shared.get(name, 0.0)]
-    )
-    size, under = float(plan.best.workload.model.accumulated_bytes), plan.under_launchers
-    yield plain(f"assumes: {overlap}; gradients of {8 * size:g} bits")
+    overlaps = []
+    for name, traffic, flag in OVERLAPS:
+        share = plan.request.shared.get(name, 0.0)
+        amount = {0.0: "no ", 1.0: ""}.get(share, f"{100 * share:g} % of ")
+        overlaps.append(f"{amount}{traffic} beside compute ({flag})")
+    gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
+    yield plain(f"assumes: {'; '.join(overlaps)}; gradients of {gradient_bits:g} bits")
     cases = "; ".join(
         f"{' and '.join(entry.launchers)} {8 * entry.gradient_bytes:g} bits, "
         f"{seconds(entry.step_time)}, {gigabytes(entry.memory_bytes)}"
         f"{'' if entry.fits else ', which does not fit'}"
-        for entry in under
+        for entry in plan.under_launchers
     )
-    if under:
+    if cases:
         yield plain(f"by default of launchers: {cases} (--launcher NAME searches under its own)")
 
 
@@ -244,8 +236,8 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         return
     lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     cases = [
-        f"{number.number} is {_quantity(number.number, number.value)} ({number.factor:.3g} times)"
-        for number in plan.break_even_factors[:REVERSALS]
+        f"{case.number} is {_quantity(case.number, case.value)} ({case.factor:.3g} times)"
+        for case in plan.break_even_factors[:MAX_BREAK_EVEN]
     ]
     when = "and stays behind if any one number of the machine is up to 8 times off"
     if cases:
@@ -254,6 +246,7 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
 
 
 def _quantity(number: str, value: float) -> str:
+    """Return the value of a number of the machine with its unit."""
     from pipejax.costs.system.parts import number_dimension  # needs JAX, which help does without
 
     if (dimension := number_dimension(number)) == "s":
@@ -268,7 +261,7 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
         Column("step", "step_time", seconds),
         Column("memory", "memory_bytes", gigabytes),
         Column("schedule", "schedule"),
-        *(Column(words, name) for name, words in WORDS.items()),
+        *(Column(word, name) for name, word in WORDS.items()),
         Column("ZeRO", "zero"),
         Column("recompute", "recompute"),
         Column("within 1 %", "ties"),
@@ -280,14 +273,12 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
 
 def _ties(entry: "PlannedLayout") -> str:
     """Return the settings that differ in equally fast layouts of one idea."""
+    words = WORDS | {"schedule": "", "recompute": "", "zero": "ZeRO", "loss_units": "edge units"}
     texts = []
-    for tie in entry.also[:TIES]:
-        sizes = [f"{words} {tie[name]}" for name, words in WORDS.items() if name in tie]
-        sizes += [str(tie[name]) for name in ("schedule", "recompute") if name in tie]
-        sizes += [f"ZeRO {tie['zero']}"] if "zero" in tie else []
-        sizes += [f"edge units {tie['loss_units']}"] if "loss_units" in tie else []
-        texts.append(", ".join(sizes))
-    return "; ".join(texts) + ("; .." if entry.also[TIES:] else "")
+    for tie in entry.also[:MAX_TIES]:
+        settings = [f"{word} {tie[name]}".lstrip() for name, word in words.items() if name in tie]
+        texts.append(", ".join(settings))
+    return "; ".join(texts) + ("; .." if entry.also[MAX_TIES:] else "")
 
 
 def _band(entry: "PlannedLayout") -> str:

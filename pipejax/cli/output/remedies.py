@@ -14,7 +14,7 @@ from pipejax.cli.options.line import written
 from pipejax.cli.options.option import Text
 from pipejax.cli.options.scenario import command_line
 from pipejax.cli.output.plans import launch_json, launch_lines
-from pipejax.cli.output.report import Column, percent, plain, rows_table, seconds
+from pipejax.cli.output.report import Column, percent, pick, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import share_bar
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import LINK_OPTIONS, POSTINGS
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Effect, Explanation, Remedy
 
 
-TABLES = Path("tables")  # of remedies, unless they are written
-FOUND = "better.csv"  # of what a search finds, unless tables are written
-STEPS = 10  # of a search of an order of messages
-LONGEST = 40  # letters of what a file's name says of its table
+DEFAULT_FOLDER = Path("tables")  # folder of remedies' tables in commands, if none is written
+SEARCH_FILE = "better.csv"  # file of the result in commands that search
+ITERATIONS = 10  # of a search of an order of messages
+MAX_NAME_LETTERS = 40  # of the remedy, in the name of its table's file
 # parts and causes that cannot be removed alone: only another schedule changes them
-ENDS = ("start", "gaps", "end")  # parts of the step in which the pipeline fills and drains
-OF_SCHEDULES = ("schedule", "memory")
+END_PARTS = ("start", "gaps", "end")  # parts of the step in which the pipeline fills and drains
+SCHEDULE_CAUSES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
@@ -42,13 +42,14 @@ def takes_limit(schedule: Text) -> bool:
 
 
 def table_files(explanation: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
-    """The file of each remedy's table, by its number, where it is another than now."""
-    for number, remedy in enumerate(explanation.remedies if folder else (), 1):
+    """Yield number and file of each remedy whose table differs from that of the run."""
+    if folder is None:
+        return
+    for number, remedy in enumerate(explanation.remedies, 1):
         if has_other_table(remedy, explanation.memory.begin.scenario):
-            table = remedy.scenario.table()
-            what = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:LONGEST]
-            suffix = ".csv" if is_csv(table) else ".json"
-            yield number, (folder or Path()) / f"{number}-{what}{suffix}"
+            suffix = ".csv" if is_csv(remedy.scenario.table()) else ".json"
+            name = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:MAX_NAME_LETTERS]
+            yield number, folder / f"{number}-{name}{suffix}"
 
 
 def write_table_files(draft: Path, explanation: "Explanation", files: Mapping[int, Path]) -> None:
@@ -60,21 +61,19 @@ def write_table_files(draft: Path, explanation: "Explanation", files: Mapping[in
 
 
 def has_other_table(remedy: "Remedy", base: "pj.Scenario") -> bool:
-    """Return whether the remedy runs another table than now."""
+    """Return whether a remedy runs another table than the base scenario."""
     from pipejax.search.remedies.explain import is_same_table
 
     return not is_same_table(remedy.scenario.table(), base.table())
 
 
-# options of links that `tune messages` lacks
-OF_LINKS = ("link", *(n for n in LINK_OPTIONS if n not in ("model", "queues", "host_links")))
-OF_REMEDIES = (
-    "memory_limit",
-    "stage_layers",
-    "schedules",
-    "launcher",
-    "search",
-)  # options that choose them
+# options of links that a remedy's command repeats, except queues, which `tune messages` chooses
+REPEATED_LINK_OPTIONS = (
+    "link",
+    *(name for name in LINK_OPTIONS if name not in ("model", "queues", "host_links")),
+)
+# options of `explain` that choose the remedies
+REMEDY_OPTIONS = ("memory_limit", "stage_layers", "schedules", "launcher", "search")
 
 
 def remedy_command(
@@ -84,25 +83,26 @@ def remedy_command(
     base: "pj.Scenario",
     saved: "pj.Scenario | None",
 ) -> str:
-    """The command that repeats a remedy; its table is in a file, or will be in the default one."""
+    """Return the command that repeats a remedy of the base run, which may be in saved files."""
+    # `table` is the file of the remedy's table if it was written, `default` if it could be
     scenario, search = _with_files(remedy.scenario, base, saved), remedy.search
     if search is None:
         return command_line(scenario)
     if table is not None:
         return command_line(scenario.replace(schedule=pj.costing.TableFile(str(table))))
-    before = _with_files(search.scenario, base, saved)
+    start = _with_files(search.scenario, base, saved)
     if search.kind == "ring" and default is not None:
-        options = {**written(*OF_REMEDIES), "write_tables": str(default.parent)}
+        options = {**written(*REMEDY_OPTIONS), "write_tables": str(default.parent)}
         explanation = scenario.replace(schedule=pj.costing.TableFile(str(default)))
         return f"{command_line(base, 'explain', **options)} && {command_line(explanation)}"
     if search.kind == "optimize":
         limit = ",".join(f"{limit:g}" for limit in search.limits)
-        more = {"memory_limit": limit, "time_limit": "8s", "out": FOUND}
-        return command_line(before, "optimize", **more)
-    more = {"iterations": str(STEPS), "time_limit": "1000s", "out": FOUND}
-    command = command_line(before, "tune messages", OF_LINKS, **more)
-    if scenario.links.posting != POSTINGS[0]:  # it runs early posts
-        explanation = scenario.replace(schedule=pj.costing.TableFile(FOUND))
+        more = {"memory_limit": limit, "time_limit": "8s", "out": SEARCH_FILE}
+        return command_line(start, "optimize", **more)
+    more = {"iterations": str(ITERATIONS), "time_limit": "1000s", "out": SEARCH_FILE}
+    command = command_line(start, "tune messages", REPEATED_LINK_OPTIONS, **more)
+    if scenario.links.posting != POSTINGS[0]:  # `tune messages` answers for early posts
+        explanation = scenario.replace(schedule=pj.costing.TableFile(SEARCH_FILE))
         command += f" && {command_line(explanation)}"
     return command
 
@@ -119,17 +119,18 @@ def _with_files(
         return scenario
     files = dataclasses.replace(saved.source, stages=source.stages, places=source.places)
     scenario = scenario.replace(costs=files)
-    names = "schedule", "num_workers", "num_microbatches", "options"
-    if any(getattr(scenario, name) != getattr(base, name) for name in names):
+    names = "schedule num_workers num_microbatches options"
+    if pick(scenario, names) != pick(base, names):
         return scenario
-    return scenario.replace(**{name: getattr(saved, name) for name in names})
+    return scenario.replace(**pick(saved, names))
 
 
 def remedies_json(
     explanation: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
-    """Remedies with their commands; tables of some are in files."""
-    defaults, base = dict(table_files(explanation, TABLES)), explanation.memory.begin.scenario
+    """Return remedies with their commands; `files` has written tables, by number of the remedy."""
+    defaults = dict(table_files(explanation, DEFAULT_FOLDER))
+    base = explanation.memory.begin.scenario
     return [
         {
             "what": remedy.what,
@@ -153,7 +154,7 @@ def first_fault(explanation: "Explanation") -> str:
     """Return the bottleneck, and the time that it costs."""
     worst = explanation.bottleneck
     why = worst.why.partition("; ")[0]
-    if worst.seconds <= 0 or worst.kind in OF_SCHEDULES:
+    if worst.seconds <= 0 or worst.kind in SCHEDULE_CAUSES:
         return why
     return f"{why}, which costs {_with_share(worst.seconds, explanation)}"
 
@@ -165,10 +166,11 @@ def _with_share(time: float, explanation: "Explanation") -> str:
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, and the best remedy of each launcher and shelf."""
     yield from effects_view(explanation)
-    ends = sum(part.seconds for part in explanation.parts if part.name in ENDS)
-    if ends > explanation.bottleneck.seconds and explanation.bottleneck.kind not in OF_SCHEDULES:
+    end_time = sum(part.seconds for part in explanation.parts if part.name in END_PARTS)
+    worst = explanation.bottleneck
+    if end_time > worst.seconds and worst.kind not in SCHEDULE_CAUSES:
         yield plain(
-            f"also: start and end of the pipeline take {_with_share(ends, explanation)} with "
+            f"also: start and end of the pipeline take {_with_share(end_time, explanation)} with "
             f"{explanation.run.microbatches} microbatches"
         )
     for fault in explanation.faults[1:3]:
@@ -188,13 +190,14 @@ def remedies_view(
             "shorter" if fits else "fit; other layouts of the job may"
         )
         return
-    names: set[str] = set()  # of shelves and launchers of which a remedy was shown
+    printed_groups: set[str] = set()  # launchers, or the shelf of remedies without one
     for row in named:
-        if not names.issuperset(row["launchers"] or [row["shelf"]]):
+        groups = row["launchers"] or [row["shelf"]]
+        if not printed_groups.issuperset(groups):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
             yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
-        names |= {*(row["launchers"] or [row["shelf"]])}
-    yield from launch_lines(_own_launches(explanation.remedies[0]))
+        printed_groups.update(groups)
+    yield from launch_lines(_able_launches(explanation.remedies[0]))
     yield _command_line(rows[0]["command"])
 
 
@@ -202,11 +205,11 @@ def _needs(row: Mapping[str, Any]) -> str:
     """Name the launchers or the shelf that a remedy needs."""
     from pipejax.search.remedies.candidates import SHELVES
 
-    names = " or ".join(row["launchers"])
-    return f"with {f'options of {names}' if names else SHELVES[row['shelf']]}"
+    launchers = " or ".join(row["launchers"])
+    return f"with options of {launchers}" if launchers else f"with {SHELVES[row['shelf']]}"
 
 
-def _own_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
+def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
     """Return the options of the launchers that run a remedy."""
     return [launch for launch in remedy.launches if launch.launcher in remedy.launchers]
 
@@ -216,8 +219,9 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
     if explanation.effects:
         name = explanation.bottleneck.kind
         # show the first of equal effects: a dict keeps the last one, so entries go in backwards
-        shown = {(effect.seconds, effect.part): effect for effect in reversed(explanation.effects)}
-        texts = (_effect_text(effect, name) for effect in reversed(shown.values()))
+        effects = reversed(explanation.effects)
+        distinct = {(effect.seconds, effect.part): effect for effect in effects}
+        texts = (_effect_text(effect, name) for effect in reversed(distinct.values()))
         yield plain("; ".join(texts))
 
 
@@ -284,10 +288,10 @@ def advice_details(
         if row["assumes"]:
             commands.append(plain(f"{row['number']}. assumes: {row['assumes']}"))
         commands.append(plain(f"{row['number']}. {row['command']}"))
-        commands += launch_lines(_own_launches(remedy))
+        commands += launch_lines(_able_launches(remedy))
     if explanation.skipped:
-        listed = "; ".join(explanation.skipped)
-        commands.append(plain(f"left out, as they rest on several assumptions: {listed}"))
+        skipped = "; ".join(explanation.skipped)
+        commands.append(plain(f"left out, as they rest on several assumptions: {skipped}"))
     first = explanation.remedies[0].launches
     shown_launches = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
     return details | {

@@ -92,9 +92,10 @@ def _json_value(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-LONG = 20  # columns of a cell that is broken at its spaces where room is scarce
-NARROW = 16  # columns that such a cell keeps
-FRAME = 3  # columns between two cells
+# widths, in characters
+LONG = 20  # a longer cell is broken at its spaces in a narrow terminal
+NARROW = 16  # least width of a broken cell
+FRAME = 3  # between two cells
 # a number, with its unit
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[%A-Za-z/]+)?|-|")
 _WITH_UNIT = re.compile(r"([-+]?\d[\d.]*(?:e[-+]?\d+)?) ([%A-Za-z/]+)")
@@ -140,13 +141,17 @@ def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style
 def folded(table: TextTable) -> TextTable:
     """Write values that all rows share once, below the table, except in CSV."""
     names, columns = table.plain()
-    is_same = [len(cells) > 1 and len({*cells}) == 1 and has_lines() for cells in columns]
-    same = [f"{names[k]} {cells[0]}" for k, cells in enumerate(columns) if is_same[k] and cells[0]]
-    is_kept = [not fixed for fixed in is_same]
-    headers, cells = [*compress(table.headers, is_kept)], [*compress(table.columns, is_kept)]
-    if not same or not headers:
+    varies = [len(cells) == 1 or len({*cells}) != 1 or not has_lines() for cells in columns]
+    shared_values = [
+        f"{name} {cells[0]}"
+        for name, cells, is_varying in zip(names, columns, varies, strict=True)
+        if not is_varying and cells[0]
+    ]
+    headers, cells = [*compress(table.headers, varies)], [*compress(table.columns, varies)]
+    if not shared_values or not headers:
         return table
-    return table._replace(headers=headers, columns=cells, caption=f"all: {', '.join(same)}")
+    caption = f"all: {', '.join(shared_values)}"
+    return table._replace(headers=headers, columns=cells, caption=caption)
 
 
 class Column(NamedTuple):
@@ -184,10 +189,11 @@ def format_table(table: TextTable, format: str) -> str:
     """Write a table in a format that is not for a terminal."""
     headers, columns = table.plain()
     if format == "latex":
-        columns = [[_Math(table.math[c]) if c in table.math else c for c in cs] for cs in columns]
-    # bars are of a terminal
-    is_kept = [not all(map(_BARS.fullmatch, cells)) for cells in columns]
-    headers, columns = [*compress(headers, is_kept)], [*compress(columns, is_kept)]
+        math = {text: _Math(latex) for text, latex in table.math.items()}
+        columns = [[math.get(cell, cell) for cell in cells] for cells in columns]
+    # columns of bars are for a terminal only
+    is_printed = [not all(map(_BARS.fullmatch, cells)) for cells in columns]
+    headers, columns = [*compress(headers, is_printed)], [*compress(columns, is_printed)]
     right = [is_number(cells) for cells in columns]
     titles = [_text(text) for text in (table.title, table.caption) if text]
     return FORMATS[format](headers, list(zip(*columns, strict=True)), right, titles)
@@ -207,18 +213,18 @@ def _markdown(
 def _latex(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: list[bool], titles: list[str]
 ) -> str:
-    """Write for booktabs: three rules, and the unit of a column in its head."""
+    """Write a table of LaTeX's booktabs: three rules, and the unit of a column in its head."""
 
     def line(cells: Iterable[str]) -> str:
         return " & ".join(map(_latex_cell, cells)) + r" \\" + "\n"
 
-    parts = [_unit_apart(h, [row[k] for row in rows]) for k, h in enumerate(headers)]
-    heads = [head for head, _ in parts]
-    cells = list(zip(*(column for _, column in parts), strict=True))
-    columns = "".join("r" if is_right else "l" for is_right in right)
-    head = "".join(f"% {title}\n" for title in titles)
-    body = f"\\toprule\n{line(heads)}\\midrule\n{''.join(map(line, cells))}\\bottomrule\n"
-    return f"{head}\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n\n"
+    columns = [_move_unit(h, [row[k] for row in rows]) for k, h in enumerate(headers)]
+    head = line(header for header, _ in columns)
+    body = "".join(map(line, zip(*(cells for _, cells in columns), strict=True)))
+    alignment = "".join("r" if is_right else "l" for is_right in right)
+    comments = "".join(f"% {title}\n" for title in titles)
+    lines = f"\\toprule\n{head}\\midrule\n{body}\\bottomrule\n"
+    return f"{comments}\\begin{{tabular}}{{{alignment}}}\n{lines}\\end{{tabular}}\n\n"
 
 
 class _Math(str):
@@ -231,25 +237,22 @@ def _latex_cell(cell: str) -> str:
     return f"${cell}$" if isinstance(cell, _Math) else "".join(_LATEX.get(c, c) for c in cell)
 
 
-def _unit_apart(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Put the unit of a column into its head, where all cells have one; times get one for all."""
-    matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
-    if not any(matches) or any(
-        match is None and cell != "-" for match, cell in zip(matches, cells, strict=True)
-    ):
+def _move_unit(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Move the unit from cells to the head, if all have one; convert times to a common unit."""
+    matches = {cell: _WITH_UNIT.fullmatch(cell) for cell in cells if cell != "-"}
+    quantities = {cell: (match[1], match[2]) for cell, match in matches.items() if match}
+    units = {unit for _, unit in quantities.values()}
+    if not units or len(quantities) < len(matches):
         return header, cells
-    numbers = [(match[1], match[2]) for match in matches if match is not None]
-    units = {unit for _, unit in numbers}
     if len(units) == 1:
-        return f"{header} [{units.pop()}]", [match[1] if match else "-" for match in matches]
+        numbers = {cell: number for cell, (number, _) in quantities.items()}
+        return f"{header} [{units.pop()}]", [numbers.get(cell, "-") for cell in cells]
     if not units <= {*WRITTEN["s"]}:
         return header, cells
-    times = [float(number) * WRITTEN["s"][unit] for number, unit in numbers]
-    factor, unit = time_unit(max(map(abs, times)))
-    return f"{header} [{unit}]", [
-        f"{float(match[1]) * WRITTEN['s'][match[2]] / factor:.5g}" if match else "-"
-        for match in matches
-    ]
+    times = {cell: float(n) * WRITTEN["s"][unit] for cell, (n, unit) in quantities.items()}
+    factor, unit = time_unit(max(map(abs, times.values())))
+    numbers = {cell: f"{time / factor:.5g}" for cell, time in times.items()}
+    return f"{header} [{unit}]", [numbers.get(cell, "-") for cell in cells]
 
 
 def _csv(
@@ -277,16 +280,17 @@ def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
         yield names
         return
     headers, columns = grid.plain()
-    least = [_least(header, cells) for header, cells in zip(headers, columns, strict=True)]
+    min_widths = [_min_width(header, cells) for header, cells in zip(headers, columns, strict=True)]
     if grid.title:
         yield f"[italic]{grid.title}[/]"
-    for part in _parts(least, grid.keys, width):
-        widest = [max(map(cell_len, (headers[k], *columns[k]))) for k in part]
-        room = _widths([least[k] for k in part], widest, width - FRAME * len(part) - 1)
+    for part in _parts(min_widths, grid.keys, width):
+        max_widths = [max(map(cell_len, (headers[k], *columns[k]))) for k in part]
+        part_width = width - FRAME * len(part) - 1
+        widths = _share_width([min_widths[k] for k in part], max_widths, part_width)
         table = Table()
-        for k, wide in zip(part, room, strict=True):
-            where: Any = "right" if is_number(columns[k]) else "left"
-            table.add_column(escape(headers[k]), width=wide, justify=where, overflow="fold")
+        for k, column_width in zip(part, widths, strict=True):
+            side: Any = "right" if is_number(columns[k]) else "left"
+            table.add_column(escape(headers[k]), width=column_width, justify=side, overflow="fold")
         rows = zip(*(grid.columns[k] for k in part), strict=True)
         for row, style in zip_longest(rows, grid.styles):
             table.add_row(*row, style=style)
@@ -295,28 +299,30 @@ def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
         yield f"[italic]{grid.caption}[/]"
 
 
-def _parts(least: Sequence[int], keys: int, width: int) -> Iterator[list[int]]:
-    """Yield the columns of each part of a table, the keys first in all."""
-    first = list(range(min(keys, len(least))))
-    part = list(first)
-    for k in range(len(first), len(least)):
-        if len(part) > keys and sum(least[j] + FRAME for j in (*part, k)) + 1 > width:
+def _parts(min_widths: Sequence[int], num_keys: int, width: int) -> Iterator[list[int]]:
+    """Yield the columns of each part of a table; every part begins with the key columns."""
+    keys = list(range(min(num_keys, len(min_widths))))
+    part = list(keys)
+    for k in range(len(keys), len(min_widths)):
+        part_width = sum(min_widths[j] + FRAME for j in (*part, k)) + 1
+        if len(part) > num_keys and part_width > width:
             yield part
-            part = list(first)
+            part = list(keys)
         part.append(k)
     yield part
 
 
-def _widths(least: Sequence[int], widest: Sequence[int], room: int) -> list[int]:
-    """Share the remaining width among columns, those that lack least first."""
-    widths, spare = list(least), room - sum(least)
-    for k in sorted(range(len(least)), key=lambda k: widest[k] - least[k]):
-        more = max(0, min(widest[k] - least[k], spare))
+def _share_width(min_widths: Sequence[int], max_widths: Sequence[int], width: int) -> list[int]:
+    """Share a width among columns, those first that lack least to their largest width."""
+    widths, spare = list(min_widths), width - sum(min_widths)
+    lacking = [largest - least for least, largest in zip(min_widths, max_widths, strict=True)]
+    for k in sorted(range(len(widths)), key=lambda k: lacking[k]):
+        more = max(0, min(lacking[k], spare))
         widths[k], spare = widths[k] + more, spare - more
     return widths
 
 
-def _least(header: str, cells: Sequence[str]) -> int:
+def _min_width(header: str, cells: Sequence[str]) -> int:
     """Return the least width of a column: words and short cells are not broken."""
     longest = max(map(cell_len, cells), default=0)
     words = [cell_len(word) for text in (header, *cells) for word in text.split()]
@@ -429,24 +435,24 @@ def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     )
 
 
-FOUND = "value lower_bound gap baselines evaluated stopped"  # fields of every search result
+SEARCH_FIELDS = "value lower_bound gap baselines evaluated stopped"  # of every search result
 
 
 def saving(before: float | None, after: float) -> float | None:
-    """Return the share of a time that a shorter one saves; None if it is not allowed."""
+    """Return the share of a time that a shorter one saves; None where there is no time before."""
     return 1 - after / before if before else before
 
 
 def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> TextTable:
     """Make a table of the best of a search and its baselines; None marks illegal ones."""
-    rows = {"best": best, **times}
-    texts = ("-" if time is None else seconds(time) for time in rows.values())
-    shares = (percent(saving(time, best)) for time in rows.values())
-    return grid([(head, rows), (value, texts), ("the best saves", shares)])
+    all_times = {"best": best, **times}
+    texts = ("-" if time is None else seconds(time) for time in all_times.values())
+    shares = (percent(saving(time, best)) for time in all_times.values())
+    return grid([(head, all_times), (value, texts), ("the best saves", shares)])
 
 
-def search_end(result: Any, others: str) -> Iterator[str]:
-    """Yield how much shorter another could be, and how the search ended."""
+def search_end(result: Any, candidates: str) -> Iterator[str]:
+    """Yield the bound of a search and why it stopped; `candidates` is the noun of its answers."""
     if result.stopped == "interrupted":
         yield "interrupted: this is the best so far"
     if not result.lower_bound:
@@ -456,7 +462,7 @@ def search_end(result: Any, others: str) -> Iterator[str]:
     else:
         bound = f"none is below {seconds(result.lower_bound)}"
         yield f"bound: another could save at most {percent(result.gap)} ({bound})"
-    yield f"{result.evaluated} {others} evaluated; search ended: {result.stopped}"
+    yield f"{result.evaluated} {candidates} evaluated; search ended: {result.stopped}"
 
 
 def pick(record: Any, names: str) -> dict[str, Any]:

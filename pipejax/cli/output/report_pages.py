@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipejax.search.remedies.explain import Explanation
 
 TEMPLATE = Path(__file__).with_name("report.html")
-LABELLED = 0.1  # share of a bar from which a part has its name in it
+MIN_LABELLED = 0.1  # share of a bar from which a part has its name in it
 # alternately light and dark, so that parts differ in grey too; compute is the first
 SHADES = (
     *("#A6D4F5", "#003C78", "#6F8EA4", "#00875F", "#F9F08F", "#D87C00"),
@@ -26,7 +26,7 @@ SHADES = (
 )
 
 
-class Ran(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A measured run that the explorer shows first."""
 
     title: str
@@ -36,15 +36,13 @@ class Ran(NamedTuple):
 
 def share_bar(parts: Mapping[str, float]) -> Figure:
     """Make a bar of parts [s], each as wide as its share and with its name."""
-    shares = {name: value for name, value in parts.items() if value > 0}
-    whole = sum(shares.values())
-    cells = [
-        f'<div style="width:{100 * value / whole:.4f}%;background:{shade};color:{ink(shade)}" '
-        f'title="{escape(name)}: {seconds(value)}">'
-        f"{escape(name) * (value > LABELLED * whole)}</div>"
-        for shade, (name, value) in zip(cycle(SHADES), shares.items(), strict=False)
-    ]
-    return Figure(lambda: f'<div class="bar">{"".join(cells)}</div>')
+    times = {name: time for name, time in parts.items() if time > 0}
+    total, cells = sum(times.values()), ""
+    for shade, (name, time) in zip(cycle(SHADES), times.items(), strict=False):
+        label = escape(name) if time > MIN_LABELLED * total else ""
+        style = f"width:{100 * time / total:.4f}%;background:{shade};color:{ink(shade)}"
+        cells += f'<div style="{style}" title="{escape(name)}: {seconds(time)}">{label}</div>'
+    return Figure(lambda: f'<div class="bar">{cells}</div>')
 
 
 def report_page(
@@ -54,24 +52,25 @@ def report_page(
     details: Mapping[str, Iterable[object]],
     *,
     name: str = "as it is",
-    ran: Ran | None = None,
+    ran: MeasuredRun | None = None,
 ) -> str:
     """Return a page: the parts of a text, and the run, called `name`, in the explorer."""
     from pipejax.plots.explorer.payload import Explored, MemoryView, page, rendered
 
-    runs = [explanation.run, *(remedy.scenario.evaluate() for remedy in explanation.remedies[:1])]
-    explored = [
-        Explored(run, MemoryView.in_activations(run.table), name=label)
-        for label, run in zip((name, "first remedy"), runs, strict=False)
-    ]
-    titles = [name, *(remedy.what for remedy in explanation.remedies[:1])]
+    explored, titles = [], []
     if ran is not None:
-        replayed = Explored(
-            ran.run, MemoryView.in_activations(ran.run.table), None, "replayed", ran.starts
-        )
-        explored.insert(0, replayed)
-        titles = [f"{ran.title}, as it ran", "replayed", *titles]
-    first, *below = titles
+        memory = MemoryView.in_activations(ran.run.table)
+        explored.append(Explored(ran.run, memory, None, "replayed", ran.starts))
+        titles += [f"{ran.title}, as it ran", "replayed"]
+    memory = MemoryView.in_activations(explanation.run.table)
+    explored.append(Explored(explanation.run, memory, name=name))
+    titles.append(name)
+    for remedy in explanation.remedies[:1]:
+        run = remedy.scenario.evaluate()
+        memory = MemoryView.in_activations(run.table)
+        explored.append(Explored(run, memory, name="first remedy"))
+        titles.append(remedy.what)
+    title_of_first, *titles_below = titles
     with waiting("looking for closed forms"):
         explorer = page(explored)
     return rendered(
@@ -79,9 +78,9 @@ def report_page(
         title=title,
         view=[*map(_page_part, view)],
         details={name: [*map(_page_part, parts)] for name, parts in details.items()},
-        shown=f"{first[0].upper()}{first[1:]}"
-        + (", and below: " if below else "")
-        + "; ".join(below),
+        shown=title_of_first[0].upper()
+        + title_of_first[1:]
+        + (f", and below: {'; '.join(titles_below)}" if titles_below else ""),
         explorer=explorer,
     )
 

@@ -73,12 +73,14 @@ def memory_text(result: Mapping[str, Any]) -> str:
 def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the range and the price of a step, if known."""
     rows = []
-    if ends := result.get("step_time_band", {}):
-        bands = (f"{seconds(a)} to {seconds(b)} ({label} %)" for label, (a, b) in ends.items())
-        rows.append(("range of the step time", ", ".join(bands)))
+    if bands := result.get("step_time_band", {}):
+        ranges = (
+            f"{seconds(low)} to {seconds(high)} ({share} %)" for share, (low, high) in bands.items()
+        )
+        rows.append(("range of the step time", ", ".join(ranges)))
     if "cost_per_step" in result:
-        label = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
-        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {label}"))
+        by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
+        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))
     return rows
 
 
@@ -123,15 +125,15 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
     groups: dict[tuple[int, str], list[OpValue]] = {}
     for value in values:
         groups.setdefault((value.worker, value.phase), []).append(value)
-    least = [min(group, key=lambda v: v.value) for group in groups.values()]
+    smallest = [min(group, key=lambda v: v.value) for group in groups.values()]
     largest = [max(group, key=lambda v: v.value) for group in groups.values()]
     return grid(
         [
             ("worker", ("-" if worker == NO_WORKER else worker for worker, _ in groups)),
             ("phase", (phase for _, phase in groups)),
             ("ops", map(len, groups.values())),
-            (f"least {name}", (format(v.value) for v in least)),
-            ("op with least", (v.op for v in least)),
+            (f"least {name}", (format(v.value) for v in smallest)),
+            ("op with least", (v.op for v in smallest)),
             (f"most {name}", (format(v.value) for v in largest)),
             ("op with most", (v.op for v in largest)),
         ],
@@ -150,7 +152,9 @@ def paths_json(paths: "Iterable[pj.results.LongPath]") -> list[dict[str, Any]]:
         {
             "length": path.length,
             "behind": path.shorter_by,
-            **{"counts": dict(path.counts), "ops": [*path.ops], "messages": [*path.messages]},
+            "counts": dict(path.counts),
+            "ops": [*path.ops],
+            "messages": [*path.messages],
         }
         for path in paths
     ]
@@ -171,40 +175,43 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
 
 
 def _shorter_by(row: Mapping[str, Any]) -> str:
-    return seconds(row["behind"] * (row["behind"] > _ROUNDING * row["length"]))
+    is_rounding = row["behind"] <= _ROUNDING * row["length"]
+    return seconds(0.0 if is_rounding else row["behind"])
 
 
 def short_form(ops: Iterable[str]) -> str:
-    """Write ops of a path shortly: those in sequence by stage or microbatch as a range."""
-    runs: list[list[tuple[str, ...]]] = []
-    for op in ops:
-        parts = _OP.fullmatch(op)
-        step = parts.groups() if parts else (op,)
-        if runs and _continues(runs[-1], step):
-            runs[-1].append(step)
+    """Write ops of a path shortly: 0F0 0F1 0F2 1F2 2F2 as 0F0-2 1-2F2."""
+    runs: list[list[tuple[str, ...]]] = []  # ops as (stage, phase, microbatch)
+    for text in ops:
+        parts = _OP.fullmatch(text)
+        op = parts.groups() if parts else (text,)
+        if runs and _continues(runs[-1], op):
+            runs[-1].append(op)
         else:
-            runs.append([step])
+            runs.append([op])
     texts = [_text(run) for run in runs]
     if len(texts) > 2 * _SHOWN + 1:
         texts[_SHOWN:-_SHOWN] = ["..."]
     return " ".join(texts)
 
 
-def _continues(run: list[tuple[str, ...]], step: tuple[str, ...]) -> bool:
-    """Return whether an op continues a run: one number goes on as before, all else stays."""
-    if len(step) != 3 or len(run[-1]) != 3 or run[-1][1] != step[1]:
+def _continues(run: list[tuple[str, ...]], op: tuple[str, ...]) -> bool:
+    """Return whether an op continues a run: stage or microbatch moves by 1, and as before."""
+    if len(op) != 3 or len(run[-1]) != 3 or run[-1][1] != op[1]:
         return False
-    (stage, _, microbatch), (last_stage, _, last) = step, run[-1]
-    move = int(stage) - int(last_stage), int(microbatch) - int(last)
-    if sorted(map(abs, move)) != [0, 1]:
-        return False
-    before = run[-2] if len(run) > 1 else None
-    return before is None or move == (int(last_stage) - int(before[0]), int(last) - int(before[2]))
+    step = _step(run[-1], op)
+    return sorted(map(abs, step)) == [0, 1] and (len(run) == 1 or step == _step(run[-2], run[-1]))
+
+
+def _step(op: tuple[str, ...], next_op: tuple[str, ...]) -> tuple[int, int]:
+    """Return the steps of stage and microbatch from an op to the next one."""
+    return int(next_op[0]) - int(op[0]), int(next_op[2]) - int(op[2])
 
 
 def _text(run: list[tuple[str, ...]]) -> str:
     if len(run) == 1:
         return "".join(run[0])
-    (stage, letter, microbatch), (last_stage, _, last) = run[0], run[-1]
+    (stage, phase, microbatch), (last_stage, _, last_microbatch) = run[0], run[-1]
     stages = stage if stage == last_stage else f"{stage}-{last_stage}"
-    return stages + letter + (microbatch if microbatch == last else f"{microbatch}-{last}")
+    microbatches = f"{microbatch}-{last_microbatch}"
+    return stages + phase + (microbatch if microbatch == last_microbatch else microbatches)

@@ -23,31 +23,31 @@ def split_path(text: str) -> list[str | int]:
 
 
 def inner_schema(schema: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any] | None:
-    """Return the schema of the values at a path, where a key of a list is one of its entries'."""
+    """Return the schema of the values at a path; a key after a list is a key of its entries."""
     inner: Any = schema
     for part in path:
         if isinstance(part, int):
             inner = inner.get("items")
         else:
             inner = entries_schema(inner)
-            others = inner.get("additionalProperties")
-            inner = inner.get("properties", {}).get(part, others)
+            any_key = inner.get("additionalProperties")
+            inner = inner.get("properties", {}).get(part, any_key)
         if not isinstance(inner, dict):
             return None
     return entries_schema(inner)
 
 
 def entries_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of what a list, or a list of lists, holds."""
+    """Return the schema of the entries of a list, or of a list of lists."""
     while "items" in schema:
         schema = schema["items"]
     return schema
 
 
 def inner_values(value: Any, path: KeyPath, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values at a path, each with its own path; of lists all entries.
+    """Yield the values at a path with their own paths; a key of a list stands for all entries.
 
-    An entry of a list that lacks the key has null.
+    An entry of a list that lacks the key has null. `where` is the path up to this value.
     """
     if path and isinstance(path[0], int):
         if isinstance(value, list) and path[0] < len(value):

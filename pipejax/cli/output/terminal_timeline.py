@@ -59,33 +59,33 @@ def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
 
 
 class _Line(NamedTuple):
-    """The columns of a line, and the styles of its cells."""
+    """Time axis of a line in the terminal."""
 
-    columns: int  # how many there are
+    columns: int  # number of columns
     window: "Window"  # times of its ends [s]
     in_colour: bool  # whether the terminal has colours
 
     def place(self, start: float, finish: float) -> tuple[int, int]:
-        """First column of a part of the time axis, and how many it takes: at least one."""
-        # times over the length first: columns over a length of 1e-310 s are beyond a float
+        """Return the first column of a part of the time axis, and its width: at least one."""
+        # divide by the length first: the columns over a length of 1e-310 s are beyond a float
         length = (self.window.stop - self.window.start) or 1.0
         low, high = ((time - self.window.start) / length * self.columns for time in (start, finish))
         first = min(max(round(low), 0), self.columns - 1)
         return first, min(max(round(high), first + 1), self.columns) - first
 
     def shows(self, start: float, finish: float) -> bool:
-        """Return whether a part of it lies in the window."""
+        """Return whether a part of the time from start to finish [s] lies in the window."""
         low, high = self.window
         return (start < high and finish > low) or (start == finish and low <= start <= high)
 
 
 def label_width(shown: Sequence[ShownRun]) -> int:
     """Return the width of the labels before lines: workers, lanes and peaks."""
-    names = [f"worker {shown_run.run.workers - 1}" for shown_run in shown]
-    names += [lane for shown_run in shown for lane in shown_run.lanes]
-    return max(
-        map(len, [*names, *(peak for shown_run in shown for peak in _peaks(shown_run.held))])
-    )
+    labels: list[str] = []
+    for shown_run in shown:
+        labels += [f"worker {shown_run.run.workers - 1}", *shown_run.lanes]
+        labels += _peaks(shown_run.held)
+    return max(map(len, labels))
 
 
 def _peaks(held: HeldMemory | None) -> list[str]:
@@ -95,7 +95,7 @@ def _peaks(held: HeldMemory | None) -> list[str]:
 def print_run(
     out: Console, shown: ShownRun, label: int, columns: int, looks: Looks | None = None
 ) -> None:
-    """Print the lines of a run, each behind a label of one width."""
+    """Print the lines of a run, each after a label that is `label` columns wide."""
     from pipejax.analysis.runs.timeline import arrows, second_pipe
 
     run, held = shown.run, shown.held
@@ -112,7 +112,8 @@ def print_run(
         if held is not None:
             lines[_peaks(held)[worker]] = _curve(held.memory, worker, line)
         if shown.messages:
-            lines[""] = _messages([a for a in arrows(run) if a.sender == worker], line)
+            sent = [arrow for arrow in arrows(run) if arrow.sender == worker]
+            lines[""] = _messages(sent, line)
         for name, cells in lines.items():
             text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
             out.print(Text(f"{text} ").append_text(cells), no_wrap=True)
@@ -124,15 +125,16 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
 
     in_colour = out.color_system is not None
     mark = "underlined: critical path  " if in_colour else f"{CRITICAL_EDGE} critical path  "
-    number = "number: microbatch  " if in_colour else ""  # else it stands behind its letter
+    number = "number: microbatch  " if in_colour else ""  # else it follows its letter
     legend = Text(f"{number}{mark if shown[0].critical else ''}{IDLE} idle  ")
     looks = looks_of_runs(shown)
     for name in sorted(looks, key=lambda name: -palette.lightness(looks[name].fill)):
         look = looks[name]
-        letter = f" {name} " if in_colour else name
-        legend.append(letter, f"{look.ink} on {look.fill}" if in_colour else "").append(
-            f" {look.name}  "
-        )
+        if in_colour:
+            legend.append(f" {name} ", f"{look.ink} on {look.fill}")
+        else:
+            legend.append(name)
+        legend.append(f" {look.name}  ")
     if any(shown_run.run.table.is_fused.any() for shown_run in shown):
         legend.append("+ fused pair  ")
     if second := name_of_second(shown_run.run.table for shown_run in shown):
@@ -150,8 +152,9 @@ def print_limit(out: Console, held: HeldMemory) -> None:
         return
     text = held.stages.text
     ends = " to ".join(dict.fromkeys(map(text, (held.limits.min(), held.limits.max()))))
-    over = [f"worker {worker} holds {text(held.memory.peak[worker])}" for worker in held.over]
-    out.print(f"memory limit {ends}: {', '.join(['exceeded', *over]) if over else 'kept'}")
+    excess = [f"worker {worker} holds {text(held.memory.peak[worker])}" for worker in held.over]
+    verdict = ", ".join(["exceeded", *excess]) if excess else "kept"
+    out.print(f"memory limit {ends}: {verdict}")
 
 
 def _row(
@@ -167,15 +170,16 @@ def _row(
         if not line.shows(bar.start, bar.finish):
             continue
         first, size = line.place(bar.start, bar.finish)
-        left_width = size - size // 2 if len(bar.ops) == 2 else size
-        for op, begin, width in zip(
-            bar.ops, (0, left_width), (left_width, size - left_width), strict=False
-        ):
-            edge = "+" if begin else CRITICAL_EDGE if bar.is_critical else EDGE
+        # the ops of a fused pair share its cells
+        widths = [size - size // 2, size // 2] if len(bar.ops) == 2 else [size]
+        edge = CRITICAL_EDGE if bar.is_critical else EDGE
+        for op, width in zip(bar.ops, widths, strict=True):
             single = bar._replace(ops=(op,))
             op_cells = _OpCells(single, looks[op.phase.name], width, edge, op in second, with_stage)
-            shown = op_cells.coloured() if line.in_colour else op_cells.plain()
-            cells[first + begin : first + begin + width] = shown
+            cells[first : first + width] = (
+                op_cells.coloured() if line.in_colour else op_cells.plain()
+            )
+            first, edge = first + width, "+"
     return Text.assemble(*cells)
 
 
@@ -184,25 +188,26 @@ class _OpCells(NamedTuple):
 
     bar: "Bar"  # the op
     look: palette.Look  # colours of its phase
-    width: int  # how many cells
-    edge: str  # what parts it from the op before it
+    width: int  # number of cells
+    edge: str  # sign at its start
     is_second: bool  # whether it belongs to the second pipe
     with_stage: bool  # whether its stage does not follow from its worker
 
     def coloured(self) -> list[tuple[str, str]]:
-        """Return (text, style) of the edge and the inside: the colour tells the phase."""
+        """Return (text, style) of each cell: the colour shows the phase."""
         look = self.look
         ground = look.shade if self.is_second else look.fill
-        # "+" joins the two ops of a fused pair, a thin white line parts all others
-        edge = (self.edge if self.edge == "+" else BORDER)[: self.width - 1]
+        # "+" joins the two ops of a fused pair, a thin white line separates all others
+        is_joined = self.edge == "+"
+        edge = ("+" if is_joined else BORDER)[: self.width - 1]
         text = self._label(self.width - len(edge), self.bar.number)
-        style = f"{look.ink} on {ground}" + " underline" * self.bar.is_critical
+        style = f"{look.ink} on {ground}" + (" underline" if self.bar.is_critical else "")
         inside = text.center(self.width - len(edge), self._stroke)
-        edge_style = f"{look.ink if self.edge == '+' else palette.WHITE} on {ground}"
-        return [(edge, edge_style)] * len(edge) + [(letter, style) for letter in inside]
+        edge_style = f"{look.ink if is_joined else palette.WHITE} on {ground}"
+        return [(sign, edge_style) for sign in edge] + [(letter, style) for letter in inside]
 
     def plain(self) -> list[tuple[str, str]]:
-        """Its letter tells the phase."""
+        """Return (text, style) of each cell, without colours: the letter shows the phase."""
         edge = self.edge[: self.width - 1]
         text = edge + self._label(self.width - len(edge), self.bar.ops[0].phase.name)
         return [(letter, "") for letter in text.ljust(self.width, self._stroke)]
@@ -211,22 +216,25 @@ class _OpCells(NamedTuple):
     def _stroke(self) -> str:
         return STROKE if self.is_second else " "
 
-    def _label(self, room: int, shortest: str) -> str:
+    def _label(self, width: int, shortest: str) -> str:
+        """Return the longest label of the op that fits the width."""
         phase, number = self.bar.ops[0].phase.name, self.bar.number
-        texts = [self.bar.label] * self.with_stage + [f"{phase}{number}", shortest]
-        texts = texts if number else [phase]
-        return next((text for text in texts if len(text) <= room), "")
+        labels = [f"{phase}{number}", shortest] if number else [phase]
+        if number and self.with_stage:
+            labels.insert(0, self.bar.label)
+        return next((label for label in labels if len(label) <= width), "")
 
 
 def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
-    """The most that a worker holds in each column, relative to the largest peak of all."""
-    time, held = memory.curve(worker)
+    """Return the largest memory of a worker in each column, over the largest peak of all."""
+    time, held = memory.curve(worker)  # from time[k] on the worker holds held[k]
     low, high = line.window
     edges = low + np.arange(line.columns + 1) / line.columns * ((high - low) or 1.0)
+    # steps of the curve that overlap each column: from the last before its left edge on
     first = np.searchsorted(time, edges[:-1], side="right") - 1
-    after = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
-    steps = zip(first.tolist(), after.tolist(), strict=True)
-    largest = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
+    end = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
+    steps = zip(np.maximum(first, 0).tolist(), end.tolist(), strict=True)
+    largest = np.array([held[a:b].max(initial=0) for a, b in steps])
     size = np.ceil(largest / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
     return Text("".join(BLOCKS[k] for k in size), palette.HELD)
 
@@ -237,7 +245,6 @@ def _messages(sent: "list[Arrow]", line: _Line) -> Text:
     for arrow in sent:
         if line.shows(arrow.start, arrow.finish):
             first, size = line.place(arrow.start, arrow.finish)
-            cells[first : first + size] = [
-                ("─", "bold" if arrow.is_critical else palette.MESSAGE)
-            ] * size
+            style = "bold" if arrow.is_critical else palette.MESSAGE
+            cells[first : first + size] = [("─", style)] * size
     return Text.assemble(*cells)

@@ -17,7 +17,7 @@ from pipejax.cli.output.remedies import (
     remedies_view,
 )
 from pipejax.cli.output.report import Column, Figure, percent, plain, rows_table, seconds
-from pipejax.cli.output.report_pages import Ran, report_page
+from pipejax.cli.output.report_pages import MeasuredRun, report_page
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE, StepBudget
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pipejax.traces.findings.attribution import Attribution, Share
     from pipejax.traces.findings.suspects import Suspect
 
-NAMED = 2  # other suspects on the first screen
-SHARES = 8  # shares of a kind in a table
-ROWS = 50  # rows of other tables
+MAX_OTHERS = 2  # other suspects on the first screen
+MAX_SHARES = 8  # shares of a kind in a table
+MAX_ROWS = 50  # rows of other tables
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
 # noun of a suspect, and an action of its owner, by its kind
@@ -61,21 +61,32 @@ def _action(suspect: "Suspect") -> str:
 
 def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
     """Return the row of `remedies_json` that repairs the first suspect, if no layers move."""
-    finding, step = analysis.finding, float(analysis.attribution.recorded.mean())
+    finding, step_time = analysis.finding, float(analysis.attribution.recorded.mean())
     if finding is None or analysis.advice is None:
         return []
-    what, is_stage = _action(finding), finding.kind == "stage"
-    if is_stage and "layers" in [remedy.kind for remedy in analysis.advice.remedies[:1]]:
-        return []
-    if is_stage:  # whole layers are too large
+    what = _action(finding)
+    if finding.kind == "stage":
+        if "layers" in [remedy.kind for remedy in analysis.advice.remedies[:1]]:
+            return []
+        # whole layers are too large
         what = f"inspect the machine of stage {finding.name}, or lighten its head or recomputation"
-    row: dict[str, Any] = {"what": what, "kind": "repair", "launchers": []}
-    row |= {
-        "shelf": "hardware" if finding.kind in ("worker", "replica", "link", "host") else "code"
+    if "step" not in finding.place:  # else it is a fault of one step, not of the mean
+        step_time -= finding.seconds
+    row = {
+        "what": what,
+        "kind": "repair",
+        "launchers": [],
+        "shelf": "hardware" if finding.kind in ("worker", "replica", "link", "host") else "code",
+        "command": command,
+        "saves": finding.seconds,
+        "bound": None,
+        "memory": 1.0,
+        "step_time": step_time,
+        "fits": True,
+        "assumes": f"the {finding.kind} can be as the others are",
+        "launch": {},
     }
-    row |= {"command": command, "saves": finding.seconds, "bound": None, "memory": 1.0}
-    row |= {"step_time": step - finding.seconds * ("step" not in finding.place), "fits": True}
-    return [row | {"assumes": f"the {finding.kind} can be as the others are", "launch": {}}]
+    return [row]
 
 
 def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
@@ -93,9 +104,10 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield plain(f"{seconds(step)} per step; {first_fault(advice)}")
     else:
         yield plain(_suspect_text(analysis, finding))
-    advised = others = rows[len(rows) - len(advice.remedies) :]
+    # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
+    advised = named = rows[len(rows) - len(advice.remedies) :]
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
-        others = advised[1:]
+        named = advised[1:]
         layers = rows[0]["what"].removeprefix("layers over stages: ")
         hint = "" if rows[0]["launchers"] else LAYERS_HINT
         yield plain(
@@ -118,8 +130,9 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         for part in parts
     )
     yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
-    large = [row for row in others if row["saves"] > MIN_SAVING * advice.step_time]
-    yield from remedies_view(advice, advised, [row for row in large if row["shelf"] != "hardware"])
+    min_saving = MIN_SAVING * advice.step_time
+    named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
+    yield from remedies_view(advice, advised, named)
     yield _heading(analysis, result)
     yield from _doubts(analysis)
 
@@ -132,11 +145,13 @@ def _doubts(analysis: "Analysis") -> Iterator[object]:
 
 
 def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
+    """Return a suspect, its evidence and its cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
-    twin = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
-    if subject and twin and np.array_equal(table.placement, [range(table.num_workers)]):
-        subject += f"({twin} {suspect.place[suspect.kind]}) "
+    same_place = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
+    has_one_stage = np.array_equal(table.placement, [range(table.num_workers)])  # on each worker
+    if subject and same_place and has_one_stage:
+        subject += f"({same_place} {suspect.place[suspect.kind]}) "
     cost = seconds(suspect.seconds)
     if suspect.kind == "step" and suspect.place["step"] not in analysis.attribution.steps:
         cost += ", which the means leave out"
@@ -172,18 +187,23 @@ def _other_suspects(analysis: "Analysis") -> Iterator[object]:
         if count >= MAX_LISTED:
             kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
             yield plain(f"also: {count} {kinds} or more take over {MIN_RATIO} times the others")
-    others = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
-
-    # a worker and its only stage are one place of one cost
-    def key(row: "Suspect") -> tuple[object, ...]:
-        return (row.seconds,) if row.kind in ("worker", "stage") else (row.kind, row.name)
-
-    named = {} if finding is None else {key(finding): finding}
-    others = [row for row in others if named.setdefault(key(row), row) is row is not finding]
-    for suspect in others[:NAMED]:
+    # a worker and its only stage are one place of one cost: the first of them is named
+    keys = set() if finding is None else {_place_key(finding)}
+    others = []
+    for suspect in suspects:
+        if counts[suspect.kind] < MAX_LISTED and _place_key(suspect) not in keys:
+            keys.add(_place_key(suspect))
+            others.append(suspect)
+    for suspect in others[:MAX_OTHERS]:
         yield plain(f"also: {_suspect_text(analysis, suspect)}")
-    if others[NAMED:]:
-        yield f"and {len(others) - NAMED} more suspects: --json"
+    if others[MAX_OTHERS:]:
+        yield f"and {len(others) - MAX_OTHERS} more suspects: --json"
+
+
+def _place_key(suspect: "Suspect") -> tuple[object, ...]:
+    """Return an identity of the place: the cost of a worker or stage, else kind and name."""
+    is_place = suspect.kind in ("worker", "stage")
+    return (suspect.seconds,) if is_place else (suspect.kind, suspect.name)
 
 
 def _replay_help(analysis: "Analysis") -> Iterator[object]:
@@ -203,14 +223,12 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
     dropped = [vars(part) for part in analysis.left_out]
     reading: list[object] = [*map(plain, pipelines.trace.inferred), *_table(dropped, LEFT_OUT)]
     if pipelines.odd_steps:
-        odd = ", ".join(map(str, pipelines.odd_steps[:ROWS]))
+        odd = ", ".join(map(str, pipelines.odd_steps[:MAX_ROWS]))
         reading.append(f"steps with another order of ops: {odd}")
     times = [row._asdict() for row in analysis.op_times if row.median]
     details: dict[str, list[object]] = {
         "cost of each part": [_shares(analysis.attribution), Figure(lambda: _svg(analysis))],
-        "costs against the other run": [
-            *map(_shares, [analysis.against] if analysis.against else [])
-        ],
+        "costs against the other run": [_shares(analysis.against)] if analysis.against else [],
         "files": [*reading, *_clocks(analysis)],
         "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
         "launch-starved ops": _table([stall._asdict() for stall in analysis.stalls], STALLS),
@@ -226,13 +244,13 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
 
 def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     name = analysis.schedule or "no schedule of the registry"
-    several = f", {result['orders']} orders" if result["orders"] > 1 else ""
-    parts = len(analysis.left_out)
-    left_out = f"; {_count(parts, 'part')} of the files left out" if parts else ""
+    orders = f", {result['orders']} orders" if result["orders"] > 1 else ""
+    num_parts = len(analysis.left_out)
+    left_out = f"; {_count(num_parts, 'part')} of the files left out" if num_parts else ""
     return (
         f"rests on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "
-        f"{result['microbatches']} microbatches{several}: {_count(result['steps'], 'step')} of "
+        f"{result['microbatches']} microbatches{orders}: {_count(result['steps'], 'step')} of "
         f"{_count(result['replicas'], 'replica')}, replayed within "
         f"{percent(analysis.replay.mean_error)} on average{left_out}"
     )
@@ -276,12 +294,12 @@ def _against(shares: "Attribution") -> object:
 def _forecast(analysis: "Analysis") -> Iterator[object]:
     forecast = analysis.forecast
     if forecast is not None:
+        title, only = ("failed forecast", "only ") if forecast.has_failed else ("forecast", "")
         yield plain(
-            f"{'failed ' * forecast.has_failed}forecast: the first half of the steps predicts "
-            f"{seconds(forecast.predicted)}, with {100 * forecast.confidence:g} % of later steps "
-            f"from {seconds(forecast.low)} to {seconds(forecast.high)}; "
-            f"{'only ' * forecast.has_failed}{100 * forecast.inside:.0f} % of the second half fell "
-            f"inside, median error {percent(forecast.median_error)}"
+            f"{title}: the first half of the steps predicts {seconds(forecast.predicted)}, with "
+            f"{100 * forecast.confidence:g} % of later steps from {seconds(forecast.low)} to "
+            f"{seconds(forecast.high)}; {only}{100 * forecast.inside:.0f} % of the second half "
+            f"fell inside, median error {percent(forecast.median_error)}"
         )
 
 
@@ -296,7 +314,7 @@ def _clocks(analysis: "Analysis") -> Iterator[object]:
 
 
 def _deal(analysis: "Analysis") -> Iterator[object]:
-    """Yield the time that a better deal of microbatches over replicas saves."""
+    """Yield the time that another distribution of microbatches over replicas saves."""
     deal = analysis.deal
     is_first = analysis.finding is not None and analysis.finding.kind == "data"
     if deal is not None and deal.saves > MIN_SAVING and not is_first:
@@ -317,7 +335,7 @@ def _largest(shares: "Attribution", count: int) -> "Iterator[Share]":
 
 
 def _shares(shares: "Attribution") -> object:
-    rows = [*_largest(shares, SHARES)]
+    rows = [*_largest(shares, MAX_SHARES)]
     if not rows:
         return f"no part alone costs more than {percent(MIN_SHARE)}"
     return rows_table(
@@ -334,7 +352,7 @@ def _shares(shares: "Attribution") -> object:
 
 
 def _table(
-    rows: Sequence[Mapping[str, Any]], columns: Iterable[Column], count: int = ROWS
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[Column], count: int = MAX_ROWS
 ) -> list[object]:
     """Make a table of the first rows, and count the others."""
     more = [f"and {len(rows) - count} more: --json"] if len(rows) > count else []
@@ -428,27 +446,21 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
 
 
 def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
-    """The slowest replica of the step that is the median, and its name."""
+    """Return the slowest replica of the median step, and its title."""
     shares, pipelines = analysis.attribution, analysis.pipelines
     step = shares.steps[int(np.argsort(shares.recorded)[len(shares.steps) // 2])]
-    spans = [
-        (span, k)
-        for k, (pipeline, span) in enumerate(
-            zip(pipelines.pipelines, pipelines.spans.tolist(), strict=True)
-        )
-        if pipeline.step == step
-    ]
-    slowest = pipelines.pipelines[max(spans)[1]]
-    several = len(pipelines.trace.replicas) > 1
-    return slowest, f"step {step}" + f", replica {slowest.replica}" * several
+    in_step = [k for k, pipeline in enumerate(pipelines.pipelines) if pipeline.step == step]
+    slowest = pipelines.pipelines[max(in_step, key=lambda k: (float(pipelines.spans[k]), k))]
+    replica = f", replica {slowest.replica}" if len(pipelines.trace.replicas) > 1 else ""
+    return slowest, f"step {step}{replica}"
 
 
-def _median_ran(analysis: "Analysis") -> Ran:
+def _median_ran(analysis: "Analysis") -> MeasuredRun:
     """Return the median step for the explorer, replayed with its own times."""
     pipeline, title = _median_pipeline(analysis)
     costs = measured_costs(analysis.replay, pipeline=pipeline)
     run = pj.evaluate(analysis.pipelines.tables[pipeline.table], costs, link=analysis.replay.links)
-    return Ran(title, run, analysis.pipelines.starts(pipeline))
+    return MeasuredRun(title, run, analysis.pipelines.starts(pipeline))
 
 
 def _median_step(analysis: "Analysis") -> "RecordedStep":
@@ -459,13 +471,14 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
     slowest, title = _median_pipeline(analysis)
     slices = slowest.slices
     is_second = is_second_of_pair(trace, slices)
-    several = trace.stages > trace.workers
+    with_stage = trace.stages > trace.workers
     labels = [
-        f"{stage if several else ''}{trace.phases[phase]}{microbatch}"
+        f"{stage if with_stage else ''}{trace.phases[phase]}{microbatch}"
         for stage, phase, microbatch in zip(
             *(x[slices].tolist() for x in (trace.stage, trace.phase, trace.microbatch)), strict=True
         )
     ]
+    # both ops of a fused pair, which are successive slices, get one label
     for k in np.flatnonzero(is_second).tolist():
         labels[k - 1] += f" {labels[k]}"
     first = slices[~is_second]
