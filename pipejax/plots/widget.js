@@ -1,4 +1,4 @@
-// The page in a cell of a notebook: `selected` is the op that is chosen in it.
+// The page in a cell of a notebook; the model's `selected` is the chosen op.
 
 export default {
   render({ model, el }) {
@@ -7,15 +7,15 @@ export default {
     frame.srcdoc = model.get("page");
     frame.style.cssText = "width: 100%; border: 0";
     const resize = () => { frame.height = model.get("height"); };
-    const take = ({ source, data }) => {
+    const takeMessage = ({ source, data }) => {
       if (source !== frame.contentWindow || typeof data?.selectedOp !== "string") return;
       model.set("selected", data.selectedOp);
       model.save_changes();
     };
     resize();
     model.on("change:height", resize);
-    window.addEventListener("message", take);
+    window.addEventListener("message", takeMessage);
     el.append(frame);
-    return () => window.removeEventListener("message", take);
+    return () => window.removeEventListener("message", takeMessage);
   },
 };

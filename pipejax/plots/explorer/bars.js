@@ -4,21 +4,21 @@
 import { hatch, look, word } from "./palette.js";
 
 export const GUTTER = 80; // left of the time axis: names of workers; as --gutter of the style sheet
-const NARROW = 2.5; // pixels below which ops of a row flow together
+const NARROW = 2.5; // width below which ops are painted pixel by pixel
 const LABEL_HEIGHT = 9; // least height of a bar with text
 const DIGIT_OF_FONT = 0.6; // width of a digit, relative to the size of its font
-const FRAMED = 9; // pixels from which an op of the critical path has a frame around it
-const MARK = 3; // height of its mark below narrower ones
-const MOST_LABELS = 2500; // in sight
-const MOST_MESSAGES = 4000; // in sight
-const FADED = 0.18; // of what a search does not find
+const FRAMED = 9; // width from which an op of the critical path has a frame around it
+const MARK = 3; // height of the mark below narrower ops of the critical path
+const MAX_LABELS = 2500; // in sight
+const MAX_MESSAGES = 4000; // in sight
+const FADED = 0.18; // opacity of ops that do not match the search
 
-/** Height of each part of a row, from its own height; `below` lanes lie beneath its compute. */
-export function rowParts(height, below, hasTransfers) {
+/** Heights [pixels] of the parts of a row: compute, below it `numLanes` lanes, and transfers. */
+export function rowParts(height, numLanes, hasTransfers) {
   const gap = height > 14 ? 3 : height > 7 ? 1 : 0;
-  const count = below + (hasTransfers ? 1 : 0);
+  const count = numLanes + (hasTransfers ? 1 : 0);
   const lane = Math.max(2, Math.round((height - gap) * Math.min(0.26, 0.52 / count)));
-  const lanes = below * lane;
+  const lanes = numLanes * lane;
   const transfers = hasTransfers ? lane : 0;
   return { compute: height - gap - lanes - transfers, lane, lanes, transfers };
 }
@@ -39,7 +39,7 @@ export class Drawing {
     this.canvas.height = Math.round(height * ratio);
   }
 
-  /** Clear the canvas; returns its time axis. */
+  /** Clear the canvas; return its time axis. */
   begin(view, paper) {
     const { context, ratio, width, height } = this;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -69,7 +69,7 @@ export class Bars extends Drawing {
     this.sums = new Float32Array(4 * columns); // red, green, blue and cover of each pixel of a line
   }
 
-  /** Draw all; returns how many messages are in sight if too many to be drawn, else 0. */
+  /** Draw all rows; return the number of messages in sight if too many to be drawn, else 0. */
   draw(view, shown) {
     const axis = this.begin(view, this.palette.paper);
     this.colours = this.schedule.colours(shown);
@@ -78,7 +78,7 @@ export class Bars extends Drawing {
     if (shortest * axis.scale < NARROW) this.paintNarrow(axis, shown, isDense && shown.critical);
     else this.drawRows(shown);
     this.clip();
-    // lines lie behind ops that have numbers
+    // lines come first, so ops with numbers cover them
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
     if (!isDense && shown.critical) this.traceCritical(axis, shown.transfers);
     if (!isDense) this.drawWide(axis, shown);
@@ -102,7 +102,7 @@ export class Bars extends Drawing {
 
   drawNames(shown) {
     const { context, palette, schedule, rowHeight } = this;
-    const stride = Math.ceil(11 / rowHeight); // names of every so manieth row fit
+    const stride = Math.ceil(11 / rowHeight); // the names of one in so many rows fit
     context.font = `${Math.min(12, Math.max(9, rowHeight - 2))}px ${palette.font}`;
     context.textAlign = "right";
     context.textBaseline = "middle";
@@ -116,7 +116,7 @@ export class Bars extends Drawing {
     }
   }
 
-  /** Visit what is in sight of a lane; lanes of compute are in the order of time. */
+  /** Call visit(op, left, right) [pixels] for the ops of a lane in sight; `isOrdered`: by time. */
   eachInSight(lane, isOrdered, axis, visit) {
     const { opStart, opFinish } = this.schedule;
     const { from, to, scale } = axis;
@@ -139,9 +139,9 @@ export class Bars extends Drawing {
       const ground = row === shown.worker ? "rowChosen" : "row";
       const top = row * rowHeight;
       lanes.forEach((lane, k) => {
-        const [below, height] = this.laneParts(k);
+        const [offset, height] = this.laneParts(k);
         this.sumUp(lane, k === 0, axis, shown.matches);
-        this.paintLine(top + below, height, palette.words[ground]);
+        this.paintLine(top + offset, height, palette.words[ground]);
       });
       if (parts.transfers > 0) {
         this.sums.fill(0);
@@ -152,14 +152,14 @@ export class Bars extends Drawing {
     context.putImageData(this.image, Math.round(GUTTER * ratio), 0);
   }
 
-  /** Sum up the narrow ops of a lane by pixel. */
+  /** Add the colours of the narrow ops of a lane to the sums of the pixels. */
   sumUp(lane, isOrdered, axis, matches) {
     const { ratio } = this;
     const { pipe, with_phase: partner } = this.schedule.ops;
     const { channels, shades } = this.palette;
     const { code, depth, withCode, withDepth, isByPhase } = this.colours;
     this.sums.fill(0);
-    // called for up to a hundred thousand ops of a frame: nothing is made anew in it
+    // called for up to a hundred thousand ops of a frame, so it makes no objects
     this.eachInSight(lane, isOrdered, axis, (op, left, right) => {
       if (right - left >= NARROW || right <= left) return;
       const weight = matches && !matches[op] ? FADED : 1;
@@ -175,7 +175,7 @@ export class Bars extends Drawing {
     });
   }
 
-  /** Add a colour to all pixels between two places, by how much of each it covers. */
+  /** Add a colour to all pixels between two places, weighted by the covered part of each. */
   cover(left, right, channels, code, depth, weight) {
     const { sums, palette: { deeps } } = this;
     const deep = channels === this.palette.channels ? depth : 0;
@@ -192,7 +192,7 @@ export class Bars extends Drawing {
     }
   }
 
-  /** Paint the sums over a ground, on all lines of a part of a row. */
+  /** Paint the sums over a background, on all lines of a part of a row. */
   paintLine(top, height, ground) {
     const { sums, line, pixels, ratio } = this;
     const [red, green, blue] = [ground & 255, (ground >> 8) & 255, (ground >> 16) & 255];
@@ -202,10 +202,10 @@ export class Bars extends Drawing {
         line[x] = ground;
         continue;
       }
-      const rest = Math.max(0, 1 - covered);
-      const part = covered > 1 ? 1 / covered : 1;
+      const free = Math.max(0, 1 - covered);
+      const scale = covered > 1 ? 1 / covered : 1;
       line[x] = word(
-        rest * red + part * sums[k], rest * green + part * sums[k + 1], rest * blue + part * sums[k + 2]);
+        free * red + scale * sums[k], free * green + scale * sums[k + 1], free * blue + scale * sums[k + 2]);
     }
     const end = Math.min(this.image.height, Math.round((top + height) * ratio));
     for (let y = Math.round(top * ratio); y < end; y++) pixels.set(line, y * line.length);
@@ -221,8 +221,8 @@ export class Bars extends Drawing {
       const first = Math.max(0, Math.floor((program.start[node] - axis.from) * scale));
       const last = Math.min(line.length - 1, Math.floor((program.finish[node] - axis.from) * scale));
       const bottom = this.row(op) * rowHeight + parts.compute;
-      const below = Math.round(bottom * ratio);
-      for (let y = Math.round((bottom - this.mark) * ratio); y < below; y++) {
+      const end = Math.round(bottom * ratio);
+      for (let y = Math.round((bottom - this.mark) * ratio); y < end; y++) {
         pixels.fill(palette.words.ink, y * line.length + first, y * line.length + last + 1);
       }
     }
@@ -234,35 +234,35 @@ export class Bars extends Drawing {
     schedule.lanes.forEach((lanes, row) => {
       const top = row * rowHeight;
       lanes.forEach((lane, k) => {
-        const [below, height] = this.laneParts(k);
-        const y = top + below;
+        const [offset, height] = this.laneParts(k);
+        const y = top + offset;
         const rowLabels = []; // numbers of a phase in a row: all or none
-        const refused = new Set();
+        const narrowPhases = new Set(); // phases of which a number does not fit
         this.eachInSight(lane, k === 0, axis, (op, left, right) => {
           if (right - left < NARROW) return;
           this.drawBar(op, axis.left + left, y, right - left, height, shown);
           if (height < LABEL_HEIGHT || schedule.ops.microbatch[op] < 0) return;
           const size = this.labelSize(op, right - left, height);
           const phase = schedule.ops.phase[op];
-          if (size === 0) refused.add(phase);
+          if (size === 0) narrowPhases.add(phase);
           else rowLabels.push([op, axis.left + left, y, right - left, height, size]);
         });
-        labels.push(...rowLabels.filter(([op]) => !refused.has(schedule.ops.phase[op])));
+        labels.push(...rowLabels.filter(([op]) => !narrowPhases.has(schedule.ops.phase[op])));
       });
     });
-    if (labels.length <= MOST_LABELS) this.drawLabels(labels, shown);
+    if (labels.length <= MAX_LABELS) this.drawLabels(labels, shown);
   }
 
-  /** Size of the number of an op that is all in sight, 0 where there is no room. */
+  /** Font size of the number of an op, 0 if it does not fit. */
   labelSize(op, width, height) {
     const { with_phase: partner, phase, microbatch } = this.schedule.ops;
     const lineHeight = partner[op] ? height / 2 : height;
-    const room = (width - 1) / this.opText(phase[op], microbatch[op]).length / DIGIT_OF_FONT;
-    const size = Math.min(12, Math.round(lineHeight - 1), Math.floor(room));
+    const fitting = (width - 1) / this.opText(phase[op], microbatch[op]).length / DIGIT_OF_FONT;
+    const size = Math.min(12, Math.round(lineHeight - 1), Math.floor(fitting));
     return size >= LABEL_HEIGHT ? size : 0;
   }
 
-  /** What stands on an op: its number, and its letter where no colour tells its phase. */
+  /** Text on an op: its number, and its letter unless its colour shows the phase. */
   opText(phase, microbatch) {
     const letter = this.colours.isByPhase ? "" : this.schedule.phases[phase].letter;
     return letter + this.schedule.number(microbatch);
@@ -322,15 +322,15 @@ export class Bars extends Drawing {
     context.globalAlpha = 1;
   }
 
-  /** Where an op stands in its row: left, top, width, height. */
+  /** Place of an op in its row [pixels]: left, top, width, height. */
   place(axis, op, row) {
-    const { schedule, rowHeight, parts } = this;
-    const [below, height] = this.laneParts(schedule.opLane(op));
+    const { schedule, rowHeight } = this;
+    const [offset, height] = this.laneParts(schedule.opLane(op));
     const x = axis.x(schedule.start(op));
-    return [x, row * rowHeight + below, axis.x(schedule.finish(op)) - x, height];
+    return [x, row * rowHeight + offset, axis.x(schedule.finish(op)) - x, height];
   }
 
-  /** Where a lane begins in its row, and how high it is: 0 is compute. */
+  /** Offset of a lane in its row, and its height [pixels]; lane 0 is compute. */
   laneParts(k) {
     const { compute, lane } = this.parts;
     return k === 0 ? [0, compute] : [compute + (k - 1) * lane, lane];
@@ -430,7 +430,7 @@ export class Bars extends Drawing {
     context.lineTo(axis.x(schedule.arrives(k)), toRow * rowHeight + (down ? 0 : parts.compute));
   }
 
-  /** Draw messages in sight; where they are too many none: returns how many these are. */
+  /** Draw the messages in sight; if they are too many, draw none and return their number. */
   drawMessages(axis) {
     const { context, palette, schedule } = this;
     const { leave, arrive } = schedule.messageTimes;
@@ -438,9 +438,9 @@ export class Bars extends Drawing {
     let count = 0;
     for (let k = 0; k < leave.length; k++) {
       if (leave[k] > axis.to || arrive[k] < axis.from) continue;
-      if (++count <= MOST_MESSAGES) inSight.push(k);
+      if (++count <= MAX_MESSAGES) inSight.push(k);
     }
-    if (count > MOST_MESSAGES) return count;
+    if (count > MAX_MESSAGES) return count;
     context.strokeStyle = palette.message;
     context.lineWidth = 1;
     context.beginPath();
@@ -449,7 +449,7 @@ export class Bars extends Drawing {
     return 0;
   }
 
-  /** Frame an op, and draw what it waits for: the last arrival as a full line. */
+  /** Frame an op, and draw lines from its predecessors: the last arrival as a full line. */
   drawLinks(axis, op) {
     const { context, palette, schedule } = this;
     if (!schedule.runs(op)) return;
@@ -478,14 +478,15 @@ export class Bars extends Drawing {
     const row = Math.floor(y / rowHeight);
     if (x < GUTTER || row < 0 || row >= schedule.workers || schedule.error) return -1;
     const axis = view.over(GUTTER, this.width - GUTTER);
-    const below = Math.ceil((y - row * rowHeight - parts.compute) / parts.lane);
-    const k = Math.min(Math.max(below, 0), schedule.lanesBeside.length);
+    // 0 within compute, 1 within the lane below it, and so on
+    const laneNumber = Math.ceil((y - row * rowHeight - parts.compute) / parts.lane);
+    const k = Math.min(Math.max(laneNumber, 0), schedule.lanesBeside.length);
     const lane = schedule.lanes[row][k];
     let hit = -1;
-    let nearest = 3; // pixels beside an op that still mean it
+    let nearest = 3; // largest distance [pixels]
     this.eachInSight(lane, k === 0, axis, (op, left, right) => {
-      const away = Math.max(left - (x - GUTTER), x - GUTTER - right, 0);
-      if (away < nearest || (away === nearest && away === 0)) [hit, nearest] = [op, away];
+      const distance = Math.max(left - (x - GUTTER), x - GUTTER - right, 0);
+      if (distance < nearest || (distance === nearest && distance === 0)) [hit, nearest] = [op, distance];
     });
     return hit;
   }

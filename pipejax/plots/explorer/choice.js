@@ -1,12 +1,12 @@
-// Which schedules are shown: those that the page was written with, tables that it carries to choose
-// from, and tables that are dropped on it. All but the first are lowered in the page.
+// Schedules to choose from: those that the page was written with, tables that it carries, and
+// tables that are dropped on it. All but the first are lowered in the page.
 
 import { Schedule } from "./schedule.js";
 import { memoryChanges, costLayout, lower, tableMessages, tableOps, costPlaces } from "./lowering.js";
 import { readTable, readRows, makeTable } from "./tables.js";
 import { inflate } from "./unpacking.js";
 
-/** Costs of a table as positions of a vector, and which factor multiplies each. */
+/** The cost vector of a table, and the number of the factor that multiplies each position. */
 function tableCosts(table, layout, scene, donors) {
   const base = new Float64Array(layout.size);
   if (scene.times) fillGiven(base, table, layout, scene);
@@ -24,15 +24,15 @@ function tableCosts(table, layout, scene, donors) {
   return { base, kind, pair: Int32Array.from(layout.joined), overlap, firstPair, firstLink };
 }
 
-/** Phases that a table has. */
+/** Phases of the ops of a table. */
 function usedPhases({ cells }) {
   return new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
 }
 
-/** Times that hold for tables of any size: those of a worker are divided over stages and slices. */
+/** Fill in times that hold for any table; those of a worker are divided over stages and slices. */
 function fillGiven(base, table, layout, { times, factors, phases, mean }) {
   const { grammar, placement: [home] } = table;
-  const there = home.map((worker) => home.filter((other) => other === worker).length);
+  const stagesOnWorker = home.map((worker) => home.filter((other) => other === worker).length); // by stage
   const used = usedPhases(table);
   const slices = times.byWorker ? grammar.slices : 1;
   for (const [phase, { first, count }] of layout.times.of) {
@@ -43,7 +43,7 @@ function fillGiven(base, table, layout, { times, factors, phases, mean }) {
     }
     const isPerStage = times.byWorker && !grammar.workerPhases.includes(phase);
     for (let place = 0; place < count; place++) {
-      base[first + place] = time / slices * (isPerStage ? table.shares[place] / there[place] : 1);
+      base[first + place] = time / slices * (isPerStage ? table.shares[place] / stagesOnWorker[place] : 1);
     }
   }
   const { firstLink, links } = layout;
@@ -52,12 +52,12 @@ function fillGiven(base, table, layout, { times, factors, phases, mean }) {
   base.fill((isFree ? mean : times.transmit) / slices, firstLink + links, firstLink + 2 * links);
 }
 
-/** Whole microbatches of a schedule, which counts slices, or of an entry, which does not. */
+/** Number of microbatches; that of a schedule counts slices, that of an entry has no slices. */
 function wholeMicrobatches({ microbatches, slices = 1 }) {
   return microbatches / slices;
 }
 
-/** Times of another table with as many stages and pipes: those are of each stage and boundary. */
+/** Fill in the times of another table with as many stages and pipes, by stage and boundary. */
 function fillFrom(base, table, layout, donors, { grammars, phases }) {
   const hasWorkerKinds = table.grammar.workerPhases.length > 0;
   const measured = donors.map((donor) => [donor, costPlaces(donor, grammars[donor.grammar]).of]);
@@ -80,7 +80,7 @@ function fillFrom(base, table, layout, donors, { grammars, phases }) {
   base.set(donor.costs.base.subarray(donor.costs.firstLink), layout.firstLink);
 }
 
-/** A schedule of the page from a table: its programs are lowered when their link model is asked for. */
+/** Make a schedule from a table; each program is lowered when its link model is first chosen. */
 export function makeSchedule(table, scene, donors) {
   const { links, linkModels, factors } = scene;
   const { grammar } = table;
@@ -125,6 +125,7 @@ export function makeSchedule(table, scene, donors) {
   return schedule;
 }
 
+/** Return what a function makes, or the text of its error. */
 function tried(make) {
   try {
     return make();
@@ -133,7 +134,7 @@ function tried(make) {
   }
 }
 
-/** What a page can show. */
+/** Tables that a page can show. */
 export class Library {
   static async open(scene, pageSchedules) {
     const library = new Library();
@@ -148,26 +149,26 @@ export class Library {
     return library;
   }
 
-  /** Names to choose from: those given, those carried, those dropped. */
+  /** Names to choose from: of the page's schedules, of carried tables, of dropped tables. */
   get names() {
     const names = [...this.pageSchedules, ...this.entries].map(({ name }) => name);
     return [...new Set([...names, ...this.dropped.keys()])];
   }
 
-  /** Numbers of stages per worker that a schedule is there with. */
+  /** Numbers of stages per worker of the tables of a schedule. */
   choices(name) {
     const versions = [...this.pageSchedules, ...this.entries].filter((version) => version.name === name);
     return [...new Set(versions.map((version) => version.stagesPerWorker))].sort((first, second) => first - second);
   }
 
-  /** What is shown at first, as a choice. */
+  /** The schedules that the page was written with, as a choice. */
   asGiven() {
     const [{ workers }] = this.pageSchedules;
     const schedules = this.pageSchedules.map(({ name, stagesPerWorker }) => ({ name, stagesPerWorker }));
     return { schedules, workers, microbatches: wholeMicrobatches(this.pageSchedules[0]) };
   }
 
-  /** A choice with one schedule more: the first that is there and not shown. */
+  /** Add to a choice the first schedule that has a table of its size and is not shown. */
   another(chosen) {
     const shown = new Set(chosen.schedules.map(({ name }) => name));
     const name = this.names.find((candidate) => !shown.has(candidate) && this.isThere(candidate, chosen)) ?? this.names[0];
@@ -175,7 +176,7 @@ export class Library {
     return { ...chosen, schedules: [...chosen.schedules, added] };
   }
 
-  /** Whether a schedule is there for the workers and microbatches of a choice. */
+  /** Whether a schedule has a table for the workers and microbatches of a choice. */
   isThere(name, { workers, microbatches }) {
     return this.dropped.has(name) || [...this.pageSchedules, ...this.entries].some((version) =>
       version.name === name && version.workers === workers && wholeMicrobatches(version) === microbatches);
@@ -187,7 +188,7 @@ export class Library {
     return [...new Set(values)].sort((first, second) => first - second);
   }
 
-  /** The schedule of a name for some workers and microbatches, or null; one dropped has its own. */
+  /** The schedule of a name and a size, or null; a dropped table has one size. */
   find({ name, stagesPerWorker }, workers, microbatches) {
     if (this.dropped.has(name)) return this.dropped.get(name);
     const isMeant = (version) => version.name === name && version.workers === workers &&
@@ -203,7 +204,7 @@ export class Library {
     return this.cache.get(entry);
   }
 
-  /** Take a file in; what is no table, or cannot run, is an error. */
+  /** Add the table of a file; throw an error if it is no table or cannot run. */
   take(text, file) {
     const name = file.replace(/\.(csv|json)$/i, "");
     const title = this.names.includes(name) && !this.dropped.has(name) ? file : name;

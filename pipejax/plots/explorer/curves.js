@@ -1,11 +1,11 @@
-// What stands beside the rows: memory over time, and the time axis above all schedules.
+// Drawings beside the rows: memory over time, and the time axis above all schedules.
 
 import { Drawing, GUTTER } from "./bars.js";
 import { tickLabels, ticks, writeHeld, writeTime } from "./text.js";
 
-// What workers hold over time, from the changes that Python's memory ledger lists.
+// Memory of workers over time, from the changes that Python's memory ledger lists.
 
-const UNCOUNTED = new Set(["O", "L"]); // activations in flight stay in flight on the host
+const UNCOUNTED = new Set(["O", "L"]); // offloads and loads change no activations in flight
 
 /**
  * Steps of every worker at the times of a run: {time, held, peak, peakAt} each.
@@ -26,15 +26,14 @@ export function memorySteps(schedule, unit) {
 }
 
 function workerSteps(schedule, moment, change, counts, begin, end, unit) {
-  const changes = [];
+  const changes = []; // time, amount, time, amount, ..
   let inOrder = true;
   for (let k = begin; k < end; k++) {
-    const op = moment[k] >> 1; // the lowest bit says which end of it
+    const op = moment[k] >> 1; // moment 2 op is its start, 2 op + 1 its end
     if (unit === "flight" && UNCOUNTED.has(schedule.letter(op))) continue;
-    const at = moment[k] & 1 ? schedule.finish(op) : schedule.start(op);
-    const by = change[k] * counts[k];
-    if (changes.length && at < changes[changes.length - 2]) inOrder = false;
-    changes.push(at, by);
+    const time = moment[k] & 1 ? schedule.finish(op) : schedule.start(op);
+    if (changes.length && time < changes[changes.length - 2]) inOrder = false;
+    changes.push(time, change[k] * counts[k]);
   }
   return levels(inOrder ? changes : sorted(changes));
 }
@@ -45,7 +44,7 @@ function sorted(changes) {
   return order.flatMap((k) => [changes[2 * k], changes[2 * k + 1]]);
 }
 
-/** Sum up changes; at one moment releases come before takes, so only the last level counts. */
+/** Sum up changes: time, amount, ..; of changes at one time only the last level counts. */
 function levels(changes) {
   const time = [];
   const held = [];
@@ -65,10 +64,10 @@ function levels(changes) {
   return { time: Float64Array.from(time), held: Float64Array.from(held), peak, peakAt };
 }
 
-// Draws what workers hold over time: the chosen worker as a curve, over the most that any holds.
+// Draws memory over time: the chosen worker as a curve, over the maximum of all workers.
 
-const TOP = 14;
-const NEAR = 2; // times the peak up to which a limit is drawn
+const TOP = 14; // height of the text [pixels]
+const NEAR = 2; // limit over peak up to which a limit is drawn
 
 export class Curves extends Drawing {
   /** Steps of all workers, of the run that is shown. */
@@ -87,7 +86,7 @@ export class Curves extends Drawing {
     const chosen = worker >= 0 ? worker : fullest;
     const limit = this.limit(unit, chosen);
     const peak = Math.max(...steps.map((curve) => curve.peak)) || 1;
-    // a limit far above all that is held would leave a flat curve: it is said, not drawn
+    // a limit far above the peak would flatten the curve: it is written, not drawn
     const isNear = limit !== null && limit <= NEAR * peak;
     const top = isNear ? Math.max(peak, limit) : peak;
     const axis = this.begin(view, palette.paper);
@@ -107,7 +106,7 @@ export class Curves extends Drawing {
     return unit === "flight" || !limits ? null : limits[worker];
   }
 
-  /** The most that any worker holds, by pixel. */
+  /** Draw the maximum of all workers, by pixel. */
   drawEnvelope(axis, steps, y) {
     const { context, palette } = this;
     const columns = Math.ceil(axis.width);
@@ -129,7 +128,7 @@ export class Curves extends Drawing {
     }
   }
 
-  /** One worker: as steps, or where these are narrower than a pixel from the least to the most. */
+  /** Draw one worker as steps; steps within one pixel become a line from the least to the most. */
   drawCurve(axis, { time, held }, y) {
     const { context, palette } = this;
     const end = Math.min(axis.to, this.schedule.makespan);
@@ -171,18 +170,18 @@ export class Curves extends Drawing {
 
   drawText(unit, worker, { peak }, top, limit, isNear) {
     const { context, palette, schedule, height } = this;
-    const sized = unit === "flight" ? "activations" : schedule.memory.unit;
-    const what = unit === "flight" ? "in flight" : sized === "bytes" ? "activation memory" : "held";
+    const heldUnit = unit === "flight" ? "activations" : schedule.memory.unit;
+    const title = unit === "flight" ? "in flight" : heldUnit === "bytes" ? "activation memory" : "held";
     context.font = `11px ${palette.font}`;
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
     context.fillStyle = palette.quiet;
-    const parts = [`${what}, worker ${worker}: peak ${writeHeld(peak, sized)}`];
-    if (limit !== null) parts.push(`limit ${writeHeld(limit, sized)}${isNear ? "" : ", far above"}`);
+    const parts = [`${title}, worker ${worker}: peak ${writeHeld(peak, heldUnit)}`];
+    if (limit !== null) parts.push(`limit ${writeHeld(limit, heldUnit)}${isNear ? "" : ", far above"}`);
     let label = parts.join(", ");
     if (context.measureText(label).width > this.width - GUTTER) {
-      const of = limit === null ? "" : ` of ${writeHeld(limit, sized)}`;
-      label = `worker ${worker}: ${writeHeld(peak, sized)}${of}`; // in a narrow window
+      const of = limit === null ? "" : ` of ${writeHeld(limit, heldUnit)}`;
+      label = `worker ${worker}: ${writeHeld(peak, heldUnit)}${of}`; // in a narrow window
     }
     context.fillText(label, GUTTER, 10);
     if (limit !== null && peak > limit) {
@@ -192,12 +191,12 @@ export class Curves extends Drawing {
     }
     context.fillStyle = palette.quiet;
     context.textAlign = "right";
-    context.fillText(writeHeld(top, sized), GUTTER - 8, TOP + 10);
+    context.fillText(writeHeld(top, heldUnit), GUTTER - 8, TOP + 10);
     context.fillText("0", GUTTER - 8, height - 2);
   }
 }
 
-/** Place of the first time after one. */
+/** Index of the first time after a time. */
 function firstAfter(times, time) {
   let low = 0;
   let high = times.length;
@@ -212,10 +211,10 @@ function firstAfter(times, time) {
 // The time axis above all schedules: marks, the place of the pointer, and a bar to scroll with.
 
 const HEIGHT = 34;
-const TRACK = 7; // the bar that shows which part of all is seen
+const TRACK = 7; // height of the scroll bar
 
 export class Axis extends Drawing {
-  marked = null; // pixels, while a range is marked
+  marked = null; // [start, end] in pixels while a range is marked
 
   resize(width) {
     super.resize(width, HEIGHT);
@@ -276,7 +275,7 @@ export class Axis extends Drawing {
     context.fillRect(x - 0.5, HEIGHT - 5, 1, 5);
   }
 
-  /** Whether a place of the canvas is on the bar, and which time it means there. */
+  /** Whether a place of the canvas is on the scroll bar; `trackTime` is the time there. */
   onTrack(y) {
     return y < TRACK + 2;
   }

@@ -1,4 +1,4 @@
-// The page: what is chosen, and what follows from it on the screen.
+// The page: choices of the user, and their effects on the screen.
 
 import { Bars, GUTTER } from "./bars.js";
 import { Library } from "./choice.js";
@@ -15,10 +15,11 @@ import { makeSliders, showSliders } from "./sliders.js";
 import { State, View } from "./state.js";
 import { byId, make, placeBeside } from "./text.js";
 
-const ROW = { least: 4, largest: 64, several: 18, largestOfSeveral: 44, transfers: 8 }; // pixels
-const HEADING = 38; // of one of several schedules, with what lies between them
+// heights [pixels]
+const ROW = { least: 4, largest: 64, several: 18, largestOfSeveral: 44, transfers: 8 };
+const HEADING = 38; // of one of several schedules, with the gap between them
 const CURVES = { alone: 130, largest: 420, several: 84, margin: 4 };
-const QUIET = 400; // milliseconds until a change is said aloud
+const QUIET = 400; // milliseconds until screen readers get a change
 
 export class Explorer {
   /** Unpack the page's data, and show it. */
@@ -47,7 +48,7 @@ export class Explorer {
     return this.schedules[this.state.focus];
   }
 
-  /** Makespans of what is given, against which changes are shown. */
+  /** Compute makespans at the given times and link model, against which changes are shown. */
   async evaluateAsGiven() {
     const factors = this.scene.factors.map(({ initial }) => initial);
     const keys = this.scene.factors.map(({ key }) => key);
@@ -80,7 +81,7 @@ export class Explorer {
     this.listen();
   }
 
-  /** Head the page, and make a pane for each schedule. */
+  /** Write the title of the page, and make a pane for each schedule. */
   buildPanes() {
     const { scene, schedules, pageSchedules } = this;
     const isGiven = schedules === pageSchedules;
@@ -132,7 +133,7 @@ export class Explorer {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
   }
 
-  /** Take over what the address says. */
+  /** Read the state from the address. */
   async readAddress() {
     const { state, view } = this;
     state.read(location.hash.slice(1));
@@ -148,9 +149,9 @@ export class Explorer {
     if (state.focus > 0) this.panes[state.focus].element.scrollIntoView();
   }
 
-  // --- what is chosen
+  // --- choices
 
-  /** Show other schedules, or other sizes of them; `chosen` as `state.chosen`. */
+  /** Show other schedules, or other sizes; `chosen` has the form of `state.chosen`. */
   async chooseSchedules(chosen) {
     const { state } = this;
     const before = { chosen: state.chosen, focus: state.focus };
@@ -164,7 +165,7 @@ export class Explorer {
     this.changed();
   }
 
-  /** Find what is chosen; false, with everything as it is, where none of it is there. */
+  /** Find the chosen schedules; return false and change nothing if none is there. */
   async resolve() {
     const { state, library, pageSchedules } = this;
     const { matches, missing } = state.chosen ? findAll(library, state.chosen) : { matches: pageSchedules, missing: [] };
@@ -180,7 +181,7 @@ export class Explorer {
     return true;
   }
 
-  /** Take tables that are dropped on the page, and show them beside what is shown. */
+  /** Read tables that are dropped on the page, and show them beside the others. */
   async takeFiles(files) {
     const { library, state } = this;
     const chosen = state.chosen ?? library.asGiven();
@@ -262,10 +263,10 @@ export class Explorer {
     this.changed();
   }
 
-  /** Go to another op of the schedule, if `from` finds one. */
-  go(from, direction) {
+  /** Go to another op of the schedule, if `findOp` finds one. */
+  go(findOp, direction) {
     const { focused, selected, state } = this;
-    const op = focused.error ? -1 : from(focused, selected, direction);
+    const op = focused.error ? -1 : findOp(focused, selected, direction);
     if (op >= 0) this.choose(state.focus, op);
   }
 
@@ -304,9 +305,9 @@ export class Explorer {
     byId("keys").showModal();
   }
 
-  // --- what follows
+  // --- effects
 
-  /** Run all schedules at what is chosen by the time that earlier runs have ended. */
+  /** Run all schedules with the choices, after earlier runs have ended. */
   evaluate() {
     this.evaluated = (this.evaluated ?? Promise.resolve()).then(() => this.evaluateNow());
     return this.evaluated;
@@ -323,7 +324,7 @@ export class Explorer {
     if (/\bcrit/i.test(state.find)) this.applyFind();
   }
 
-  /** Show anew what is chosen. */
+  /** Show the choices and results. */
   changed() {
     const { schedules, state, unit, scene, library } = this;
     showChosen(library, state.chosen ?? library.asGiven(), (chosen) => this.chooseSchedules(chosen));
@@ -365,7 +366,7 @@ export class Explorer {
     });
   }
 
-  /** Say something aloud, once it has settled. */
+  /** Give a text to screen readers, once it does not change any more. */
   say(text) {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
@@ -379,7 +380,7 @@ export class Explorer {
     this.draw();
   }
 
-  /** Take the colours that are chosen, and lay all out anew. */
+  /** Set the colours of the chosen theme, and lay out the page. */
   paint() {
     const { state } = this;
     const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -414,7 +415,7 @@ export class Explorer {
     this.draw();
   }
 
-  /** Draw before the next frame, once, however often it is asked for. */
+  /** Draw once before the next frame. */
   draw() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -475,7 +476,7 @@ export class Explorer {
   }
 }
 
-/** The schedules of a choice, and what of it is not there. */
+/** The schedules of a choice, and texts about those that are not there. */
 function findAll(library, { schedules, workers, microbatches }) {
   const matches = [];
   const missing = [];
@@ -491,21 +492,21 @@ function findAll(library, { schedules, workers, microbatches }) {
   return { matches, missing };
 }
 
-/** Height of the rows of one schedule; what few rows leave is the curve's. */
+/** Heights of the rows and of the curve of one schedule; the curve gets the height that rows leave. */
 function singleHeight(all, rows, hasCurve) {
-  const room = all - (hasCurve ? CURVES.alone + CURVES.margin : 0);
-  const height = Math.round(Math.min(ROW.largest, Math.max(ROW.least, room / rows)));
-  const left = Math.min(CURVES.largest, all - CURVES.margin - height * rows);
-  return { height, curve: Math.max(CURVES.alone, Math.floor(left)) };
+  const forRows = all - (hasCurve ? CURVES.alone + CURVES.margin : 0);
+  const height = Math.round(Math.min(ROW.largest, Math.max(ROW.least, forRows / rows)));
+  const forCurve = Math.min(CURVES.largest, all - CURVES.margin - height * rows);
+  return { height, curve: Math.max(CURVES.alone, Math.floor(forCurve)) };
 }
 
-/** Height of the rows of several schedules: as they fit into the window, if they do. */
+/** Height of the rows of several schedules, so that all fit into the window if they can. */
 function severalHeight(all, counts, hasCurves, hasTransfers) {
   const rows = counts.reduce((sum, count) => sum + count, 0);
   const least = ROW.several + (hasTransfers ? ROW.transfers : 0);
-  const room = all - counts.length * (HEADING + (hasCurves ? CURVES.several + CURVES.margin : 0));
+  const forRows = all - counts.length * (HEADING + (hasCurves ? CURVES.several + CURVES.margin : 0));
   const crowded = Math.min(least, Math.max(ROW.least, Math.round(all / Math.max(...counts))));
-  return Math.max(crowded, Math.min(ROW.largestOfSeveral, Math.floor(room / rows)));
+  return Math.max(crowded, Math.min(ROW.largestOfSeveral, Math.floor(forRows / rows)));
 }
 
 // Opens the page.

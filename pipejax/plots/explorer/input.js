@@ -1,17 +1,17 @@
-// What is pointed at: ways from op to op, search, mouse, pen and touch, keys.
+// Input: steps from op to op, search, mouse, pen and touch, keys.
 
 import { GUTTER } from "./bars.js";
 
-// Ways from one op of a schedule to another: each gives an op, or -1 where there is none.
+// Steps from one op of a schedule to another: each returns an op, or -1 if there is none.
 
-/** What an op waited for, or what waited for it. */
+/** The op of the last arrival at an op, or the first op to which this op is the last arrival. */
 export function along(schedule, op, direction) {
   if (op < 0) return -1;
   if (direction > 0) return schedule.awaiting(op);
   return schedule.waits(op).find((wait) => wait.isLast && wait.op >= 0)?.op ?? -1;
 }
 
-/** The op before or behind in the row; from nothing the first of all. */
+/** The op before or after in the row; without an op the first of all. */
 export function inRow(schedule, op, direction) {
   const worker = op < 0 ? 0 : schedule.ops.worker[op];
   if (worker < 0) return -1;
@@ -19,7 +19,7 @@ export function inRow(schedule, op, direction) {
   return lane[op < 0 ? 0 : lane.indexOf(op) + direction] ?? -1;
 }
 
-/** The next op in time that was found, or of the critical path where nothing is looked for. */
+/** The next op in time that matches the search, or without a search the next critical one. */
 export function nextMatch(schedule, op, direction) {
   const { op: opNodes } = schedule.program;
   const isTarget = (candidate) =>
@@ -32,21 +32,21 @@ export function nextMatch(schedule, op, direction) {
   return targets.at((place + direction) % targets.length);
 }
 
-// Search: words that an op must all meet.
+// Search: an op matches if it matches all words.
 //
 //   3F12   that op          F    its phase       m12   its microbatch
 //   w3     its worker       s3   its stage       critical   on the critical path
 
 const WORDS = [
   [/^m(\d+)$/i, (number, slices) => (ops, op) => {
-    const is = (microbatch) => Math.floor(microbatch / slices) === number;
-    return is(ops.microbatch[op]) || is(ops.with_microbatch[op]) && ops.with_phase[op] > 0;
+    const isNumber = (microbatch) => Math.floor(microbatch / slices) === number;
+    return isNumber(ops.microbatch[op]) || isNumber(ops.with_microbatch[op]) && ops.with_phase[op] > 0;
   }],
   [/^s(\d+)$/i, (number) => (ops, op) => ops.stage[op] === number],
   [/^w(\d+)$/i, (number) => (ops, op) => ops.worker[op] === number],
 ];
 
-/** Which ops of a schedule are found: an array of 0 and 1, or null where nothing is asked. */
+/** Ops of a schedule that match: an array of 0 and 1, or null without a search. */
 export function search(schedule, text) {
   const words = text.trim().split(/\s+/).filter(Boolean);
   if (words.length === 0) return null;
@@ -58,31 +58,32 @@ export function search(schedule, text) {
   return matches;
 }
 
+/** The test of an op for a word. */
 function searchTest(schedule, word) {
   for (const [form, make] of WORDS) {
     const match = form.exec(word);
-    if (match) return either(make(Number(match[1]), schedule.slices), called(schedule, word));
+    if (match) return either(make(Number(match[1]), schedule.slices), hasLabel(schedule, word));
   }
   if (/^crit/i.test(word)) return (ops, op) => schedule.isCritical[schedule.program.op[op]] === 1;
   const { phases } = schedule;
-  return either(called(schedule, word), (ops, op) => isSame(schedule.letter(op), word) ||
+  return either(hasLabel(schedule, word), (ops, op) => isSame(schedule.letter(op), word) ||
     (ops.with_phase[op] > 0 && isSame(phases[ops.with_phase[op]].letter, word)));
 }
 
 const isSame = (one, other) => one.toUpperCase() === other.toUpperCase();
 const either = (one, other) => (ops, op) => one(ops, op) || other(ops, op);
 
-/** Whether an op, or one of a fused pair, is called as a word says. */
-function called(schedule, word) {
+/** The test for an op, or an op of a fused pair, with this label. */
+function hasLabel(schedule, word) {
   return (ops, op) => schedule.label(op).split("+").some((part) => isSame(part, word));
 }
 
 // Mouse, pen and touch on the timelines: zoom, pan, mark a range, hover, choose.
 
-const MOVED = 3; // pixels from which a press is a drag
-const NOTCH = 1.0015; // zoom of a pixel of the wheel
+const MIN_DRAG = 3; // pixels beyond which a press is a drag
+const PIXEL_ZOOM = 1.0015; // zoom for a pixel of the wheel
 
-/** Listen on the canvas of a schedule; `explorer` takes what is meant. */
+/** Listen on the canvas of a schedule, and call the explorer. */
 export function listen(explorer, pane, index) {
   const { canvas } = pane.bars;
   let press = null;
@@ -97,7 +98,7 @@ export function listen(explorer, pane, index) {
     if (isSideways) {
       explorer.view.pan(((event.deltaX || event.deltaY) * delta) / (pane.bars.width - GUTTER));
     } else {
-      explorer.view.zoom(NOTCH ** (-event.deltaY * delta), timeAt(event));
+      explorer.view.zoom(PIXEL_ZOOM ** (-event.deltaY * delta), timeAt(event));
     }
     explorer.viewChanged();
   }, { passive: false });
@@ -115,30 +116,31 @@ export function listen(explorer, pane, index) {
       explorer.hover(index, pane.bars.opAt(explorer.view, event.offsetX, event.offsetY), event);
       return;
     }
-    const by = event.offsetX - press.x;
-    press.moved ||= Math.abs(by) > MOVED;
+    const distance = event.offsetX - press.x;
+    press.moved ||= Math.abs(distance) > MIN_DRAG;
     if (!press.moved) return;
     if (press.marks) {
       explorer.mark(press.x, event.offsetX);
     } else {
       canvas.classList.add("moving");
       const scale = (press.to - press.from) / (pane.bars.width - GUTTER);
-      if (explorer.view.range) explorer.view.show(press.from - by * scale, press.to - by * scale);
+      const shift = distance * scale;
+      if (explorer.view.range) explorer.view.show(press.from - shift, press.to - shift);
       explorer.viewChanged();
     }
   });
 
   canvas.addEventListener("pointerup", (event) => {
     canvas.classList.remove("moving");
-    const done = press;
+    const lastPress = press;
     press = null;
-    if (!done) return;
+    if (!lastPress) return;
     explorer.mark(null);
-    if (done.moved && done.marks) {
-      const ends = [done.x, event.offsetX].map((x) => paneAxis(pane).time(x)).sort((a, b) => a - b);
+    if (lastPress.moved && lastPress.marks) {
+      const ends = [lastPress.x, event.offsetX].map((x) => paneAxis(pane).time(x)).sort((a, b) => a - b);
       explorer.view.show(...ends);
       explorer.viewChanged();
-    } else if (!done.moved) {
+    } else if (!lastPress.moved) {
       if (event.offsetX < GUTTER) explorer.chooseWorker(index, pane.bars.rowAt(event.offsetY));
       else explorer.choose(index, pane.bars.opAt(explorer.view, event.offsetX, event.offsetY));
     }
@@ -161,7 +163,7 @@ export function listen(explorer, pane, index) {
 /** Listen on the axis: the bar above it scrolls. */
 export function listenToAxis(explorer) {
   const { axis } = explorer;
-  let grip = null;
+  let grip = null; // time from the beginning of the thumb to the pointer, while it is dragged
   axis.canvas.addEventListener("pointerdown", (event) => {
     if (!explorer.view.range || !axis.onTrack(event.offsetY)) return;
     axis.canvas.setPointerCapture(event.pointerId);
@@ -199,9 +201,9 @@ export function listenToFiles(explorer) {
   });
 }
 
-// Keys, wherever the focus is but in a field.
+// Keys, unless a field has the focus.
 
-const SHARE = 0.15; // of what is seen, that an arrow moves
+const SHARE = 0.15; // share of the visible time that an arrow moves
 const ZOOM = 1.5;
 
 export function listenToKeys(explorer) {

@@ -30,7 +30,7 @@ export function tableOps({ cells, microbatchPipes, placement, pipes, stages }) {
   return { ops, placement: flat };
 }
 
-/** Where the times of each phase begin in the cost vector of a table, and how many they are. */
+/** First position of the times of each phase in the cost vector of a table, and their number. */
 export function costPlaces({ stages, workers }, { timed, workerPhases }) {
   const positions = new Map();
   let first = 1;
@@ -72,13 +72,13 @@ export function costLayout(table, grammar) {
 
 const COST_ROWS = { latency: 0, transmit: 1, message: 2 }; // of a link
 
-/** What ops wait for elsewhere: messages, by the order of those that make them, and all else. */
+/** Dependencies by rules: those with a message, in the order of their producers, and the others. */
 export function tableMessages(table, grammar) {
   const { microbatches, cells, microbatchPipes } = table;
   const where = placed(table, grammar);
   const sent = [];
   const unsent = []; // without a message
-  const seen = new Set(); // two rules may say the same
+  const seen = new Set(); // two rules may give one dependency
   for (const rule of grammar.rules) {
     const producerOps = rule.producers.map((phase) => where.get(phase)).filter(Boolean);
     for (const { to, place, m } of waitingBy(rule, table, where)) {
@@ -97,6 +97,7 @@ export function tableMessages(table, grammar) {
         if (seen.has(key)) continue;
         seen.add(key);
         (isSent ? sent : unsent).push(edge);
+        // producers stand before their consumers in a queue, unless both are one fused pair
         const isLate = from > to || (from === to && cells[to].ops.length === 2);
         if (!isApart && isLate && queueKey(cells[from], grammar) === queueKey(cells[to], grammar)) {
           throw new Error(`worker ${edge.sender}: an op of microbatch ${m} stands before what it waits for`);
@@ -110,7 +111,7 @@ export function tableMessages(table, grammar) {
   return { sent: order.map((k) => sent[k]), unsent };
 }
 
-/** By phase: op of each place and microbatch; a place is a stage, or a worker of what has no stage. */
+/** By phase: the op at place * microbatches + microbatch; a place is a stage, or a worker. */
 function placed({ stages, workers, microbatches, cells }, { workerPhases }) {
   const where = new Map();
   cells.forEach(({ worker, ops }, op) => {
@@ -125,7 +126,7 @@ function placed({ stages, workers, microbatches, cells }, { workerPhases }) {
   return where;
 }
 
-/** Ops that wait by a rule. */
+/** Consumers of a rule: op, place and microbatch. */
 function* waitingBy({ consumer, consumerStage, consumerMicrobatch }, { stages, microbatches }, where) {
   const waiting = where.get(consumer) ?? [];
   for (let at = 0; at < waiting.length; at++) {
@@ -137,7 +138,7 @@ function* waitingBy({ consumer, consumerStage, consumerMicrobatch }, { stages, m
   }
 }
 
-/** Places and microbatches that an op waits for by a rule. */
+/** Producers of a rule for one consumer: places and microbatches. */
 function* waitedFor(rule, { stages, microbatches }, { graph, workerPhases, slices }, worker, place, m) {
   const { stageOffset: offset, producerStage, producerMicrobatch, sliceOffset } = rule;
   let places = [place + offset].filter((source) => source >= 0 && source < stages);
@@ -157,6 +158,7 @@ function* waitedFor(rule, { stages, microbatches }, { graph, workerPhases, slice
   for (const source of places) for (const microbatch of sources) yield [source, microbatch];
 }
 
+/** Throw the error about a missing producer. */
 function missing({ producers: [phase], consumer }, grammar, { worker }, place, m) {
   const { letters, codes, forwardOnly, workerPhases, slices } = grammar;
   if (forwardOnly && consumer === codes.U) return;
@@ -165,7 +167,7 @@ function missing({ producers: [phase], consumer }, grammar, { worker }, place, m
   throw new Error(`missing op ${name}: ${letters[consumer]} on worker ${worker} waits for it`);
 }
 
-/** Direction and stage boundary of what leads from a stage to another: in a graph that of its edge. */
+/** Direction and stage boundary between two stages; in a graph the boundary is the edge. */
 function crossing(graph, from, to) {
   const along = graph.findIndex(([a, b]) => a === from && b === to);
   const back = graph.findIndex(([a, b]) => a === to && b === from);
@@ -173,12 +175,12 @@ function crossing(graph, from, to) {
   return { direction: from > to ? 1 : 0, boundary: Math.min(from, to) };
 }
 
-/** What of its worker an op stands in line for: the row, or a lane beside it. */
+/** Queue of an op: the row of its worker, or a lane beside it. */
 function queueKey({ worker, ops: [{ phase }] }, { offRow }) {
   return `${worker} ${offRow[phase] ?? ""}`;
 }
 
-/** The first of the ops that all workers do as one, for each op. */
+/** For each op the first op of its collective; an op that is not collective itself. */
 function mergedOps(cells, { together }) {
   const first = new Map();
   return cells.map(({ ops: [{ phase, microbatch }] }, op) => {
@@ -189,7 +191,7 @@ function mergedOps(cells, { together }) {
   });
 }
 
-/** Lower a table under a link model, a record of `links.py`; what cannot run says why. */
+/** Lower a table under a link model, a record of `links.py`; throw an error if it cannot run. */
 export function lower(table, model, layout, { sent, unsent }, grammar) {
   const { cells, workers } = table;
   const { occupancy, lag: later, blocks, is_rendezvous: isRendezvous } = model;
@@ -200,7 +202,7 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
   node.forEach((runs, op) => { if (runs) node[op] = nodes++; });
   const durations = [0];
   cells.forEach((cell, op) => { if (node[op]) durations.push(layout.duration(cell)); });
-  // what workers do together starts at a gate, which takes no time and waits for what any waits for
+  // a collective starts at a gate, which takes no time and waits for all predecessors of its ops
   const merged = mergedOps(cells, grammar);
   const gates = new Map();
   merged.forEach((first, op) => {
@@ -237,7 +239,7 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
   return laidOut(nodes, edges, durations, node, carried ?? sent.map(() => 0), lags);
 }
 
-/** Neighbours among entries that share a key. */
+/** Pairs of successive entries with the same key. */
 function chain(entries, getKey) {
   const last = new Map();
   const pairs = [];
@@ -249,7 +251,7 @@ function chain(entries, getKey) {
   return pairs;
 }
 
-/** Let the sender's next op wait until messages have left. */
+/** Let the sender's next op wait until its messages are transmitted. */
 function holdNext(cells, sent, { rowOps }, add) {
   const next = new Int32Array(cells.length).fill(-1);
   const isOp = cells.map(({ ops }) => rowOps.includes(ops[0].phase));
@@ -258,21 +260,21 @@ function holdNext(cells, sent, { rowOps }, add) {
   sent.forEach(({ from }, k) => { if (next[from] >= 0) add(k, next[from]); });
 }
 
-/** Let waits for a SEND end with its transfer. */
+/** Let each WAIT_SEND cell wait for its transfer. */
 function holdRows(cells, sent, { waits, letters }, add) {
-  const held = new Map();
+  const waitOps = new Map();
   cells.forEach(({ ops: [{ phase, stage, microbatch }] }, op) => {
-    if (waits.includes(phase)) held.set(`${letters[phase].endsWith("B") ? 1 : 0} ${stage} ${microbatch}`, op);
+    if (waits.includes(phase)) waitOps.set(`${letters[phase].endsWith("B") ? 1 : 0} ${stage} ${microbatch}`, op);
   });
   sent.forEach(({ direction, stage, microbatch }, k) => {
-    const op = held.get(`${direction} ${stage} ${microbatch}`);
+    const op = waitOps.get(`${direction} ${stage} ${microbatch}`);
     if (op !== undefined) add(k, op);
   });
 }
 
 /**
- * Both ends of every transfer in the order of the queues of workers: by their cells where the table
- * has SENDs and RECVs, else by the end of what makes the message in a run with unit slots.
+ * Both ends of every transfer in the order of the queues of workers: by their cells if the table
+ * has SENDs and RECVs, else by the end of the producer in a run with unit slots.
  */
 function queueOrder(table, sent, unsent, grammar) {
   if (table.transfers.length) return endsByCell(table, sent, grammar);
@@ -301,7 +303,7 @@ function endsByCell({ transfers, cells }, sent, { letters }) {
   return ends.sort((one, other) => one.slot - other.slot);
 }
 
-/** End of every op where messages take no time and ops unit slots. */
+/** End of every op in the message-free run with unit slots. */
 function unitEnds({ cells }, sent, unsent, grammar) {
   const { unit } = grammar;
   const merged = mergedOps(cells, grammar);
@@ -319,18 +321,18 @@ function unitEnds({ cells }, sent, unsent, grammar) {
   return merged.map((first) => end[first]);
 }
 
-/** An order in which all edges lead on; there is none where things wait for each other in a circle. */
+/** Topological order of the nodes; throw an error if edges form a cycle. */
 function sortedNodes(nodes, edges) {
-  const missing = new Int32Array(nodes);
-  const after = Array.from({ length: nodes }, () => []);
+  const degree = new Int32Array(nodes); // edges into each node from nodes that are not in the order
+  const heads = Array.from({ length: nodes }, () => []);
   for (const [tail, head] of edges) {
-    missing[head]++;
-    after[tail].push(head);
+    degree[head]++;
+    heads[tail].push(head);
   }
   const order = [];
-  for (let k = 0; k < nodes; k++) if (missing[k] === 0) order.push(k);
+  for (let k = 0; k < nodes; k++) if (degree[k] === 0) order.push(k);
   for (let k = 0; k < order.length; k++) {
-    for (const head of after[order[k]]) if (--missing[head] === 0) order.push(head);
+    for (const head of heads[order[k]]) if (--degree[head] === 0) order.push(head);
   }
   if (order.length < nodes) throw new Error("a deadlock: ops or transfers wait for each other in a circle");
   return order;
@@ -360,21 +362,21 @@ function laidOut(nodes, edges, durations, op, carrier, arrives) {
   };
 }
 
-/** Changes of what workers hold, as Python's memory ledger lists them. */
+/** Changes of the memory of workers, as Python's memory ledger lists them. */
 export function memoryChanges(table, grammar) {
   const { R } = grammar.codes;
   const { whole, checkpoint, leftByF } = grammar.parts;
-  const again = new Set();
+  const recomputed = new Set();
   for (const { ops } of table.cells) {
-    for (const { phase, stage, microbatch } of ops) if (phase === R) again.add(`${stage} ${microbatch}`);
+    for (const { phase, stage, microbatch } of ops) if (phase === R) recomputed.add(`${stage} ${microbatch}`);
   }
   const changes = [];
   table.cells.forEach(({ worker, ops }, op) => {
     for (const { phase, stage, microbatch } of ops) {
       for (const [moment, part, change] of grammar.ledger[phase] ?? []) {
-        const remaining = again.has(`${stage} ${microbatch}`) ? checkpoint : whole;
-        const of = stage < 0 ? table.stages - 1 : stage; // an item of a worker is a share of the last
-        const place = (part === leftByF ? remaining : part) * table.stages + of;
+        const remaining = recomputed.has(`${stage} ${microbatch}`) ? checkpoint : whole;
+        const sizeStage = stage < 0 ? table.stages - 1 : stage; // a worker's op has the last stage's sizes
+        const place = (part === leftByF ? remaining : part) * table.stages + sizeStage;
         changes.push({ worker, moment: 2 * op + moment, place, change });
       }
     }

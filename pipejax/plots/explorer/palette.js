@@ -5,16 +5,16 @@ const NAMES = [
   "thumb",
 ];
 
-/** How many codes phases take, from that of an idle cell on. */
+/** Number of codes of phases, from that of an idle cell on. */
 export function numCodes(phases) {
   return 1 + Math.max(...Object.keys(phases).map(Number));
 }
 
-/** Read the colours that are in force now; phases by their code, steps of the scale behind them. */
+/** Read the current colours: of phases by code, then of the steps of the scale of residuals. */
 export function readPalette(scene) {
   const style = getComputedStyle(document.documentElement);
   const isDark = brightness(rgb(style.getPropertyValue("--paper").trim())) < 128;
-  const seconds = isDark ? scene.seconds.toReversed() : scene.seconds; // much stands out
+  const seconds = isDark ? scene.seconds.toReversed() : scene.seconds; // the largest has most contrast
   const steps = seconds.slice(1).map((deep, k) => ({ fill: seconds[k], shade: seconds[k], deep }));
   const count = numCodes(scene.phases);
   const phases = { ...scene.phases, ...Object.fromEntries(steps.map((step, k) => [count + k, step])) };
@@ -34,19 +34,19 @@ export function readPalette(scene) {
   palette.words = Object.fromEntries(["paper", "row", "rowChosen", "ink"].map((name) =>
     [name, word(...rgb(palette[name]))]));
   const paper = brightness(rgb(palette.paper));
-  const nearest = paper > 128 ? 12 : 30; // a fill that is as near to the paper needs an edge
+  const minContrast = paper > 128 ? 12 : 30; // a fill that is nearer to the paper needs an edge
   for (const [code, { fill, shade, deep }] of Object.entries(phases)) {
     palette.channels.set(rgb(fill), 3 * code);
     palette.shades.set(rgb(shade), 3 * code);
     palette.deeps.set(rgb(deep), 3 * code);
   }
-  palette.isEdged = (fill) => Math.abs(brightness(rgb(fill)) - paper) < nearest;
+  palette.isEdged = (fill) => Math.abs(brightness(rgb(fill)) - paper) < minContrast;
   return palette;
 }
 
 /** Fill and ink of a phase; `depth` is 1 on a worker's first stage, 0 on its last. */
 export function look(palette, phase, depth) {
-  const key = 1000 * phase + Math.round(900 * depth);
+  const key = 1000 * phase + Math.round(900 * depth); // depths are rounded to 900 steps
   if (!palette.looks.has(key)) {
     const { channels, deeps } = palette;
     const parts = [0, 1, 2].map((k) =>
@@ -58,7 +58,7 @@ export function look(palette, phase, depth) {
   return palette.looks.get(key);
 }
 
-/** Strokes of an ink, as figures have them for the second pipe. */
+/** Pattern of strokes in an ink, for the second pipe. */
 export function hatch(palette, context, ink) {
   if (!palette.hatches.has(ink)) {
     const tile = document.createElement("canvas");

@@ -1,4 +1,4 @@
-// What is said: of one op beside the pointer and at length, and in the side panel.
+// Texts: of one op beside the pointer and at length, and of the side panel.
 
 import { memorySteps } from "./curves.js";
 import {
@@ -12,7 +12,7 @@ export function parameterValues(form, factors) {
   return form.parameters.map((key, k) => form.units[k] * factors.get(key));
 }
 
-/** Value of every sum, and which is the largest: the first of equals. */
+/** Value of every sum, and the index of the largest: the first of equals. */
 export function sums(form, factors) {
   const values = parameterValues(form, factors);
   const sums = form.facets.map((facet) =>
@@ -20,7 +20,7 @@ export function sums(form, factors) {
   return { sums, active: sums.indexOf(Math.max(...sums)) };
 }
 
-/** Terms of a sum for people: [count, symbol] of those that count. */
+/** Terms of a sum as texts: [count, symbol] of those whose count is not 0. */
 export function terms(form, facet, factors, writeTime) {
   const hasLatency = factors.has("latency");
   return facet.flatMap((count, k) => {
@@ -33,37 +33,37 @@ export function terms(form, facet, factors, writeTime) {
   });
 }
 
-// What is said of one op: beside the pointer, and at length in the side panel.
+// Texts of one op: beside the pointer, and at length in the side panel.
 
 /** A few lines beside the pointer. */
 export function opTip(schedule, op, unit) {
   const time = (value) => writeTime(value, unit);
   const lines = [make("div", {}, make("b", {}, schedule.label(op)), ` ${phaseName(schedule, op)}`)];
-  const say = (text) => lines.push(make("div", {}, text));
-  say(`${time(schedule.start(op))} to ${time(schedule.finish(op))}, ` +
+  const addLine = (text) => lines.push(make("div", {}, text));
+  addLine(`${time(schedule.start(op))} to ${time(schedule.finish(op))}, ` +
     `takes ${time(schedule.finish(op) - schedule.start(op))}`);
-  for (const [name, text] of residualFacts(schedule, op, time)) say(`${name} ${text}`);
+  for (const [name, text] of residualFacts(schedule, op, time)) addLine(`${name} ${text}`);
   const last = schedule.waits(op).find((wait) => wait.isLast);
-  say(last ? `waited for ${waitName(schedule, last, op)}` : "waited for nothing");
-  say(slackOrStall(schedule, op, time).join(" "));
+  addLine(last ? `waited for ${waitName(schedule, last, op)}` : "waited for nothing");
+  addLine(slackOrStall(schedule, op, time).join(" "));
   return lines;
 }
 
-/** When it started in a recorded run and in its replay, and how much later. */
+/** Starts of an op in a recorded run and in its replay, and their difference. */
 function residualFacts({ residuals }, op, time) {
   if (!residuals?.isThere) return [];
   const [ran, again] = residuals.runs.map((run) => time(run.start(op)));
   return [["start as it ran", ran], ["start replayed", again], ["residual", time(residuals.late[op])]];
 }
 
-/** How much longer it could take; of a recorded op how long it stood after all had come. */
+/** Slack of an op; of a recorded op its stall, the time from the last arrival to its start. */
 function slackOrStall(schedule, op, time) {
   return schedule.starts
     ? ["stall", time(rounded(schedule.stall(op), schedule))]
     : ["slack", slackText(schedule, op, time)];
 }
 
-/** All of it; `choose` is called with an op that is clicked. */
+/** All facts of an op; `choose` is called with an op that is clicked. */
 export function opDetails(schedule, op, unit, choose) {
   const time = (value) => writeTime(value, unit);
   const { ops } = schedule;
@@ -94,7 +94,7 @@ export function opDetails(schedule, op, unit, choose) {
   ];
 }
 
-/** Said aloud when an op is chosen. */
+/** Text for screen readers when an op is chosen. */
 export function spoken(schedule, op, unit) {
   const time = (value) => writeTime(value, unit);
   return `${schedule.label(op)}, ${phaseName(schedule, op)}, ${time(schedule.start(op))} to ` +
@@ -107,13 +107,14 @@ function phaseName(schedule, op) {
   return partner[op] ? `${name} with ${schedule.phases[partner[op]].name}` : name;
 }
 
+/** Name of a predecessor of the op `waiting`: an op, a message or a collective. */
 function waitName(schedule, { op, message }, waiting) {
   if (message >= 0) {
     const { producer, stage, phase, microbatch } = schedule.messages;
     const from = schedule.ops.worker[producer[message]];
     const kind = schedule.phases[phase[message]].letter.replace("SEND_", "");
     const name = `message ${stage[message]}${kind}${schedule.number(microbatch[message])}`;
-    // under blocking, and where a row waits for a SEND, its own message has to leave
+    // under blocking links, and at a WAIT_SEND, an op waits for a message of its own worker
     return from === schedule.ops.worker[waiting] ? `${name} to be sent` : `${name} from worker ${from}`;
   }
   if (op < 0) return "what is beside the rows";
@@ -127,14 +128,14 @@ function slackText(schedule, op, time) {
   return time(rounded(schedule.slack(op), schedule));
 }
 
-/** A time that is not below 0, nor what rounding leaves. */
+/** A time, or 0 if it is below 0 or a rounding error. */
 function rounded(seconds, { makespan }) {
   return seconds > 1e-12 * makespan ? seconds : 0;
 }
 
-// The side panel: results, sliders, link models, the closed form, what is shown.
+// The side panel: schedules, results, link models, the closed form, the legend.
 
-/** Which schedules are shown, on how many workers; `choose` is called with another choice. */
+/** Show the choice of schedules and sizes; `choose` is called with another choice. */
 export function showChosen(library, chosen, choose) {
   const select = (label, options, value, change) => make("label", {}, `${label} `,
     make("select", { "aria-label": label, onchange: (event) => change(event.target.value) },
@@ -151,7 +152,7 @@ export function showChosen(library, chosen, choose) {
   const names = library.names.map((text) => ({ text, isThere: library.isThere(text, chosen) }));
   const rows = chosen.schedules.map((choice, k) => {
     const replaced = (other) => choose({ ...chosen, schedules: chosen.schedules.with(k, other) });
-    const rest = { ...chosen, schedules: chosen.schedules.filter((_, place) => place !== k) };
+    const without = { ...chosen, schedules: chosen.schedules.filter((_, place) => place !== k) };
     const counts = library.choices(choice.name);
     return make("div", { class: "chosen" },
       select(`schedule ${k + 1}`, names, choice.name, (name) =>
@@ -161,13 +162,13 @@ export function showChosen(library, chosen, choose) {
           replaced({ ...choice, stagesPerWorker: Number(value) }))]
         : []),
       ...(chosen.schedules.length > 1
-        ? [make("button", { type: "button", "aria-label": `leave out ${choice.name}`, onclick: () => choose(rest) }, "\u00d7")]
+        ? [make("button", { type: "button", "aria-label": `leave out ${choice.name}`, onclick: () => choose(without) }, "\u00d7")]
         : []));
   });
   byId("chosen").replaceChildren(...(hasChoice || library.dropped.size ? rows : []));
 }
 
-/** Results: one schedule at length, several as a table. */
+/** Show the results: of one schedule as a list, of several as a table. */
 export function showResults(schedules, state, unit, choose) {
   const alone = schedules.length === 1;
   const chosen = schedules[state.focus];
@@ -193,7 +194,7 @@ function resultList(schedule, state, unit) {
   ];
 }
 
-/** Of several schedules the one that is chosen: its worker and its critical path. */
+/** Facts of the schedule in focus among several: its step, worker and critical path. */
 function stepParts(schedule, state, unit) {
   if (schedule.error) return [];
   const facts = [...stepFacts(schedule), ...workerFacts(schedule, state.worker, unit)];
@@ -202,7 +203,7 @@ function stepParts(schedule, state, unit) {
 
 const fact = (name, value) => [make("dt", {}, name), make("dd", {}, value)];
 
-/** What a step of a model is worth, and what its fullest worker needs. */
+/** Tokens per second and MFU of a model's step, and the memory of its fullest worker. */
 function stepFacts(schedule) {
   const { step, makespan, memory } = schedule;
   const facts = step
@@ -215,14 +216,14 @@ function stepFacts(schedule) {
   const fullest = needs.indexOf(Math.max(...needs));
   const text = writeHeld(needs[fullest], memory.unit);
   if (!memory.limits) return [...facts, ...fact(`memory of worker ${fullest}`, text)];
-  const has = memory.static[fullest] + memory.limits[fullest];
+  const available = memory.static[fullest] + memory.limits[fullest];
   const isOver = needs.some((need, worker) => need > memory.static[worker] + memory.limits[worker]);
-  const of = `${text.split(" ")[0]} of ${writeHeld(has, memory.unit)}${isOver ? ": does not fit" : ""}`;
+  const of = `${text.split(" ")[0]} of ${writeHeld(available, memory.unit)}${isOver ? ": does not fit" : ""}`;
   return [...facts, make("dt", {}, `memory of worker ${fullest}`),
     make("dd", { class: isOver ? "over" : null }, of)];
 }
 
-/** The worker that is chosen. */
+/** Facts of the chosen worker. */
 function workerFacts(schedule, worker, unit) {
   if (worker < 0) return [];
   const idle = writePercent(1 - schedule.busy[worker] / (schedule.makespan || 1));
@@ -230,7 +231,7 @@ function workerFacts(schedule, worker, unit) {
   return fact(`worker ${worker}`, `busy ${writeTime(schedule.busy[worker], unit)}, idle ${idle}, peak ${held}`);
 }
 
-/** What the critical path consists of. */
+/** Shares of costs on the critical path, as a bar and a line. */
 function shareBar(schedule) {
   const shares = [...schedule.shares].sort((one, other) => other[1] - one[1]);
   const total = shares.reduce((sum, [, value]) => sum + value, 0);
@@ -266,12 +267,13 @@ function resultTable(schedules, state, unit, choose) {
   return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
 }
 
-/** Choices of which one is made, or switches of which any are on. */
+/** Make inputs for [value, text] options: radio buttons or checkboxes. */
 export function makeChoices(id, type, options, change) {
   byId(id).replaceChildren(...options.map(([value, text]) =>
     make("label", {}, make("input", { type, name: id, value, onchange: change }), text)));
 }
 
+/** Set which inputs are on, and the reasons of those that have no effect. */
 export function showChoices(id, isOn, reasons = {}) {
   for (const input of byId(id).querySelectorAll("input")) {
     input.checked = isOn(input.value);
@@ -281,7 +283,7 @@ export function showChoices(id, isOn, reasons = {}) {
   }
 }
 
-/** Link models under which no schedule runs, and why. */
+/** Link models under which no schedule runs, with the reason. */
 export function refusals(schedules, links) {
   const errorByModel = {};
   for (const name of links) {
@@ -291,9 +293,9 @@ export function refusals(schedules, links) {
   return errorByModel;
 }
 
-/** The closed form of a schedule, with the sum that is the largest now. */
+/** Show the closed form of a schedule, with the current largest sum. */
 export function showForm(schedule, state, unit, isAlone) {
-  // none was looked for where every op has a time of its own
+  // a page has no forms of recorded runs, in which every op has its own time
   byId("form").parentElement.hidden = Boolean(schedule.residuals);
   byId("form-title").textContent = isAlone ? "Closed form" : `Closed form of ${schedule.name}`;
   byId("form").replaceChildren(...formList(schedule, state, unit));
@@ -327,7 +329,7 @@ function formList(schedule, state, unit) {
   return [make("p", { class: "quiet" }, head + factorNote), make("ul", { class: "form" }, ...lines)];
 }
 
-/** What colours and lines mean. */
+/** Show the meaning of colours and lines. */
 export function showLegend(schedules, shown) {
   const used = new Map();
   let mostPipes = 1;
@@ -357,7 +359,7 @@ export function showLegend(schedules, shown) {
   byId("legend").replaceChildren(...entries);
 }
 
-/** Colours of residuals, from the least to the largest; a stroke stands at 0. */
+/** Scale of the colours of residuals, from the least to the largest, with a stroke at 0. */
 function residualScale({ low, high }, unit) {
   if (low === high) return make("span", { class: "quiet" }, "every op started as replayed");
   const [lowText, highText] = [low, high].map((time) => writeTime(Number(time.toPrecision(3)), unit));
@@ -365,7 +367,7 @@ function residualScale({ low, high }, unit) {
   return make("span", { class: "quiet" }, `residual ${lowText}`, make("i", { class: "seconds", style: zero }), highText);
 }
 
-/** The heading of one of several schedules; above a recorded run what its colours mean. */
+/** The heading of one of several schedules; of a recorded run with the scale of its colours. */
 export function opHeading(schedule, unit, best, shown) {
   if (schedule.error) return [make("b", {}, schedule.name)];
   const colours = schedule.colours(shown);
@@ -378,7 +380,7 @@ export function opHeading(schedule, unit, best, shown) {
   ];
 }
 
-/** All results as one sentence each, for those who cannot see the bars. */
+/** One sentence for each schedule, for screen readers. */
 export function summary(schedules, unit) {
   return schedules.map((schedule) => schedule.error
     ? `${schedule.name} does not run.`

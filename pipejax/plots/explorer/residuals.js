@@ -1,10 +1,10 @@
-// A recorded run beside its replay: how much later than in the replay each op started.
+// A recorded run beside its replay: by how much each op started later than in the replay.
 
 import { numCodes } from "./palette.js";
 
-const ROUNDING = 1e-9; // of the makespan: less is none
+const ROUNDING = 1e-9; // of the makespan: smaller differences count as 0
 
-/** What a page shows of its schedules: above a replay, its ops as they were recorded. */
+/** Insert the recorded run of each replay before it. */
 export function withRecorded(schedules) {
   return schedules.flatMap(({ recorded, ...schedule }) =>
     (recorded ? [{ ...schedule, ...recorded, forms: {} }, schedule] : [schedule]));
@@ -22,8 +22,8 @@ export class Residuals {
     const ops = ran.ops.phase.length;
     Object.assign(this, {
       runs: [ran, again],
-      late: new Float64Array(ops),
-      // as colours of phases: steps of the scale, which stand behind the phases, and how far in it
+      late: new Float64Array(ops), // residual of each op [s]
+      // codes of colours as of phases: the step of the scale, after all phases, and the place in it
       isByPhase: false,
       code: new Int16Array(ops),
       depth: new Float64Array(ops),
@@ -35,20 +35,20 @@ export class Residuals {
     ran.residuals = again.residuals = this;
   }
 
-  /** Whether both have run: under another link model the replay may not. */
+  /** Whether both have run: the replay may not run under another link model. */
   get isThere() {
     return !this.runs[1].error;
   }
 
-  /** Compare both as they are now, and lay the scale from the least, 0 at most, to the largest. */
+  /** Compute the residuals, and a scale from the least (at most 0) to the largest (at least 0). */
   compare() {
     if (!this.isThere) return;
     const [ran, again] = this.runs;
-    const none = ROUNDING * ran.makespan;
+    const rounding = ROUNDING * ran.makespan;
     [this.low, this.high] = [0, 0];
     for (let op = 0; op < this.late.length; op++) {
-      const late = ran.start(op) - again.start(op); // NaN of what does not run
-      this.late[op] = Math.abs(late) < none ? 0 : late;
+      const late = ran.start(op) - again.start(op); // NaN if the op does not run
+      this.late[op] = Math.abs(late) < rounding ? 0 : late;
       if (this.late[op] < this.low) this.low = this.late[op];
       if (this.late[op] > this.high) this.high = this.late[op];
     }

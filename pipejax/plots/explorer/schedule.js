@@ -10,7 +10,7 @@ import { unpack } from "./unpacking.js";
 // Nodes stand in topological order, node 0 is the source, which ends at 0. Sums are added up in the
 // same order as in the engine and the first of equals wins, so results are equal to the last bit.
 
-/** Lay out the edges of a program by node: those of `node` are first[node] to first[node + 1]. */
+/** Lay out the edges of a program: those into `node` have the numbers first[node] to first[node + 1] - 1. */
 export function layOut({ degree, back, lag, durations, op, carrier, arrives }) {
   const nodes = degree.length;
   const first = new Int32Array(nodes + 1);
@@ -33,8 +33,8 @@ export function layOut({ degree, back, lag, durations, op, carrier, arrives }) {
   };
 }
 
-/** Costs by position: what is given times the factor of its kind; a message is a sum, a pair the
- * longer of its ops and a part of the shorter one. */
+/** The cost vector: base costs times the factor of their kind; a message is latency plus transmit
+ * time, a pair the longer of its ops plus a share of the shorter one. */
 export function costVector(costs, factors) {
   const { base, kind, pair, overlap, firstPair, firstLink } = costs;
   const vector = new Float64Array(base.length);
@@ -43,8 +43,8 @@ export function costVector(costs, factors) {
   }
   if (firstPair >= 0) {
     for (let k = 0; 2 * k < pair.length; k++) {
-      const both = [vector[pair[2 * k]], vector[pair[2 * k + 1]]];
-      vector[firstPair + k] = Math.max(...both) + overlap[k] * Math.min(...both);
+      const times = [vector[pair[2 * k]], vector[pair[2 * k + 1]]];
+      vector[firstPair + k] = Math.max(...times) + overlap[k] * Math.min(...times);
     }
   }
   const links = (base.length - firstLink) / 3; // latencies, transmit times, and their sums
@@ -54,7 +54,7 @@ export function costVector(costs, factors) {
   return vector;
 }
 
-/** Fill in start, finish and lastEdge of a program; return the makespan. A start may be given. */
+/** Fill in start, finish and lastEdge of a program, with recorded starts if there are any; return the makespan. */
 export function runProgram(program, vector) {
   const { nodes, first, pred, lag, durations, start, finish, lastEdge, recordedStarts } = program;
   let makespan = 0;
@@ -110,11 +110,11 @@ export function criticalPath(program) {
 
 // A schedule of the page: its ops and messages, and its run at the factors of the sliders.
 
-const UNSEEN = new Set(["WAIT_O", "WAIT_SEND_F", "WAIT_SEND_B"]); // they take no time of their own
+const HIDDEN = new Set(["WAIT_O", "WAIT_SEND_F", "WAIT_SEND_B"]); // phases that take no time
 const COMPUTE = "compute"; // the lane of a worker's row, all others lie beside it
 
 export class Schedule {
-  /** Unpack what a schedule is; programs are unpacked when their link model is first asked for. */
+  /** Unpack a schedule; each program is unpacked when its link model is first chosen. */
   static async load(data, phases) {
     const schedule = new Schedule();
     Object.assign(schedule, data);
@@ -128,18 +128,18 @@ export class Schedule {
     return schedule;
   }
 
-  /** Lay out what follows from the ops, once they are there. */
+  /** Set the fields that follow from the ops. */
   settle(phases) {
     Object.assign(this, { phases, loaded: {} });
-    // whether what is held differs from how many are in flight: parts are freed, or sizes differ
+    // whether memory differs from activations in flight: parts are freed, or sizes differ
     this.hasSizes = this.held.place.some((place) => this.held.size[place] !== 1);
     this.depth = depths(this.placement.subarray(0, this.stages));
     const { phase: code, with_phase: withCode, stage, with_stage } = this.ops;
-    const [depth, withDepth] = [stage, with_stage].map((of) => Float64Array.from(of, (k) => this.depth[k] ?? 0));
+    const [depth, withDepth] = [stage, with_stage].map((stages) => Float64Array.from(stages, (k) => this.depth[k] ?? 0));
     this.ofPhases = { isByPhase: true, code, withCode, depth, withDepth };
     this.lanes = this.layLanes();
     const ops = this.ops.phase.length;
-    // of each op in the order of the rows, NaN where it does not run: read far more often than set
+    // times of each op in row order, NaN if it does not run: read far more often than set
     this.opStart = new Float64Array(ops);
     this.opFinish = new Float64Array(ops);
     this.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
@@ -148,16 +148,16 @@ export class Schedule {
     this.isRead = this.findRead();
   }
 
-  /** Which positions of the cost vector pairs and messages read; programs say what ops do. */
+  /** Mark the positions of the cost vector that pairs and messages read; `prepare` adds those of ops. */
   findRead() {
     const { base, pair, firstLink } = this.costs;
     const read = new Uint8Array(base.length);
-    for (const at of pair) read[at] = 1;
+    for (const position of pair) read[position] = 1;
     if (this.messages.producer.length) read.fill(1, firstLink);
     return read;
   }
 
-  /** Most activations in flight on each worker, as the order of its row says. */
+  /** Peak of activations in flight on each worker, by the order of its row. */
   peaksInRows() {
     const { moment, change, worker } = this.held;
     const weights = this.weights();
@@ -165,35 +165,35 @@ export class Schedule {
     let level = 0;
     for (let k = 0; k < moment.length; k++) {
       level += change[k] * weights[k];
-      // the end of an op and the start of the next one are one moment
-      const isSettled = k + 1 === moment.length || worker[k + 1] !== worker[k] ||
+      // the end of an op, 2 op + 1, and the start of the next, 2 op + 2, are one moment
+      const isLast = k + 1 === moment.length || worker[k + 1] !== worker[k] ||
         (moment[k + 1] + 1) >> 1 !== (moment[k] + 1) >> 1;
-      if (isSettled && level > peaks[worker[k]]) peaks[worker[k]] = level;
+      if (isLast && level > peaks[worker[k]]) peaks[worker[k]] = level;
       if (k + 1 < moment.length && worker[k + 1] !== worker[k]) level = 0;
     }
     return peaks;
   }
 
-  /** Share of an activation that each change of what is held counts as. */
+  /** Share of an activation that each change of memory counts as. */
   weights() {
     const { place, share, size } = this.held;
-    const places = size.length / share.length; // of each part
-    return Float64Array.from(place, (at) => share[Math.floor(at / places)]);
+    const numStages = size.length / share.length; // a place is part * stages + stage
+    return Float64Array.from(place, (partAndStage) => share[Math.floor(partAndStage / numStages)]);
   }
 
   /** Ops of each worker in row order: those on its compute, and those on each lane beside it. */
   layLanes() {
     const { phase, worker, stage } = this.ops;
-    const seen = [...new Set(phase)].sort((one, other) => one - other)
-      .filter((code) => !UNSEEN.has(this.phases[code].letter));
-    this.lanesBeside = [...new Set(seen.map((code) => this.phases[code].lane))]
+    const visible = [...new Set(phase)].sort((one, other) => one - other)
+      .filter((code) => !HIDDEN.has(this.phases[code].letter));
+    this.lanesBeside = [...new Set(visible.map((code) => this.phases[code].lane))]
       .filter((lane) => lane !== COMPUTE);
     const lanes = Array.from({ length: this.workers }, () =>
       Array.from({ length: 1 + this.lanesBeside.length }, () => []));
     for (let op = 0; op < phase.length; op++) {
-      if (!seen.includes(phase[op])) continue;
-      const on = worker[op] >= 0 ? [worker[op]] : this.participants(stage[op]);
-      for (const worker of on) lanes[worker][this.opLane(op)].push(op);
+      if (!visible.includes(phase[op])) continue;
+      const workers = worker[op] >= 0 ? [worker[op]] : this.participants(stage[op]);
+      for (const worker of workers) lanes[worker][this.opLane(op)].push(op);
     }
     return lanes.map((workerLanes) => workerLanes.map((lane) => Int32Array.from(lane)));
   }
@@ -238,12 +238,12 @@ export class Schedule {
     return -1;
   }
 
-  /** What its ops are coloured by: how much later than replayed they started, or their phases. */
+  /** Colours of the ops: by residual, or by phase. */
   colours(shown) {
     return shown.residuals && this.residuals?.isThere ? this.residuals : this.ofPhases;
   }
 
-  /** Run under a link model; what cannot run there says why. What was recorded runs once, as given. */
+  /** Run under a link model, or set `error` to the reason that it cannot; a recorded run runs once. */
   async evaluate(model, factors) {
     if (this.starts && this.program) return;
     const packed = this.programs[model];
@@ -255,10 +255,10 @@ export class Schedule {
     this.makespan = runProgram(this.program, this.vector);
     this.hasTails = false;
     this.sumUp();
-    this.curves = this.sentAndHad = null; // those of the run before
+    this.curves = this.cachedTimes = null; // those of the earlier run
   }
 
-  /** Lay a program out, and say which op or message each of its nodes is. */
+  /** Lay a program out, with the op or the message of each node. */
   async prepare(packed) {
     const program = layOut(packed.data === undefined ? packed : await unpack(packed));
     program.nodeOps = new Int32Array(program.nodes).fill(-1);
@@ -270,7 +270,7 @@ export class Schedule {
     return program;
   }
 
-  /** Busy times, idle share, and what the critical path consists of. */
+  /** Set busy times, the bubble ratio, and the costs on the critical path. */
   sumUp() {
     const { program, vector, ops, costs, opStart, opFinish } = this;
     this.busy = new Float64Array(this.workers);
@@ -287,7 +287,7 @@ export class Schedule {
     }
     const mean = this.busy.reduce((sum, seconds) => sum + seconds, 0) / this.workers;
     this.bubbleRatio = this.makespan > 0 ? (this.makespan - mean) / this.makespan : 0;
-    this.path = this.starts ? [] : criticalPath(program); // nothing says why ops started when they did
+    this.path = this.starts ? [] : criticalPath(program); // a recorded run does not show it
     this.isCritical = new Uint8Array(program.nodes);
     this.shares = new Map();
     for (const node of this.path) {
@@ -297,6 +297,7 @@ export class Schedule {
     }
   }
 
+  /** Add the cost at a position to the shares of the critical path. */
   spend(position, { kind, firstPair, firstLink }, vector) {
     if (vector[position] === 0) return;
     const isPair = firstPair >= 0 && position >= firstPair;
@@ -322,7 +323,7 @@ export class Schedule {
     return this.program.op[op] > 0;
   }
 
-  /** How much longer an op could take before the makespan grows. */
+  /** Time by which an op can grow before the makespan grows. */
   slack(op) {
     if (!this.hasTails) findTails(this.program, this.vector);
     this.hasTails = true;
@@ -330,14 +331,14 @@ export class Schedule {
     return this.makespan - this.program.finish[node] - this.program.tail[node];
   }
 
-  /** How long after all that it waits for an op started. */
+  /** Time from the last arrival at an op to its start. */
   stall(op) {
     return Math.max(this.start(op) - (this.waits(op)[0]?.at ?? 0), 0);
   }
 
-  /** When each message leaves, and when it arrives. */
+  /** Times at which each message leaves and arrives. */
   get messageTimes() {
-    if (this.sentAndHad) return this.sentAndHad;
+    if (this.cachedTimes) return this.cachedTimes;
     const { carrier, arrives, start, finish } = this.program;
     const { producer } = this.messages;
     const leave = new Float64Array(carrier.length);
@@ -347,8 +348,8 @@ export class Schedule {
       leave[k] = carrier[k] > 0 ? start[carrier[k]] : produced;
       arrive[k] = (carrier[k] > 0 ? finish[carrier[k]] : produced) + this.vector[arrives[k]];
     }
-    this.sentAndHad = { leave, arrive };
-    return this.sentAndHad;
+    this.cachedTimes = { leave, arrive };
+    return this.cachedTimes;
   }
 
   leaves(k) {
@@ -370,7 +371,7 @@ export class Schedule {
       program.pred[edge] === from;
   }
 
-  /** What an op waits for: op, message, or another transfer, with the time of each arrival. */
+  /** Predecessors of an op: op and message, or -1, with the time of each arrival; the last first. */
   waits(op) {
     const { program, vector } = this;
     const node = program.op[op];
@@ -392,7 +393,7 @@ export class Schedule {
     return waits.sort((one, other) => other.isLast - one.isLast || other.at - one.at);
   }
 
-  /** Edges into a node; what workers do together waits at a gate, which stands for all before it. */
+  /** Edges into a node; instead of an edge from a gate of a collective, those into the gate. */
   *edgesInto(node) {
     const { first, pred } = this.program;
     for (let edge = first[node]; edge < first[node + 1]; edge++) {
@@ -401,7 +402,7 @@ export class Schedule {
     }
   }
 
-  /** The edge on which the last arrival at a node comes, or -1. */
+  /** The edge of the last arrival at a node, or -1. */
   lastInto(node) {
     const { lastEdge, pred } = this.program;
     let edge = lastEdge[node];
@@ -414,7 +415,7 @@ export class Schedule {
     return node > 0 && nodeOps[node] < 0 && nodeMessages[node] < 0 && durations[node] === 0;
   }
 
-  /** The first op whose last arrival comes from an op, by a message or in the row, or -1. */
+  /** The first op to which this op is the last arrival, by a message or in the row, or -1. */
   awaiting(op) {
     const { program } = this;
     const opNode = program.op[op];
@@ -439,20 +440,15 @@ export class Schedule {
   }
 }
 
-/** How early each stage is among those of its worker: 1 is its first, 0 its last. */
-function depths(worker) {
-  return Float64Array.from(worker, (home, stage) => {
-    let before = 0;
-    let others = -1;
-    worker.forEach((other, k) => {
-      if (other === home) others++;
-      if (other === home && k < stage) before++;
-    });
-    return others ? 1 - before / others : 0;
+/** Place of each stage among those of its worker: 1 is the first, 0 the last or the only one. */
+function depths(workers) {
+  return Float64Array.from(workers, (worker, stage) => {
+    const stages = [...workers.keys()].filter((k) => workers[k] === worker);
+    return stages.length > 1 ? 1 - stages.indexOf(stage) / (stages.length - 1) : 0;
   });
 }
 
-/** Messages in the order of the ops that wait for them, and where those of each op begin. */
+/** Messages sorted by consumer: those of an op are order[first[op]] to order[first[op + 1] - 1]. */
 function byConsumer(consumer, ops) {
   const first = new Int32Array(ops + 1);
   for (const op of consumer) first[op + 1]++;

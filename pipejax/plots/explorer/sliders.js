@@ -35,7 +35,7 @@ export function makeSliders(scene, schedulesNow, change) {
 
 const UNITS = { s: 1, ms: 1e-3, us: 1e-6, ns: 1e-9 };
 
-/** Read a factor, as 1.5 or ×1.5, or the time that it is to make of one that is given, as 3 ms. */
+/** Read a factor, as 1.5 or ×1.5, or a time, as 3 ms, that becomes a factor of the given time. */
 function readFactor(text, times) {
   const [, number, unit] = /^\s*[×x*]?\s*([\d.,e+-]+)\s*(\w*)\s*$/.exec(text) ?? [];
   const value = Number((number ?? "none").replace(",", "."));
@@ -43,19 +43,19 @@ function readFactor(text, times) {
   return times.length === 1 && times[0] > 0 ? (value * (UNITS[unit] ?? NaN)) / times[0] : NaN;
 }
 
-/** Why a text is no factor, and what would be one. */
+/** The error about a text that is no factor. */
 function refusal(text, times) {
-  const isOne = times.length === 1 && times[0] > 0;
-  const also = isOne ? " or a time, as 3 ms" : "; a time fits only what is one for all";
-  return `${JSON.stringify(text)} is not a factor of at least 0, as 1.5${also}`;
+  const hasOneTime = times.length === 1 && times[0] > 0;
+  const hint = hasOneTime ? " or a time, as 3 ms" : "; a time fits only what is one for all";
+  return `${JSON.stringify(text)} is not a factor of at least 0, as 1.5${hint}`;
 }
 
-/** Let sliders say what is chosen: the time where it is one for all, else the factor. */
+/** Set the sliders to the factors, and write the times that result. */
 export function showSliders(scene, schedules, state) {
   for (const { key } of scene.factors) {
     const factor = state.factors.get(key);
     const times = factorTimes(schedules, scene, key);
-    // of what no schedule that is shown has there is nothing to change
+    // hide the slider of a cost that no shown schedule has
     byId(`factor-${key}`).closest(".slider").hidden = !schedules.some((schedule) => schedule.has(key));
     byId(`factor-${key}`).value = factor;
     byId(`factor-${key}`).setAttribute("aria-valuetext", `times ${digits(factor, 4)}`);
@@ -70,7 +70,7 @@ export function showSliders(scene, schedules, state) {
   byId("reset").disabled = state.isGiven;
 }
 
-/** The least and the largest cost of a kind that anything takes, one number if they are equal. */
+/** The least and the largest cost of a kind among the schedules, or one number if they are equal. */
 function factorTimes(schedules, scene, key) {
   const kind = 1 + scene.factors.findIndex((factor) => factor.key === key);
   let least = Infinity;

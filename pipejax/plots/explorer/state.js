@@ -1,8 +1,8 @@
-// What is seen and chosen: the part of the time axis, and the address that keeps it all.
+// State of the page: the visible part of the time axis, and all choices, which the address keeps.
 
-// The part of the time axis that is seen, the same for all schedules: zoom and pan.
+// The visible part of the time axis, the same for all schedules: zoom and pan.
 
-const CLOSEST = 1e-5; // of the longest makespan: as far as one can zoom in
+const MIN_SPAN = 1e-5; // of the longest makespan: the shortest visible part
 
 export class View {
   constructor() {
@@ -18,7 +18,7 @@ export class View {
     return this.range ? this.range[1] : this.whole * 1.01;
   }
 
-  /** Lay the axis over pixels: those from `left` on, so many of them. */
+  /** The axis over `width` pixels from `left` on: functions from times to pixels and back. */
   over(left, width) {
     const { from, to } = this;
     const scale = width / (to - from);
@@ -29,10 +29,10 @@ export class View {
     };
   }
 
-  /** Show a range, as far as there is one. */
+  /** Show a range, cut to the time axis. */
   show(from, to) {
     const end = this.whole * 1.01;
-    const span = Math.min(Math.max(to - from, this.whole * CLOSEST), end);
+    const span = Math.min(Math.max(to - from, this.whole * MIN_SPAN), end);
     const begin = Math.min(Math.max(from, 0), end - span);
     this.range = span >= end * (1 - 1e-9) ? null : [begin, begin + span];
   }
@@ -42,13 +42,13 @@ export class View {
     this.show(around - (around - from) / factor, around + (to - around) / factor);
   }
 
-  /** Move by a share of what is seen. */
+  /** Move by a share of the visible part. */
   pan(share) {
-    const by = share * (this.to - this.from);
-    if (this.range) this.show(this.from + by, this.to + by);
+    const shift = share * (this.to - this.from);
+    if (this.range) this.show(this.from + shift, this.to + shift);
   }
 
-  /** Bring a time into sight. */
+  /** Move the visible part so that a range is in it. */
   reveal(from, to) {
     if (!this.range || (from >= this.from && to <= this.to)) return;
     const span = Math.max(this.to - this.from, 2 * (to - from));
@@ -57,7 +57,7 @@ export class View {
   }
 }
 
-// What can be chosen on the page, and the part of the address behind # that keeps it.
+// The choices on the page, and the part of the address after # that keeps them.
 
 const WAIT = 250; // milliseconds: browsers allow few changes of an address
 const ALL = "all"; // of the time axis
@@ -69,24 +69,24 @@ export class State {
     this.reset();
   }
 
-  /** What is chosen when the page opens without an address. */
+  /** Set the choices with which the page opens without an address. */
   reset() {
     const { scene } = this;
-    this.chosen = null; // schedules, workers and microbatches, where they are not as given
+    this.chosen = null; // schedules, workers and microbatches, or null for those of the page
     this.link = scene.link;
     this.factors = new Map(scene.factors.map(({ key, initial }) => [key, initial]));
     const memory = scene.schedules.length === 1;
     this.shown = {
       messages: false, transfers: false, memory, critical: true, residuals: true, ...scene.show,
     };
-    // a limit is one of what is held
+    // a limit is one of memory
     this.curve = scene.schedules.some(({ memory }) => memory.limits) ? "memory" : "flight";
     this.find = "";
     this.theme = "auto";
     this.range = scene.view;
-    this.focus = 0; // the schedule that the side panel is about
-    this.selected = ""; // label of an op of it
-    this.worker = -1; // whose memory is drawn, -1 for the fullest
+    this.focus = 0; // index of the schedule in the side panel
+    this.selected = ""; // label of its chosen op
+    this.worker = -1; // worker whose memory is drawn, -1 for the fullest
   }
 
   get isGiven() {
@@ -94,10 +94,10 @@ export class State {
     return this.link === scene.link && scene.factors.every(({ key, initial }) => this.factors.get(key) === initial);
   }
 
-  /** What differs from how the page opens, as text. */
+  /** Write the choices that differ from those with which the page opens. */
   write() {
     const { scene } = this;
-    const plain = new State(scene);
+    const initialState = new State(scene);
     const parts = [];
     const add = (name, value) => parts.push(`${name}=${encodeURIComponent(value)}`);
     if (this.chosen) {
@@ -110,17 +110,17 @@ export class State {
       if (this.factors.get(key) !== initial) add(`x.${key}`, this.factors.get(key));
     }
     for (const name of FLAGS) {
-      if (this.shown[name] !== plain.shown[name]) add(name, this.shown[name] ? 1 : 0);
+      if (this.shown[name] !== initialState.shown[name]) add(name, this.shown[name] ? 1 : 0);
     }
     for (const name of ["curve", "find", "theme", "focus", "selected", "worker"]) {
-      if (this[name] !== plain[name]) add(name, this[name]);
+      if (this[name] !== initialState[name]) add(name, this[name]);
     }
     const range = rangeText(this.range);
-    if (range !== rangeText(plain.range)) add("view", range);
+    if (range !== rangeText(initialState.range)) add("view", range);
     return parts.join("&");
   }
 
-  /** Read what `write` wrote; what no such page has is left as it is. */
+  /** Read a text of `write`; ignore choices that this page does not have. */
   read(text) {
     this.reset();
     const parameters = new URLSearchParams(text);
@@ -170,7 +170,8 @@ function rangeText(range) {
   return range ? range.map((time) => +time.toPrecision(7)).join("~") : ALL;
 }
 
-function within(text, low, high, otherwise) {
+/** Read a whole number in a range, or return the default. */
+function within(text, low, high, defaultNumber) {
   const number = text === null ? NaN : Number(text);
-  return Number.isInteger(number) && number >= low && number <= high ? number : otherwise;
+  return Number.isInteger(number) && number >= low && number <= high ? number : defaultNumber;
 }

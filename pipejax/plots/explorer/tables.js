@@ -1,7 +1,7 @@
 // Tables that the page reads itself: the text of their cells becomes ops, row by row.
 //
-// What a cell means comes with the page (`grammar`), from the records of the library. A table that
-// the command line would refuse is refused here, too.
+// The meaning of cells comes with the page (`grammar`), from the records of the library. The page
+// refuses every table that the command line refuses.
 
 const PAIR = /^\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B$/;
 const FORMAT = "pipejax-table";
@@ -19,30 +19,30 @@ export function readTable(text, name, grammars) {
   return makeTable(shape, findGrammar(data, grammars));
 }
 
-const OF_KINDS = ["kinds", "rules", "items"];
-const OF_SHAPE = ["slices", "forward_only", "graph"];
+const KIND_KEYS = ["kinds", "rules", "items"];
+const SHAPE_KEYS = ["slices", "forward_only", "graph"];
 
 /** The grammar that a table states: a usual one with slices or a graph, or one of this page. */
 function findGrammar(data, grammars) {
   if (data.lanes !== undefined) throw new Error("a page does not read tables whose gathers or reductions are on lanes");
   const [usual] = grammars;
   const stated = (keys, table) => keys.filter((key) => table[key] !== undefined);
-  if (!stated(OF_KINDS, data).length) {
-    if (!stated(OF_SHAPE, data).length) return usual;
+  if (!stated(KIND_KEYS, data).length) {
+    if (!stated(SHAPE_KEYS, data).length) return usual;
     const { slices = 1, forward_only: forwardOnly = false, graph = [] } = data;
     const rules = slices > 1 ? [...usual.rules, ...usual.sliceRules] : usual.rules;
     return { ...usual, isUsual: false, slices, forwardOnly, graph, rules };
   }
-  const form = (table) => JSON.stringify([...OF_KINDS, ...OF_SHAPE].map((key) => [key, canonical(table[key], key)]));
+  const form = (table) => JSON.stringify([...KIND_KEYS, ...SHAPE_KEYS].map((key) => [key, canonical(table[key], key)]));
   const match = grammars.find((grammar) => form(grammar.data) === form(data));
   if (match) return match;
   const letters = (data.kinds ?? []).map((kind) => kind.letters).join(", ");
   throw new Error(`its own kinds and rules (${letters}) are those of no table that this page was written with`);
 }
 
-/** A part of a grammar as it is compared: kinds with what they leave out, keys in one order. */
+/** A part of a grammar for comparison: kinds with their defaults, keys in one order. */
 function canonical(value, key) {
-  const sorted = (of) => Object.fromEntries(Object.entries(of).sort());
+  const sorted = (record) => Object.fromEntries(Object.entries(record).sort());
   if (key === "kinds") {
     return (value ?? []).map(({ letters, ...kind }) =>
       sorted({ letters, name: letters, time: letters, lane: "compute", of: "microbatch", ...kind }));
@@ -50,7 +50,7 @@ function canonical(value, key) {
   return key === "rules" ? (value ?? []).map((rule) => rule.replace(/\s+/g, "")) : value;
 }
 
-/** Cells of a CSV, whose cells hold no commas of their own. */
+/** Cells of a CSV, whose cells contain no commas. */
 export function readRows(text) {
   const rows = text.split("\n").map((line) =>
     line.split(",").map((cell) => cell.trim().replace(/^"(.*)"$/, "$1")));
@@ -58,7 +58,7 @@ export function readRows(text) {
   return rows;
 }
 
-/** Read cells, and find out where stages live. */
+/** Read cells, and find the placement of stages unless it is given. */
 export function makeTable({ rows, name, placement, microbatchPipes, shares }, grammar) {
   const cells = rows.flatMap((row, worker) =>
     row.map((text, slot) => ({ worker, slot, ops: readCell(text, grammar, worker, slot) }))
@@ -81,6 +81,7 @@ export function makeTable({ rows, name, placement, microbatchPipes, shares }, gr
   return table;
 }
 
+/** The ops of a cell: none, one, or two of a fused pair. */
 function readCell(text, grammar, worker, slot) {
   const plain = text.trim();
   if (!plain) return [];
@@ -111,7 +112,7 @@ function nodeOps(text, { codes, sharding, workerPhases, refused, offRow, slices 
   return { phase, stage: stage === "" ? -1 : Number(stage), microbatch: number };
 }
 
-/** Where stages live: one worker each, or pipes that run against each other. */
+/** Placement of stages: one worker each, or pipes that mirror each other. */
 function placed(cells, workers, { compute }) {
   const home = new Map(); // worker of a stage and microbatch
   let stages = 0;
@@ -143,13 +144,13 @@ function placed(cells, workers, { compute }) {
   return { placement, microbatchPipes };
 }
 
-/** Several pipes mirror each other, or are couples of such, shifted round the workers. */
+/** Check that pipes mirror each other, or are pairs of such pipes, shifted round the workers. */
 function checkPipes(placement, workers) {
   const isEven = placement.length % 2 === 0 && workers % placement.length === 0;
-  const couples = isEven ? placement.length / 2 : 1;
+  const numPairs = isEven ? placement.length / 2 : 1;
   const legal = new Set();
-  for (let couple = 0; couple < couples; couple++) {
-    const shift = (couple * workers) / couples;
+  for (let k = 0; k < numPairs; k++) {
+    const shift = (k * workers) / numPairs;
     for (const mirrored of [false, true]) {
       legal.add(placement[0].map((worker) =>
         ((mirrored ? workers - 1 - worker : worker) + shift) % workers).join());
@@ -171,7 +172,7 @@ function check(table, grammar) {
       const place = isPerWorker ? `worker ${worker} ` : stage;
       const name = `${place}${grammar.letters[phase]}${microbatch < 0 ? "" : microbatch}`;
       if (stage >= stages || microbatch >= microbatches) throw new Error(`${name} is out of range`);
-      if (microbatch < 0) continue; // gathering and reducing stand as often as they are needed
+      if (microbatch < 0) continue; // gathers and reductions may stand several times
       if (!isPerWorker && placement[microbatchPipes[microbatch]][stage] !== worker) {
         throw new Error(`${name} is on worker ${worker}, and its stage is not`);
       }
@@ -180,10 +181,11 @@ function check(table, grammar) {
     }
   }
   const phases = new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
-  // a table whose forwards or backwards are of kinds of its own says itself what is complete
+  // the rules of a table with its own kinds of forwards and backwards say which ops it needs
   if (grammar.isUsual || [F, B, I, W].some((phase) => phases.has(phase))) checkUsual(table, grammar, seen);
 }
 
+/** Check that each stage and microbatch has an F, and either a B or an I and a W. */
 function checkUsual({ stages, microbatches }, grammar, seen) {
   const { F, B, I, W } = grammar.codes;
   const has = (stage, phase, microbatch) => seen.has(`${stage}${grammar.letters[phase]}${microbatch}`);

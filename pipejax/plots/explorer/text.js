@@ -1,10 +1,10 @@
-// Words and numbers for people, and the elements that show them.
+// Texts of numbers, and elements of the page.
 
-// Numbers for people, as the command line writes them.
+// Numbers as the command line writes them.
 
-const MOST_DECIMALS = 10;
+const MAX_DECIMALS = 10;
 
-/** A time with the prefix that suits it; slots have none. */
+/** Write a time with the prefix that suits it; slots have none. */
 export function writeTime(value, unit) {
   if (unit !== "s") return `${digits(value, 6)} ${unit}`;
   for (const [factor, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"]]) {
@@ -13,7 +13,7 @@ export function writeTime(value, unit) {
   return value === 0 ? "0 s" : `${digits(value / 1e-9, 4)} ns`;
 }
 
-/** The least and the most of some times, or the one that they all are. */
+/** Write the least and the largest of some times, or their common value. */
 export function writeRange(times, unit) {
   if (times.length === 1 || times[1] === 0) return writeTime(times[0], unit);
   const [high, name] = writeTime(times[1], unit).split(" ");
@@ -25,13 +25,13 @@ export function writePercent(ratio) {
   return `${(100 * ratio).toFixed(2)} %`;
 }
 
-/** A change relative to what was, with its sign. */
-export function writeChange(value, was) {
-  const change = was > 0 ? value / was - 1 : 0;
+/** Write a change relative to an earlier value, with its sign. */
+export function writeChange(value, before) {
+  const change = before > 0 ? value / before - 1 : 0;
   return `${change < 0 ? "\u2212" : "+"}${Math.abs(100 * change).toFixed(2)} %`;
 }
 
-/** What a worker holds. */
+/** Write the memory of a worker. */
 export function writeHeld(value, unit) {
   return unit === "bytes" ? `${(value / 1e9).toFixed(2)} GB` : digits(value, 4);
 }
@@ -40,28 +40,28 @@ export function digits(value, count) {
   return String(+value.toPrecision(count));
 }
 
-/** Times of about so many marks on an axis, one, two or five of a power of ten apart. */
-export function ticks(from, to, about) {
-  const rough = (to - from) / about;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * ([1, 2, 5, 10].find((k) => k * power >= rough) ?? 10);
+/** Times of about `count` marks on an axis; the step is 1, 2 or 5 times a power of ten. */
+export function ticks(from, to, count) {
+  const minStep = (to - from) / count;
+  const power = 10 ** Math.floor(Math.log10(minStep));
+  const step = power * ([1, 2, 5, 10].find((k) => k * power >= minStep) ?? 10);
   const times = [];
   for (let k = Math.ceil(from / step); k * step <= to; k++) times.push(k * step);
   return { times, step };
 }
 
-/** Labels of an axis, all with one prefix and as many decimals as their distance needs. */
+/** Labels of an axis, all with one prefix and as many decimals as the step needs. */
 export function tickLabels({ times, step }, to, unit) {
   const scales = unit === "s" ? [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]] : [[1, unit]];
   const [factor, name] = scales.find(([seconds]) => to >= seconds) ?? scales[scales.length - 1];
   const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
-  const write = decimals < MOST_DECIMALS // tiny times are written with a power of ten
+  const write = decimals < MAX_DECIMALS // tiny times are written with a power of ten
     ? (time) => (time / factor).toFixed(decimals)
     : (time) => digits(time / factor, 4);
   return { labels: times.map(write), name };
 }
 
-/** How a microbatch is written: 12, or 12.1 for a slice of it; nothing where there is none. */
+/** Write a microbatch: 12, or 12.1 for a slice of it, or nothing for -1. */
 export function writeNumber(microbatch, slices) {
   if (microbatch < 0) return "";
   return slices > 1 ? `${Math.floor(microbatch / slices)}.${microbatch % slices}` : String(microbatch);
@@ -83,7 +83,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Put an element beside the pointer, where it is not cut by the window. */
+/** Put an element beside the pointer, within the window. */
 export function placeBeside(element, { clientX, clientY }) {
   const { width, height } = element.getBoundingClientRect();
   const left = clientX + 14 + width > window.innerWidth ? clientX - 14 - width : clientX + 14;

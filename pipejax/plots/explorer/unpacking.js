@@ -3,7 +3,7 @@
 
 const KINDS = { int8: Int8Array, int16: Int16Array, int32: Int32Array, float64: Float64Array };
 
-/** Bytes from base64 that were deflated. */
+/** Decode base64 and inflate the bytes. */
 export async function inflate(data) {
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
@@ -12,7 +12,7 @@ export async function inflate(data) {
   return new Response(stream).arrayBuffer();
 }
 
-/** Unpack arrays by name; what was stored as steps between entries is summed up again. */
+/** Unpack arrays by name; an array that was stored as steps between entries is summed up. */
 export async function unpack(packed) {
   const content = await inflate(packed.data);
   const unpacked = {};
@@ -25,6 +25,7 @@ export async function unpack(packed) {
   return unpacked;
 }
 
+/** Entries from their steps, where 0 stands for the entry 0 and 1, 2, .. for the steps 0, 1, .. */
 function summed(steps) {
   const values = new Int32Array(steps.length);
   let sum = 0;
