@@ -200,13 +200,6 @@ class Links:
                 models[b, a] = model_names.index(model)
         return models[sender, receiver]
 
-    @property
-    def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return the groups of directed pairs that share a link; none for "pairs"."""
-        if isinstance(self.shared_links, str):
-            return ()
-        return tuple(tuple((a, b) for a, b in group) for group in self.shared_links)
-
     def executed(self, grammar: Grammar) -> tuple[AnyPhase, ...]:
         """Return the phases that a worker executes in row order, with WAIT_SEND if rendezvous."""
         return grammar.executed + WAIT_SEND if self.is_rendezvous else grammar.executed
@@ -408,7 +401,7 @@ def find_shared_links(
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high
-    groups = links.shared_groups
+    groups: Any = links.shared_links
     group_sizes = np.array([len(group) for group in groups])
     ends = np.array([pair for group in groups for pair in group])
     if ends.max() >= num_workers:
