@@ -11,7 +11,7 @@ from pipejax.analysis.runs.timeline import Window
 from pipejax.base.checks import resolve_choice
 from pipejax.base.data_files import UNITS, time_unit
 from pipejax.schedules.cells.ops import SHARDING, STEP_END
-from pipejax.schedules.table.links import format_pair_links
+from pipejax.schedules.table.links import LINK_OPTIONS
 
 Run = TypeVar("Run")
 SLOTS = "slots"
@@ -119,12 +119,5 @@ def _range(cost: Any, unit: TimeUnit) -> str:
 
 def link_settings(links: Any) -> str:
     """List the settings of links that are not the defaults, without the model."""
-    settings = {
-        f"{links.queues} queues": links.queues != "worker",
-        f"{links.posting} posting": links.posting != "early",
-        format_pair_links(links.named_pairs): links.pair_links,
-        f"buffered below {links.eager_below:g} s": links.eager_below,
-        "shared links": links.shared_links,
-        "shared host links": links.host_links,
-    }
-    return ", ".join(text for text, is_changed in settings.items() if is_changed)
+    changed = {name: value for name, value in links.changed().items() if name != "model"}
+    return ", ".join(LINK_OPTIONS[name].caption.format(value) for name, value in changed.items())

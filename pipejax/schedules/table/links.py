@@ -327,6 +327,7 @@ class LinkOption(NamedTuple):
     parse: Callable[[str, str], Any] | None = None
     write: Callable[[Any], Any] = lambda value: value
     form: str = ""  # form of a text in a sweep
+    caption: str = "{}"  # text of a picture if it is not the default
     applies: Callable[[LinkModel], Any] = lambda model: True  # whether a model gives it an effect
     refusal: str = ""  # error if no pair of workers has one of them
 
@@ -351,13 +352,20 @@ _NEED = "needs the link model rendezvous, got {!r}: only there"
 # all options, in the order of the fields of `Links`: command line, sweeps, files and checks follow
 LINK_OPTIONS: dict[str, LinkOption] = {
     "model": LinkOption.choice(LINK_MODELS, "link model"),
-    "queues": LinkOption.choice(QUEUES, "queue scope", applies=_IS_RENDEZVOUS),
+    "queues": LinkOption.choice(
+        *(QUEUES, "queue scope"), applies=_IS_RENDEZVOUS, caption="{} queues"
+    ),
     "host_links": LinkOption(
-        _check_groups, parse=parse_groups, write=format_groups, form="a text, as 0+1,2+3"
+        _check_groups,
+        parse=parse_groups,
+        write=format_groups,
+        form="a text, as 0+1,2+3",
+        caption="shared host links",
     ),
     "posting": LinkOption.choice(
         *(POSTINGS, "posting"),
         applies=_IS_RENDEZVOUS,
+        caption="{} posting",
         refusal=f"'program' {_NEED} both ends of a transfer are posted",
     ),
     "shared_links": LinkOption(
@@ -365,6 +373,7 @@ LINK_OPTIONS: dict[str, LinkOption] = {
         parse=parse_pairs,
         write=format_pairs,
         form="a text, as 0-1+1-0, or pairs",
+        caption="shared links",
         applies=lambda model: model.occupancy,
         refusal="need the link model queued, blocking or rendezvous, got {!r}, where messages use "
         "no resource",
@@ -378,6 +387,7 @@ LINK_OPTIONS: dict[str, LinkOption] = {
     "eager_below": LinkOption(
         lambda seconds: number(seconds, "eager_below"),
         applies=_IS_RENDEZVOUS,
+        caption="buffered below {:g} s",
         refusal=f"{_NEED} messages that are not buffered meet",
     ),
 }
