@@ -400,11 +400,11 @@ _LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher
 def _link_axis(name: str) -> FileField:
     """Return the axis of an option of links."""
     option, default = LINK_OPTIONS[name], getattr(Links(), name)
-    if option.parse is None:
+    if not option.form:
         return FileField(choice(option.names) if option.names else NUMBER, default)
 
     def check(text: str) -> Links:
-        links: dict[str, Any] = {"model": option.models[0], name: option.read(text, name)}
+        links: dict[str, Any] = {"model": option.models[0], name: option.parse(text, name)}
         return Links(**links)
 
     return FileField(_as_written(check, option.form), "")

@@ -240,7 +240,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
 def _links(at: Values) -> Links:
     """Return the links of a point from its values by axis."""
     values = {name: at["link" if name == "model" else name] for name in LINK_OPTIONS}
-    return Links(**{name: LINK_OPTIONS[name].read(v, name) for name, v in values.items() if v})
+    return Links(**{name: LINK_OPTIONS[name].parse(v, name) for name, v in values.items() if v})
 
 
 def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:

@@ -151,7 +151,7 @@ def _read_link(name: str, text: str) -> Any:
     option, where = LINK_OPTIONS[name], flag(_LINK_FLAGS.get(name, name))
     if option.names:
         return resolve_choice(text, option.names, where)
-    return (option.parse or parse_seconds)(text, where)
+    return option.parse(text, where) if option.form else parse_seconds(text, where)
 
 
 @options

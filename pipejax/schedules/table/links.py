@@ -240,20 +240,16 @@ class Links:
 
 def _check_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     """Return checked groups of workers that share a host link, with each worker in one at most."""
-    workers: set[int] = set()
     checked_groups = []
     form = "host_links", "((0, 1), (2, 3))"
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise wrong("host_links", "has an empty group: a group is the workers of one link")
-        checked = tuple(whole_number(w, "host_links: a worker", minimum=0) for w in group)
-        for worker in checked:
-            if worker in workers:
-                raise wrong(
-                    "host_links", f"names worker {worker} twice: each worker has one host link"
-                )
-            workers.add(worker)
-        checked_groups.append(checked)
+        checked = (whole_number(w, "host_links: a worker", minimum=0) for w in group)
+        checked_groups.append(tuple(checked))
+    workers = [worker for group in checked_groups for worker in group]
+    if doubles := [worker for worker in workers if workers.count(worker) > 1]:
+        raise wrong("host_links", f"names worker {doubles[0]} twice: each worker has one host link")
     return tuple(checked_groups)
 
 
@@ -323,10 +319,10 @@ class LinkOption(NamedTuple):
 
     check: Callable[[Any], Any]  # returns a checked value
     names: tuple[str, ...] = ()  # names that it may have
-    # reader of a text, from text and name of the option, and writer; without a reader, seconds
-    parse: Callable[[str, str], Any] | None = None
+    # reader of a text, from text and name of the option, its writer, and its form in a sweep
+    parse: Callable[[Any, str], Any] = lambda value, where: value
     write: Callable[[Any], Any] = lambda value: value
-    form: str = ""  # form of a text in a sweep
+    form: str = ""  # if there is none, nor names, the option is a number of seconds
     caption: str = "{}"  # text of a picture if it is not the default
     applies: Callable[[LinkModel], Any] = lambda model: True  # whether a model gives it an effect
     refusal: str = ""  # error if no pair of workers has one of them
@@ -335,10 +331,6 @@ class LinkOption(NamedTuple):
     def models(self) -> tuple[str, ...]:
         """Return the link models under which it has an effect."""
         return tuple(model.name for model in LINK_MODELS.values() if self.applies(model))
-
-    def read(self, value: Any, where: str) -> Any:
-        """Read a value of a file: a text if it has a reader."""
-        return value if self.parse is None else self.parse(value, where)
 
     @classmethod
     def choice(cls, names: Collection[str], noun: str, **fields: Any) -> "LinkOption":
@@ -356,10 +348,7 @@ LINK_OPTIONS: dict[str, LinkOption] = {
         *(QUEUES, "queue scope"), applies=_IS_RENDEZVOUS, caption="{} queues"
     ),
     "host_links": LinkOption(
-        _check_groups,
-        parse=parse_groups,
-        write=format_groups,
-        form="a text, as 0+1,2+3",
+        *(_check_groups, (), parse_groups, format_groups, "a text, as 0+1,2+3"),
         caption="shared host links",
     ),
     "posting": LinkOption.choice(
@@ -369,20 +358,14 @@ LINK_OPTIONS: dict[str, LinkOption] = {
         refusal=f"'program' {_NEED} both ends of a transfer are posted",
     ),
     "shared_links": LinkOption(
-        _check_pair_groups,
-        parse=parse_pairs,
-        write=format_pairs,
-        form="a text, as 0-1+1-0, or pairs",
+        *(_check_pair_groups, (), parse_pairs, format_pairs, "a text, as 0-1+1-0, or pairs"),
         caption="shared links",
         applies=lambda model: model.occupancy,
         refusal="need the link model queued, blocking or rendezvous, got {!r}, where messages use "
         "no resource",
     ),
     "pair_links": LinkOption(
-        _check_pair_links,
-        parse=parse_pair_links,
-        write=format_pair_links,
-        form="a text, as 0-1=rendezvous",
+        *(_check_pair_links, (), parse_pair_links, format_pair_links, "a text, as 0-1=rendezvous")
     ),
     "eager_below": LinkOption(
         lambda seconds: number(seconds, "eager_below"),
