@@ -7,7 +7,10 @@ import pytest
 import reference
 
 import pipejax as pj
-from pipejax.schedules.table.links import LINK_MODELS, LinkModel
+from pipejax.cli.options.catalogue import CATALOGUE
+from pipejax.cli.options.run import LinkOptions
+from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, LinkModel
+from pipejax.sweep.declaration import AXES
 
 F, B, L, X = 1.0, 2.0, 0.25, 3.0
 COSTS = pj.Costs(forward=F, backward=B, latency=L, transmit=X)
@@ -16,6 +19,20 @@ GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
 
 def makespan(table, link, queues="worker"):
     return pj.evaluate(table, COSTS, link=pj.Links(link, queues)).makespan
+
+
+def test_the_table_of_options_has_all_fields_and_their_texts():
+    """Command line and sweeps take what the table has; a text is read back as its value."""
+    assert [*LINK_OPTIONS] == [field.name for field in dataclasses.fields(pj.Links)]
+    names = {*LINK_OPTIONS} - {"model"} | {"link"}
+    assert names <= {*AXES} & {*CATALOGUE} & {
+        field.name for field in dataclasses.fields(LinkOptions)
+    }
+    pairs = ((0, 1), (1, 0))
+    links = pj.Links("rendezvous", "pair", ((0, 1),), "program", (pairs,), {(0, 1): "queued"}, 2.0)
+    assert links.changed() == links.written()
+    values = {name: LINK_OPTIONS[name].parse(text, name) for name, text in links.changed().items()}
+    assert pj.Links(**values) == links
 
 
 def test_delay():  # a message uses no resource: the second forward hides behind the first message
