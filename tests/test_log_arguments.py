@@ -48,7 +48,7 @@ def values(log, name):
 @pytest.mark.parametrize("name", DUMPS)
 def test_each_argument_is_read_or_named_or_without_effect(name):
     log = dump(name)
-    log = log._replace(vocabulary=0, times=[(0, seconds) for _, seconds in log.times])
+    log = log._replace(vocabulary=0, times=[line._replace(batch=0) for line in log.times])
     dropped = []
     for argument, value in log.arguments.items():
         if argument in TABLE.read:

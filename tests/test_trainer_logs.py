@@ -1,5 +1,6 @@
 """Logs of trainers that say times and no layout: rows of them, with the columns they lack."""
 
+import csv
 import gzip
 
 import pytest
@@ -26,6 +27,10 @@ NANOTRON = (
     "elapsed_time_per_iteration_ms: {1} | tokens_per_sec: 787K | global_batch_size: 1.02K |"
 )
 FACE = "{{'train_runtime': 99.1, 'train_samples_per_second': 8.1, 'train_steps_per_second': {1}}}"
+MAXTEXT = (
+    "completed step: {0}, seconds: {1}, TFLOP/s/device: 400.123, Tokens/s/device: 8192.1, "
+    "total_weights: 131072, loss: 10.8"
+)
 BARE = (
     " iteration {0}/ 50 | consumed samples: 64 | elapsed time per iteration (ms): {1} | "
     "global batch size: 64 |"
@@ -44,6 +49,7 @@ LOGS = {
     "DeepSpeed": (TIMER, ("1.0", "64.0"), BATCH, 16, 0.25),  # 16 / 64
     "NeMo": (NEMO, ("99.0", "12.5", "12.5"), "", 512, 12.5),
     "nanotron": (NANOTRON, ("9.9K", "1.25K", "1.35K"), "", 1020, 1.3),
+    "MaxText": (MAXTEXT, ("45.1", "8.0", "8.0"), BATCH, 16, 8.0),
     "Hugging Face's Trainer": (FACE, ("0.25",), BATCH, 16, 4.0),
     "Megatron": (BARE, ("9000.0", "4000.0", "4000.0"), "", 64, 4.0),
 }
@@ -147,3 +153,94 @@ def test_columns_that_cannot_be_are_named(tmp_path, mistake):
     assert "--columns must be as" in mistake(*options, "tensor=2,tensor=4")
     assert "accelerators must be a whole number" in mistake(*options, COLUMNS.replace("=8", "=x"))
     assert "needs --from" in mistake("init", "rows", "--columns", "x")
+
+
+def read_log(path, text, columns, answer, encoding="utf-8"):
+    """Return the only row of a log, and the notes on it."""
+    path.write_text(text, encoding=encoding)
+    out = path.with_suffix(".csv")
+    options = "--model", "llama3-8b", "--columns", columns, "--out", out
+    built = answer("init", "rows", "--from", path, *options)
+    (row,) = csv.DictReader(out.read_text().splitlines())
+    count = int(row.get("n", 1))
+    return float(row["seconds"]), int(row["global_batch"]), count, " ".join(built["notes"])
+
+
+def titan(step, tokens):
+    return TITAN.format(step, f"{tokens:,}")
+
+
+# steps of 16 x 8192 / (2048 x 8) = 8 s; a first step of 120 tokens/s is 136.5 s
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        ([titan(s, 120 if s == 1 else 2048) for s in (1, 10, 20) for _ in range(4)], 2),
+        ([titan(s, 120 if s == 1 else 2048) for _ in range(4) for s in (1, 10, 20)], 8),
+        ([titan(s, 120 if s in (1, 11) else 2048) for s in (1, 10, 20, 11, 20, 30)], 4),
+        (
+            [
+                line
+                for s in (1, 10, 20)
+                for line in (
+                    titan(s, 120 if s == 1 else 2048),
+                    titan(s, 9000).replace("step:", "validate step:"),
+                )
+            ],
+            2,
+        ),
+    ],
+    ids=["ranks in turn", "rank by rank", "a restart", "validation between"],
+)
+def test_only_steady_training_steps_count(lines, count, tmp_path, answer):
+    row = read_log(tmp_path / "train.log", "\n".join(lines), COLUMNS + BATCH, answer)
+    assert row[:3] == (8.0, 16, count)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("cut", [1, 3], ids=["first", "last"])
+def test_a_line_that_was_cut_is_left_out(cut, tmp_path, answer):
+    lines = [NEMO.format(step, 99.0 if step == 1 else 12.5) for step in (1, 2, 3)]
+    lines[cut - 1] = lines[cut - 1].replace("global_batch_size: 512 | ", "")
+    seconds, batch, _, notes = read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
+    assert (seconds, batch) == (12.5, 512)
+    assert "lines that lack a number of the others are left out: 1" in notes
+
+
+METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}"
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("quote", ["", "'"])
+@pytest.mark.parametrize(
+    ("start", "seconds", "is_rounded"),
+    [("  Total optimization steps = 1,000\n", 80.0, False), ("", 76.9231, True)],
+)
+def test_step_times_of_a_whole_run_are_exact(start, seconds, is_rounded, quote, tmp_path, answer):
+    text = start + METRICS.format(*4 * (quote,))
+    row = read_log(tmp_path / "a.log", text, COLUMNS + BATCH, answer)
+    assert row[0] == seconds
+    assert ("seconds may be off by 3.8 %" in row[3]) is is_rounded  # 0.0005 / 0.013
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(
+    "line", ["train_steps_per_second   =       0.25", '"train_steps_per_second": 0.25,']
+)
+def test_final_metrics_are_read_as_printed_and_as_saved(line, tmp_path, answer):
+    assert read_log(tmp_path / "a.log", line, COLUMNS + BATCH, answer)[0] == 4.0
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(("size", "batch"), [(1, 1020), (8, 1024), (32, 1024)])
+def test_a_rounded_batch_holds_whole_microbatches(size, batch, tmp_path, answer):
+    # 1.02K stands for 1015 to 1025; two replicas take 2, 16 or 64 sequences at once
+    lines = "\n".join(NANOTRON.format(step, "1.25K") for step in (1, 2, 3))
+    columns = COLUMNS.replace("microbatch_size=1", f"microbatch_size={size}")
+    assert read_log(tmp_path / "a.log", lines, columns, answer)[:2] == (1.25, batch)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+def test_a_log_in_utf_16_is_read(tmp_path, answer):
+    lines = "\n".join(BARE.format(step, "4000.0") for step in (1, 2, 3))
+    assert read_log(tmp_path / "a.log", lines, COLUMNS, answer, "utf-16")[:2] == (4.0, 64)

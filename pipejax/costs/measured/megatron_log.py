@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.costs.measured.trainer_logs import (
     MEGATRON,
+    TimedLine,
     TrainerLog,
     check_columns,
     read_log_lines,
@@ -56,7 +57,7 @@ class MegatronLog(NamedTuple):
 
     path: Path  # of the log, for errors
     arguments: Mapping[str, str]  # texts by name
-    times: Sequence[tuple[int, float]]  # sequences (0 if unknown) and seconds of iterations
+    times: Sequence[TimedLine]  # of iterations
     vocabulary: int  # padded; 0 if the log does not say it
     memory_bytes: float  # most that a rank allocated, NaN if the log does not say it [B]
 
@@ -183,9 +184,11 @@ class MegatronLog(NamedTuple):
                 f"{self.path}: no line says `elapsed time per iteration (ms)`: the run has to "
                 "print iterations (--log-interval)"
             )
-        times = [(batch or self._global_batch, seconds) for batch, seconds in self.times]
-        batch_rows, notes = rows_by_batch(self.path, times)
-        columns = {"model": model, **self.layout_columns()}
+        times = [line._replace(batch=line.batch or self._global_batch) for line in self.times]
+        timed, notes = rows_by_batch(self.path, times)
+        shared = {"model": model, **self.layout_columns()}
+        memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
+        source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
             changed_columns, differences = self.differences(trained)
             columns, notes = columns | changed_columns, notes + differences
@@ -404,7 +407,7 @@ class MegatronLog(NamedTuple):
 def read_log(path: str | Path) -> MegatronLog | TrainerLog:
     """Read a log of Megatron with its arguments, or any log of iterations without them."""
     arguments: dict[str, str] = {}
-    times: list[tuple[int, float]] = []
+    times: list[TimedLine] = []
     vocabulary, memory, is_open = 0, math.nan, True
     for line in read_log_lines(path):
         if "-- arguments --" in line:
@@ -412,7 +415,8 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
         elif "-- end of arguments --" in line:
             is_open = False  # later lines of this form are reports, not arguments
         elif iteration := MEGATRON.read(line):
-            times.append((int(iteration.get("batch", 0)), iteration["seconds"]))
+            batch, seconds = int(iteration.get("batch", 0)), iteration["seconds"]
+            times.append(TimedLine(batch, seconds, iteration.get("step", math.nan)))
         elif padded := _VOCABULARY.search(line):
             vocabulary = int(padded[1])
         elif megabytes := _MEMORY.findall(line):  # ranks may write into one line

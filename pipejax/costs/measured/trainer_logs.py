@@ -1,4 +1,4 @@
-"""Training logs without layouts: torchtitan, DeepSpeed, NeMo, nanotron, Hugging Face.
+"""Training logs without layouts: torchtitan, DeepSpeed, NeMo, nanotron, MaxText, Hugging Face.
 
 A line of an iteration says its seconds, or a rate from which they follow. The sizes that a log does
 not say are columns for the user to give, never a guess.
@@ -31,6 +31,8 @@ class Trainer(NamedTuple):
     formula: str  # how the seconds follow
     facts: Mapping[str, str] = {}  # text before the number of a column, on lines of their own
     note: str = ""  # what is not read, in words
+    steps_of_run: str = ""  # text before the number of steps of a run, for exact step times
+    digits: int = 0  # significant digits of its numbers; 0: all
 
     def read(self, line: str) -> dict[str, float]:
         """Read the quantities of a line; empty if it is not of an iteration."""
@@ -42,7 +44,7 @@ class Trainer(NamedTuple):
                 quantities[name] = float(text.rstrip("KMB")) * factor
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
-        return quantities if quantities.keys() - {"batch"} else {}
+        return quantities if quantities.keys() - {"batch", "step", "runtime"} else {}
 
 
 TRAINERS = tuple(
@@ -59,29 +61,56 @@ def read_log_lines(path: str | Path) -> list[str]:
             content = gzip.decompress(content)
         except (OSError, EOFError) as error:
             raise ValueError(f"{path}: it cannot be unpacked: {error}") from None
-    return _COLOUR.sub("", content.decode(errors="replace")).splitlines()
+    is_wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # as PowerShell redirects
+    text = content.decode("utf-16" if is_wide else "utf-8", errors="replace")
+    return _COLOUR.sub("", text).splitlines()
 
 
-def rows_by_batch(
-    path: Path, times: Iterable[tuple[int, float]]
-) -> tuple[list[dict[str, Any]], list[str]]:
+class TimedLine(NamedTuple):
+    """Time of one iteration, as one line of one rank reports it."""
+
+    batch: int  # sequences; 0 if unknown
+    seconds: float
+    step: float = math.nan  # number of the iteration, NaN if unknown
+
+
+def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
+    """Return step times of each run; a step that several ranks report counts once."""
+    runs: list[dict[float, list[float]]] = []
+    last = -math.inf
+    for count, line in enumerate(lines):
+        step = count if math.isnan(line.step) else line.step
+        if step < last or not runs:  # a step number that goes back begins a run
+            runs.append({})
+        runs[-1].setdefault(step, []).append(line.seconds)
+        last = step
+    return [[*map(statistics.fmean, run.values())] for run in runs]
+
+
+def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the columns of a row for each batch size, and notes on omissions."""
-    # The first of several times warms up and is left out, and so is one that is no number. A spread
-    # of 0 is left out: clocks were too coarse for it.
-    times_by_batch: dict[int, list[float]] = {}
-    for batch, time in times:
-        times_by_batch.setdefault(batch, []).append(time)
+    # The first step of each run warms up and is left out where others are, and so is a line without
+    # a time. A spread of 0 is left out: clocks were too coarse for it.
+    batches: dict[int, list[TimedLine]] = {}
+    for line in lines:
+        batches.setdefault(line.batch, []).append(line)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for batch, batch_times in times_by_batch.items():
-        seconds = [time for time in batch_times if math.isfinite(time) and time > 0]
-        if omitted := len(batch_times) - len(seconds):
-            notes.append(f"{path}: {omitted} lines without a time are left out")
-        if not seconds:
+    for batch, batch_lines in batches.items():
+        timed = [line for line in batch_lines if math.isfinite(line.seconds) and line.seconds > 0]
+        if dropped := len(batch_lines) - len(timed):
+            notes.append(f"{path}: {dropped} lines without a time are left out")
+        if not timed:
             raise ValueError(f"{path}: no line of {batch} sequences has a time")
-        if len(seconds) == 1:
-            notes.append(f"{path}: only one line of {batch} sequences, with its warm-up")
-        steady = seconds[1:] or seconds
+        runs = step_times(timed)
+        if len(runs) > 1:
+            notes.append(
+                f"{path}: step numbers go back: first steps of {len(runs)} runs are left out"
+            )
+        if not (steady := [seconds for run in runs for seconds in run[1:]]):
+            steady = [run[0] for run in runs]
+            lines_text = "one line" if len(runs) == 1 else "first lines"
+            notes.append(f"{path}: only {lines_text} of {batch} sequences, with its warm-up")
         row: dict[str, Any] = {"global_batch": batch}
         row["seconds"] = float(f"{statistics.fmean(steady):.6g}")
         if len(steady) > 1:
@@ -116,6 +145,13 @@ class TrainerLog(NamedTuple):
                 columns = trainer.facts.items()  # with the text before the number of each
                 matches = {name: re.search(rf"{mark} (\d+)", text) for name, mark in columns}
                 facts = {name: match[1] for name, match in matches.items() if match}
+                runs = {*re.findall(rf"{trainer.steps_of_run} ([\d,]+)", text)}
+                if trainer.steps_of_run and len(runs) == 1:  # exact, where rates are rounded
+                    steps = int(runs.pop().replace(",", ""))
+                    iterations = [
+                        {"seconds": line["runtime"] / steps} if "runtime" in line else line
+                        for line in iterations
+                    ]
                 return cls(Path(path), trainer, iterations, facts)
         names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
         first = next((line.strip()[:60] for line in lines if line.strip()), "")
@@ -128,10 +164,14 @@ class TrainerLog(NamedTuple):
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows of measured runs, completed by columns that the log lacks."""
-        quantities = self.iterations[-1]
-        has_batch = "batch" in quantities or {"seconds", "samples"} <= {*quantities}
-        log_columns = {*self.facts, "global_batch"} if has_batch else {*self.facts}
-        check_columns(self.path, log_columns, columns)
+        quantities = set[str]().union(*self.iterations)
+        # a line that was cut lacks a number of the others
+        lines = [line for line in self.iterations if line.keys() == quantities] or self.iterations
+        quantities = {*lines[-1]}
+        has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
+        check_columns(
+            self.path, {**self.facts, **dict.fromkeys(["global_batch"] * has_batch)}, columns
+        )
         columns = {**self.facts, **columns}
         required = _REQUIRED if has_batch else (*_REQUIRED, "global_batch")
         if missing := [name for name in required if name not in columns]:
@@ -149,21 +189,35 @@ class TrainerLog(NamedTuple):
             for name in ("sequence", "global_batch", "accelerators")
         )
         if not batch and "samples" in quantities:  # lines round it differently
-            batches = [line["seconds"] * line["samples"] for line in self.iterations]
+            batches = [line["seconds"] * line["samples"] for line in lines]
             batch = round(statistics.median(batches))
-        times = []
-        for line in self.iterations:
-            size = batch or round(line["batch"])
-            if "seconds" in line:
-                time = line["seconds"]
-            elif "steps" in line:
-                time = 1 / line["steps"]
-            else:
-                rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
-                time = size / rate if rate else 0.0  # `rows_by_batch` leaves out times of 0
-            times.append((size, time))
-        rows, notes = rows_by_batch(self.path, times)
+        timed = []
+        for line in lines:
+            size = batch or self._whole_batch(line["batch"], columns)
+            rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
+            time = 1 / line["steps"] if line.get("steps") else size / rate if rate else 0.0
+            timed.append(TimedLine(size, line.get("seconds", time), line.get("step", math.nan)))
+        rows, notes = rows_by_batch(self.path, timed)
+        if cut := len(self.iterations) - len(lines):
+            notes.append(f"{self.path}: lines that lack a number of the others are left out: {cut}")
+        if "steps" in quantities and (error := 0.0005 * rows[-1]["seconds"]) > 0.01:
+            notes.append(
+                f"{self.path}: train_steps_per_second is rounded: seconds may be off by "
+                f"{100 * error:.2g} %; a line `{self.trainer.steps_of_run} ..` says them exactly"
+            )
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
         if self.trainer.note:
-            notes.append(f"{self.path}: {self.trainer.note}")
+            notes = [*notes, f"{self.path}: {self.trainer.note}"]
         return [{"model": model, **columns, **row, **source} for row in rows], notes
+
+    def _whole_batch(self, batch: float, columns: Mapping[str, str]) -> int:
+        """Round to the multiple of a microbatch of all replicas that rounds to the batch."""
+        sizes = ("microbatch_size", "accelerators", "tensor", "context", "pipeline")
+        size, accelerators, *degrees = (
+            read_cell(whole(1), columns.get(name, "1"), name) for name in sizes
+        )
+        unit = size * accelerators // math.prod(degrees) or 1
+        digit = 10 ** (math.floor(math.log10(batch or 1)) + 1 - self.trainer.digits)
+        nearest = round(batch / unit) * unit
+        is_rounded = self.trainer.digits and 2 * abs(nearest - batch) <= digit
+        return nearest if is_rounded else round(batch)
