@@ -214,7 +214,15 @@ METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}
 @pytest.mark.parametrize("quote", ["", "'"])
 @pytest.mark.parametrize(
     ("start", "seconds", "is_rounded"),
-    [("  Total optimization steps = 1,000\n", 80.0, False), ("", 76.9231, True)],
+    [
+        ("  Total optimization steps = 1,000\n", 80.0, False),
+        (
+            "Total optimization steps = 1,000\nContinuing training from global step 600\n",
+            200.0,
+            False,
+        ),
+        ("", 76.9231, True),
+    ],
 )
 def test_step_times_of_a_whole_run_are_exact(start, seconds, is_rounded, quote, tmp_path, answer):
     text = start + METRICS.format(*4 * (quote,))
@@ -238,6 +246,29 @@ def test_a_rounded_batch_holds_whole_microbatches(size, batch, tmp_path, answer)
     lines = "\n".join(NANOTRON.format(step, "1.25K") for step in (1, 2, 3))
     columns = COLUMNS.replace("microbatch_size=1", f"microbatch_size={size}")
     assert read_log(tmp_path / "a.log", lines, columns, answer)[:2] == (1.25, batch)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [  # Megatron-LM counts in 2^20 bytes, Megatron-Bridge in 10^9
+        (
+            "memory (MB) | allocated: 1000.0 | max allocated: 2000.5 | max reserved: 3000.0",
+            2097676288,
+        ),
+        (
+            "memory (GB) | mem-allocated-gigabytes: 63.66 | mem-max-allocated-gigabytes: 153.4",
+            153.4e9,
+        ),
+    ],
+)
+def test_memory_of_a_bare_log_is_that_of_the_fullest_rank(text, memory, tmp_path, answer):
+    lines = [BARE.format(step, "4000.0") for step in (1, 2, 3)]
+    lines.insert(
+        1, f"[Rank 0] (after 2 iterations) {text}\n[Rank 1] memory (MB) | max allocated: 9"
+    )
+    read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
+    assert read_rows(tmp_path / "a.csv").memory_bytes[0] == memory
 
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")

@@ -18,6 +18,7 @@ from pipejax.costs.measured.trainer_logs import (
     TimedLine,
     TrainerLog,
     check_columns,
+    memory_cell,
     read_log_lines,
     rows_by_batch,
 )
@@ -28,9 +29,11 @@ from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS, check_recompu
 
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)\s*$")  # dots fill 48 characters
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
-_MEMORY = re.compile(r"memory \(MB\) \|.*?max allocated: ([\d.]+)")
-_MEGABYTE = 2**20  # as Megatron counts
-_UNREADABLE = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
+_MEMORY = {  # bytes of the unit of each form: Megatron-LM counts in 2^20, Megatron-Bridge in 10^9
+    r"memory \(MB\) \|.*?max allocated: ([\d.]+)": 2**20,
+    r"mem-max-allocated-gigabytes: ([\d.]+)": 1e9,
+}
+_UNSAID = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
 _SIZES = {
     "layers": "num_layers",
     "hidden": "hidden_size",
@@ -187,7 +190,7 @@ class MegatronLog(NamedTuple):
         times = [line._replace(batch=line.batch or self._global_batch) for line in self.times]
         timed, notes = rows_by_batch(self.path, times)
         shared = {"model": model, **self.layout_columns()}
-        memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
+        memory = memory_cell(self.memory_bytes)
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
             changed_columns, differences = self.differences(trained)
@@ -419,15 +422,19 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
             times.append(TimedLine(batch, seconds, iteration.get("step", math.nan)))
         elif padded := _VOCABULARY.search(line):
             vocabulary = int(padded[1])
-        elif megabytes := _MEMORY.findall(line):  # ranks may write into one line
-            memory = max(0.0 if math.isnan(memory) else memory, *map(float, megabytes))
+        elif held := [  # ranks may write into one line
+            unit * float(number)
+            for form, unit in _MEMORY.items()
+            for number in re.findall(form, line)
+        ]:
+            memory = max(0.0 if math.isnan(memory) else memory, *held)
         elif (argument := _ARGUMENT.search(line)) and is_open and not times:
             arguments.setdefault(argument[1].split()[0], argument[2])
     if "num_layers" not in arguments:
-        return TrainerLog.read(path)
+        return TrainerLog.read(path)._replace(memory_bytes=memory)
     experts = arguments.get("num_experts", "")
     if experts in ("1", "[1]"):  # a dense model, as Megatron-DeepSpeed writes it
         arguments["num_experts"] = "None"
     elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
         arguments["num_experts"] = counts[1]
-    return MegatronLog(Path(path), arguments, times, vocabulary, memory * _MEGABYTE)
+    return MegatronLog(Path(path), arguments, times, vocabulary, memory)

@@ -32,6 +32,7 @@ class Trainer(NamedTuple):
     facts: Mapping[str, str] = {}  # text before the number of a column, on lines of their own
     note: str = ""  # what is not read, in words
     steps_of_run: str = ""  # text before the number of steps of a run, for exact step times
+    resumed_at: str = ""  # text before the number of steps that earlier runs did
     digits: int = 0  # significant digits of its numbers; 0: all
 
     def read(self, line: str) -> dict[str, float]:
@@ -45,6 +46,17 @@ class Trainer(NamedTuple):
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
         return quantities if quantities.keys() - {"batch", "step", "runtime"} else {}
+
+    def run_steps(self, text: str) -> int:
+        """Return the steps of the only run in a log; 0 if the log does not say them."""
+        counts = [
+            {int(number.replace(",", "")) for number in re.findall(rf"{mark} ([\d,]+)", text)}
+            for mark in (self.steps_of_run, self.resumed_at)
+            if mark
+        ]
+        if not counts or len(counts[0]) != 1 or len(counts[1]) > 1:
+            return 0
+        return max(counts[0]) - max(counts[1], default=0)
 
 
 TRAINERS = tuple(
@@ -127,6 +139,11 @@ def check_columns(path: Path, columns: Iterable[str], cells: Mapping[str, str]) 
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
 
 
+def memory_cell(memory_bytes: float) -> dict[str, int]:
+    """Return the column of the memory; empty where it is unknown."""
+    return {} if math.isnan(memory_bytes) else {"memory_bytes": round(memory_bytes)}
+
+
 class TrainerLog(NamedTuple):
     """The iterations of a log without arguments."""
 
@@ -134,6 +151,7 @@ class TrainerLog(NamedTuple):
     trainer: Trainer  # the program that wrote it
     iterations: Sequence[Mapping[str, float]]  # quantities of each
     facts: Mapping[str, str]  # columns that the log says on other lines
+    memory_bytes: float = math.nan  # most that a rank allocated, NaN if the log does not say it [B]
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
@@ -145,9 +163,7 @@ class TrainerLog(NamedTuple):
                 columns = trainer.facts.items()  # with the text before the number of each
                 matches = {name: re.search(rf"{mark} (\d+)", text) for name, mark in columns}
                 facts = {name: match[1] for name, match in matches.items() if match}
-                runs = {*re.findall(rf"{trainer.steps_of_run} ([\d,]+)", text)}
-                if trainer.steps_of_run and len(runs) == 1:  # exact, where rates are rounded
-                    steps = int(runs.pop().replace(",", ""))
+                if steps := trainer.run_steps(text):  # exact, where rates are rounded
                     iterations = [
                         {"seconds": line["runtime"] / steps} if "runtime" in line else line
                         for line in iterations
@@ -169,9 +185,9 @@ class TrainerLog(NamedTuple):
         lines = [line for line in self.iterations if line.keys() == quantities] or self.iterations
         quantities = {*lines[-1]}
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
-        check_columns(
-            self.path, {**self.facts, **dict.fromkeys(["global_batch"] * has_batch)}, columns
-        )
+        memory = memory_cell(self.memory_bytes)
+        batches = dict.fromkeys(["global_batch"] * has_batch)
+        check_columns(self.path, {**self.facts, **batches, **memory}, columns)
         columns = {**self.facts, **columns}
         required = _REQUIRED if has_batch else (*_REQUIRED, "global_batch")
         if missing := [name for name in required if name not in columns]:
@@ -189,8 +205,7 @@ class TrainerLog(NamedTuple):
             for name in ("sequence", "global_batch", "accelerators")
         )
         if not batch and "samples" in quantities:  # lines round it differently
-            batches = [line["seconds"] * line["samples"] for line in lines]
-            batch = round(statistics.median(batches))
+            batch = round(statistics.median(line["seconds"] * line["samples"] for line in lines))
         timed = []
         for line in lines:
             size = batch or self._whole_batch(line["batch"], columns)
@@ -208,7 +223,7 @@ class TrainerLog(NamedTuple):
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
         if self.trainer.note:
             notes = [*notes, f"{self.path}: {self.trainer.note}"]
-        return [{"model": model, **columns, **row, **source} for row in rows], notes
+        return [{"model": model, **columns, **row, **memory, **source} for row in rows], notes
 
     def _whole_batch(self, batch: float, columns: Mapping[str, str]) -> int:
         """Round to the multiple of a microbatch of all replicas that rounds to the batch."""
