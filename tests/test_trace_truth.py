@@ -174,6 +174,41 @@ def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):
     assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
 
 
+@pytest.mark.parametrize("name", ["grad_weight", "dW", "bwd_w", "backward_weight_step"])
+def test_a_weight_gradient_of_another_name_is_asked_for_without_stages(name, tmp_path):
+    # as 1f1b, without its W, the run would lose a third of its work
+    table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+    slices, _ = truth.recorded(table, 1, "nothing", steps=1)
+    head = ["worker", "phase", "microbatch", "start_s", "end_s"]
+    names = {"F": "forward_step", "I": "backward_step", "W": name}
+    rows = [[s.worker, names[s.phase], s.microbatch, s.start, s.end] for s in slices]
+    path = write_rows(tmp_path / "run", [head, *rows])
+    with pytest.raises(ValueError, match=rf"32 slices of microbatches are of phase '{name}'"):
+        pj.traces.read(path)
+    trace = pj.traces.read(path, columns={"W": name})
+    assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3), (0, 8, 16), (0, 2, 4)])
+@pytest.mark.parametrize("with_stages", [False, True])
+def test_workers_that_are_not_counted_from_0_are_listed(numbers, with_stages, tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=6)
+    slices, _ = truth.recorded(table, 1, "nothing", steps=1)
+    head = ["rank", "phase", "microbatch", "start_s", "end_s", *["stage"] * with_stages]
+    rows = [
+        [numbers[s.worker], s.phase, s.microbatch, s.start, s.end, *[s.stage] * with_stages]
+        for s in slices
+    ]
+    listed = ", ".join(map(str, numbers))
+    with pytest.raises(ValueError, match=f"number them from 0 in turn, got {listed}"):
+        pj.traces.read(write_rows(tmp_path / "run", [head, *rows]))
+
+
+def test_a_file_without_rows_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(ValueError, match="hold no slice of a pipeline: there are no rows"):
+        pj.traces.read(write_rows(tmp_path / "run", [HEAD]))
+
+
 def test_our_export_of_a_grammar_is_refused(tmp_path):
     table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=4)
     cost = pj.Costs(forward=1.0, backward=2.0, others=dict.fromkeys("stxy", 0.1))

@@ -400,12 +400,17 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
 
 
 def _check_numbers(rows: Columns) -> None:
-    """Refuse absurd numbers of workers, and times stored in 32 bits."""
+    """Refuse workers that are not counted from 0, and times stored in 32 bits."""
     workers = rows.get("worker", np.zeros(0))
     absurd = np.flatnonzero((workers >= len(rows["start"])) & (workers < MAX_COUNT))
     if len(absurd):
         where = f"row {absurd[0] + 1} has worker {workers[absurd[0]]:.0f}"
         raise wrong("files", f"must have no more workers than rows ({len(workers)}): {where}")
+    numbers = np.unique(workers[np.isfinite(workers)]).astype(int).tolist()
+    steps = {*np.diff(numbers).tolist()}
+    if len(steps) == 1 and (numbers[0] == 1 or steps != {1}):  # 1 2 3 4, or global ranks 0 8 16 24
+        listed = ", ".join([*map(str, numbers[:MAX_LISTED]), *[".."] * (len(numbers) > MAX_LISTED)])
+        raise wrong("files", f"must hold all workers and number them from 0 in turn, got {listed}")
     times = np.concatenate([rows["start"], rows["end"]])
     times = times[np.isfinite(times)]
     largest = np.float32(np.abs(times).max(initial=0.0))

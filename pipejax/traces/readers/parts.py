@@ -140,22 +140,25 @@ def phase_positions(
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:
     """Refuse a phase with an unknown name whose slices look like ops."""
     # Such slices have a stage and a microbatch, unlike those of a collective. In files without
-    # microbatches, there are as many slices as forwards.
+    # stages, they have all microbatches; without microbatches, they are as many as the forwards.
     count = np.bincount(columns["phase"], minlength=len(phases))
+    is_forward = columns["phase"] == (phases.index("F") if "F" in phases else NONE)
     for code, name in enumerate(phases):
         if name in Phase.__members__ or not count[code] or collective_scope(name):
             continue
         is_phase = columns["phase"] == code
-        numbers = [columns[key][is_phase] >= 0 for key in ("stage", "microbatch") if key in columns]
-        if "microbatch" in columns:
-            is_op = len(numbers) == 2 and bool((numbers[0] & numbers[1]).any())
+        if {"stage", "microbatch"} <= columns.keys():
+            is_op = bool((is_phase & (columns["stage"] >= 0) & (columns["microbatch"] >= 0)).any())
+        elif "microbatch" in columns:
+            numbers = (columns["microbatch"][rows] for rows in (is_forward, is_phase))
+            is_op = is_forward.any() and set.issubset(*({*part.tolist()} for part in numbers))
         else:
-            is_op = "F" in phases and count[code] == count[phases.index("F")]
+            is_op = is_forward.any() and count[code] == is_forward.sum()
         if is_op:
             raise wrong(
                 "files",
                 f"must have phases by known names: {count[code]} slices of microbatches are of "
-                f"phase {name!r}; say which op it is, as --columns W={name}",
+                f"phase {name!r}; say which of F, B, I and W it is, as --columns W={name}",
             )
 
 

@@ -154,7 +154,7 @@ def _source_text(paths: Sequence[Path]) -> str:
 def _why_empty(left_out: Sequence[LeftOut]) -> str:
     """Return the error text for files without any slice of a pipeline, with the first reasons."""
     reasons = [f"{entry.what}: {entry.why}" for entry in left_out]
-    listed = "; ".join(reasons[:_MAX_LISTED])
+    listed = "; ".join(reasons[:_MAX_LISTED]) or "there are no rows"
     if len(reasons) > _MAX_LISTED:
         listed += f"; and {len(reasons) - _MAX_LISTED} more"
     forms = ", ".join(f"{reader.form} ({reader.writers})" for reader in READERS)
