@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -174,7 +175,7 @@ def test_a_phase_that_nobody_knows_is_no_collective(tmp_path):
     assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
 
 
-@pytest.mark.parametrize("name", ["grad_weight", "dW", "bwd_w", "backward_weight_step"])
+@pytest.mark.parametrize("name", ["weight update", "param_grad", "second_half"])
 def test_a_weight_gradient_of_another_name_is_asked_for_without_stages(name, tmp_path):
     # as 1f1b, without its W, the run would lose a third of its work
     table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
@@ -186,6 +187,37 @@ def test_a_weight_gradient_of_another_name_is_asked_for_without_stages(name, tmp
     with pytest.raises(ValueError, match=rf"32 slices of microbatches are of phase '{name}'"):
         pj.traces.read(path)
     trace = pj.traces.read(path, columns={"W": name})
+    assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("backward_step", "backward_weight_step"), ("dx", "dW"), ("BWD_I", "bwd_w"), ("b_i", "b_w")],
+)
+def test_halves_of_a_backward_have_many_names(names, tmp_path):
+    table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+    slices, _ = truth.recorded(table, 1, "nothing", steps=1)
+    letters = dict(zip("FIW", ("fwd", *names), strict=True))
+    head = ["worker", "phase", "microbatch", "start_s", "end_s"]
+    rows = [[s.worker, letters[s.phase], s.microbatch, s.start, s.end] for s in slices]
+    trace = pj.traces.read(write_rows(tmp_path / "run", [head, *rows]))
+    assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
+    events = [
+        {
+            "name": f"{letters[s.phase]} {s.microbatch}",
+            "ph": "X",
+            "pid": s.worker,
+            "ts": 1e6 * s.start,
+            "dur": 1e6 * (s.end - s.start),
+        }
+        for s in slices
+    ]
+    ranks = [
+        {"name": "process_name", "ph": "M", "pid": k, "args": {"name": f"rank {k}"}}
+        for k in range(4)
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [*ranks, *events]}))
+    trace = pj.traces.read(tmp_path / "trace.json")
     assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
 
 

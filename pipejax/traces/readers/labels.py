@@ -28,7 +28,8 @@ _CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"
 
 _RANK = r"(?:rank[ =]\d+[;:]? *(?:pp=\d+/\d+[;:]? *)?)?"  # before a label of any framework
 _STAGE = r"[ _.:#,-]*(?:stage|s)[ _=]*(?P<stage>\d{1,9})"
-_NUMBER = r"(?:[ _.:#,-]*(?:mb|microbatch|micro_batch|m)?[ _.:#=-]*(?P<microbatch>\d{1,9}))?"
+_NUMBERED = r"[ _.:#,-]*(?:mb|microbatch|micro_batch|m)?[ _.:#=-]*(?P<microbatch>\d{1,9})"
+_NUMBER = rf"(?:{_NUMBERED})?"
 
 
 def _second(pattern: str) -> str:
@@ -53,6 +54,7 @@ GRAMMARS = (
     ("PithTrain", r"(?P<phase>weight) chunk"),
     ("Megatron-LM", rf"(?:\w+\.)*_*(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBER}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
+    ("other programs", rf"(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBERED}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+){_STAGE}{_NUMBER}"),
     ("other programs", rf"{_STAGE}[ _.:#,-]*(?P<phase>[A-Za-z]+?){_NUMBER}"),
 )

@@ -101,14 +101,16 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
 
 # names in files, in lower case with - between words; all others stay as they are
 _NAMES = {
-    "F": "f forward fwd forward-compute forward-step fwd-compute forward-pass forwardpass "
+    "F": "f fw forward fwd forward-compute forward-step fwd-compute forward-pass forwardpass "
     "exec-forward-pass pipe-fwd",
-    "B": "b backward bwd backward-compute backward-step bwd-compute full-backward backward-pass "
+    "B": "b bw backward bwd backward-compute backward-step bwd-compute full-backward backward-pass "
     "backwardpass exec-backward-pass pipe-bwd",
     "I": "i backward-input input-grad input-gradient dgrad backward-dgrad bwd-input "
-    "backward-input-compute backward-dgrad-compute b-input",
+    "backward-input-compute backward-dgrad-compute b-input backward-input-step dgrad-compute "
+    "grad-input dx bwd-i backward-i b-i",
     "W": "w weight backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "
-    "backward-weight-compute backward-wgrad-compute wgrad-compute b-weight",
+    "backward-weight-compute backward-wgrad-compute wgrad-compute b-weight backward-weight-step "
+    "grad-weight dw bwd-w backward-w b-w w-step delayed-wgrad weightgrad",
     "SEND_F": "send-f forward-send send-forward fwd-send send-fwd",
     "RECV_F": "recv-f forward-recv recv-forward fwd-recv recv-fwd forward-receive",
     "SEND_B": "send-b backward-send send-backward bwd-send send-bwd",
