@@ -391,3 +391,32 @@ def test_commands_take_the_layout(answer, mistake):
     assert [axis.values for axis in sweep.axes if axis.name == "pipeline_layout"] == [
         ("", "Et*13|(t*13|)*2t*9L", "E|L")
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "cuts"),
+    [
+        ("llama3-8b", ("--tensor-parallel", 8, "--context-parallel", 2), ""),
+        (
+            "llama3-8b",
+            ("--tensor-parallel", 3),
+            "3-way tensor parallelism does not divide 32 heads",
+        ),
+        (
+            "llama3-8b",
+            ("--context-parallel", 7),
+            "7-way context parallelism does not divide 8192 tok",
+        ),
+        (
+            "mixtral-8x7b",
+            ("--expert-parallel", 3, "--data-parallel", 3),
+            "3-way expert parallelism does not divide 8 experts",
+        ),
+    ],
+)
+def test_degrees_that_cut_unequal_parts_are_named(model, options, cuts, answer, call):
+    line = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8, *options)
+    notes = " ".join(answer("evaluate", *line).get("notes", ()))
+    assert cuts in notes
+    assert ("no launcher runs it" in notes) is bool(cuts)
+    assert cuts in " ".join(call("evaluate", *line)[1].split())

@@ -44,8 +44,10 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
         elif workload.embedding_units or workload.loss_units:
             reason = "embedding and head count as layers"
         notes.append(f"layers of stages: {' '.join(map(str, layers))} ({reason})")
-    expert_parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
-    if workload.has_experts and expert_parts > 1 and is_default:
+    if cuts := uneven_cuts(workload):
+        notes.append(f"no launcher runs it, times are of equal parts: {'; '.join(cuts)}")
+    parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
+    if workload.has_experts and parts > 1 and is_default:
         notes.append(
             f"tensor parallelism cuts each expert in {expert_parts} parts, Megatron-LM's default; "
             "torchtitan's is 1: --expert-tensor-parallel"
@@ -53,10 +55,27 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
     return {"layers_of_stages": layers} | ({"notes": notes} if notes else {})
 
 
-def launch_lines(
-    launches: "Iterable[pj.results.Launch]", *, incomplete: bool = False
-) -> Iterator[Text]:
-    """Yield the options of each launcher; of one that lacks a feature only with `incomplete`."""
+def uneven_cuts(workload: "pj.Workload") -> list[str]:
+    """Name the degrees of parallelism that leave parts of unequal size."""
+    model, tensor = workload.model, workload.tensor_parallel
+    cuts = [
+        (model.heads, "heads", tensor, "tensor"),
+        (model.ffn_hidden, "units of an MLP", tensor, "tensor"),
+        (model.sequence, "tokens of a sequence", workload.context_parallel, "context"),
+    ]
+    if model.moe is not None:
+        parts = workload.expert_parallel, workload.expert_tensor
+        cuts.append((model.moe.experts, "experts", parts[0], "expert"))
+        cuts.append((model.moe.expert_hidden, "units of an expert", parts[1], "expert-tensor"))
+    return [
+        f"{parts}-way {axis} parallelism does not divide {size} {name}"
+        for size, name, parts, axis in cuts
+        if size % parts
+    ]
+
+
+def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
+    """Yield the options of each launcher, or the features that it lacks for the layout."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if incomplete or not lacks else ""
