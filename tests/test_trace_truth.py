@@ -221,6 +221,30 @@ def test_halves_of_a_backward_have_many_names(names, tmp_path):
     assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
 
 
+@pytest.mark.parametrize(
+    ("number", "note"),
+    [
+        (lambda step, microbatch: microbatch, ""),
+        (lambda step, microbatch: microbatch + 1, "counted from 1 in the files"),
+        (lambda step, microbatch: microbatch + 6 * step, "go on from step to step"),
+        (lambda step, microbatch: microbatch + 6 * step + 601, "go on from step to step"),
+    ],
+    ids=["from 0", "from 1", "through all steps", "in the middle of a run"],
+)
+def test_microbatches_are_counted_from_0_in_each_step(number, note, tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=6)
+    slices, _ = truth.recorded(table, 1, "nothing", steps=3)
+    head = ["step", "rank", "phase", "microbatch", "start_s", "end_s"]
+    rows = [
+        [s.step, s.worker, s.phase, number(s.step, s.microbatch), s.start, s.end] for s in slices
+    ]
+    trace = pj.traces.read(write_rows(tmp_path / "run", [head, *rows]))
+    assert note in " ".join(trace.inferred)
+    assert ("microbatches" in " ".join(trace.inferred)) is bool(note)
+    assert sorted({*trace.microbatch.tolist()}) == [0, 1, 2, 3, 4, 5]
+    assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("1f1b", {})
+
+
 @pytest.mark.parametrize("numbers", [(1, 2, 3), (0, 8, 16), (0, 2, 4)])
 @pytest.mark.parametrize("with_stages", [False, True])
 def test_workers_that_are_not_counted_from_0_are_listed(numbers, with_stages, tmp_path):

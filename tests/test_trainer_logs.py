@@ -225,7 +225,8 @@ METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}
     ],
 )
 def test_step_times_of_a_whole_run_are_exact(start, seconds, is_rounded, quote, tmp_path, answer):
-    text = start + METRICS.format(*4 * (quote,))
+    block = "***** train metrics *****\n  train_steps_per_second   =      0.013\n"
+    text = start + METRICS.format(*4 * (quote,)) + "\n" + block
     row = read_log(tmp_path / "a.log", text, COLUMNS + BATCH, answer)
     assert row[0] == seconds
     assert ("seconds may be off by 3.8 %" in row[3]) is is_rounded  # 0.0005 / 0.013

@@ -49,14 +49,12 @@ class Trainer(NamedTuple):
 
     def run_steps(self, text: str) -> int:
         """Return the steps of the only run in a log; 0 if the log does not say them."""
-        counts = [
+        totals, starts = (
             {int(number.replace(",", "")) for number in re.findall(rf"{mark} ([\d,]+)", text)}
             for mark in (self.steps_of_run, self.resumed_at)
-            if mark
-        ]
-        if not counts or len(counts[0]) != 1 or len(counts[1]) > 1:
-            return 0
-        return max(counts[0]) - max(counts[1], default=0)
+        )
+        is_one = len(totals) == 1 and len(starts) <= 1
+        return max(totals) - max(starts, default=0) if is_one else 0
 
 
 TRAINERS = tuple(
@@ -163,11 +161,10 @@ class TrainerLog(NamedTuple):
                 columns = trainer.facts.items()  # with the text before the number of each
                 matches = {name: re.search(rf"{mark} (\d+)", text) for name, mark in columns}
                 facts = {name: match[1] for name, match in matches.items() if match}
-                if steps := trainer.run_steps(text):  # exact, where rates are rounded
-                    iterations = [
-                        {"seconds": line["runtime"] / steps} if "runtime" in line else line
-                        for line in iterations
-                    ]
+                # a block of metrics repeats the line with the time of the run
+                iterations = [line for line in iterations if "runtime" in line] or iterations
+                if "runtime" in iterations[0] and (steps := trainer.run_steps(text)):
+                    iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
                 return cls(Path(path), trainer, iterations, facts)
         names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
         first = next((line.strip()[:60] for line in lines if line.strip()), "")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
@@ -107,6 +107,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
+    notes += _count_from_zero(rows, np.isin(phases, OPS)[rows["phase"]])
     trace = finish_trace(rows, phases, sizes, left_out, notes)
     workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
     if workers:
@@ -421,6 +422,32 @@ def _check_numbers(rows: Columns) -> None:
             f"must have times in 64 bits: in 32 bits those of {largest:.4g} s are "
             f"{spacing:g} s apart",
         )
+
+
+def _count_from_zero(rows: Columns, is_op: Bool[NumpyArray, " rows"]) -> list[str]:
+    """Count microbatches from 0 in each step, if they begin at 1 or go on; return a note on it."""
+    if "microbatch" not in rows:
+        return []
+    microbatch = rows["microbatch"]
+    is_op = is_op & np.isfinite(microbatch)
+    group = number_groups(*(rows[role] for role in ("replica", "step") if role in rows), is_op * 0)
+    first, last = np.full((2, int(group.max(initial=0)) + 1), np.nan)
+    np.fmin.at(first, group[is_op], microbatch[is_op])
+    np.fmax.at(last, group[is_op], microbatch[is_op])
+    begins = np.sort(first[np.isfinite(first)])
+    counts = np.unique(last - first + 1)
+    # steps of 4: microbatches 1 2 3 4 in each, or 0 to 3, 4 to 7, ..
+    if len(begins) and (begins == 1).all():
+        note = "microbatches are counted from 1 in the files, and from 0 here"
+    elif (
+        len(counts) == 1 < len(np.unique(begins)) == len(begins)
+        and (begins % counts == begins[0] % counts).all()
+    ):
+        note = "microbatches go on from step to step in the files, and begin at 0 in each step here"
+    else:
+        return []
+    rows["microbatch"] = microbatch - np.nan_to_num(first)[group]
+    return [note]
 
 
 READER = Reader(
