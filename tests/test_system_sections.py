@@ -73,6 +73,23 @@ def test_a_number_that_no_machine_is_near_to_is_said(tmp_path):
     assert read(tmp_path).memory_bandwidth > 0  # and of a usual one nothing: warnings are errors
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [  # PFLOP/s, TB/s and GB, as they were meant, stand under TFLOP/s, TB/s and GB
+        ("compute", "peak_TFLOP_per_s", 0.312),
+        ("memory", "bandwidth_TB_per_s", 0.002039),
+        ("network", "bandwidth_GB_per_s", 25e-9),
+    ],
+)
+def test_a_number_far_below_all_machines_is_said_once(section, key, value, tmp_path, call):
+    content = A100 | {section: A100[section] | {key: value}}
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    line = ("-s", "1f1b", "-P", 2, "-M", 4, "-m", "llama3-8b", "--minibatch", 4)
+    _, _, errors = call("evaluate", *line, "-y", tmp_path / "mine.json")
+    assert errors.count(f"{section}.{key.split('_')[0]} is ") == 1
+    assert "times below the smallest of all systems" in errors
+
+
 def test_a_file_without_them_has_whole_layers_and_a_free_host():
     system = pj.load_system("fast_nw_fast_cp")
     assert system.kernels.priced == 0

@@ -123,11 +123,13 @@ class Notice(UserWarning):
 
 @contextlib.contextmanager
 def notices_as_lines() -> Iterator[None]:
-    """Write each notice as a line on stderr; warnings of other packages are for programmers."""
+    """Write each notice once, as a line on stderr; warnings of other packages are no notices."""
+    written = set[str]()
 
     def write(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, Notice):
+        if issubclass(category, Notice) and str(message) not in written:
             sys.stderr.write(f"warning: {message}\n")
+            written.add(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)

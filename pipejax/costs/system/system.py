@@ -380,22 +380,24 @@ def _system(values: Mapping[str, Any]) -> System:
     return System(gpus_per_node=values["node"]["gpus"], **fields, **records)
 
 
-FAR = 30.0  # times the largest of all systems here: from there on a unit is likely to be another
+FAR = 30.0  # times outside the range of all systems here: a unit is likely to be another
 OF_SHEETS = (
     *("compute.peak", "memory.bandwidth", "memory.capacity"),
     *("node.bandwidth", "network.bandwidth"),
 )
 
 
-def _warn_of_large_numbers(system: System, where: str) -> None:
-    """Warn of numbers far above those of all built-in machines: a unit may be wrong."""
+def _say_what_is_far(system: System, where: str) -> None:
+    """Warn of numbers far from those of all built-in machines: a unit may be wrong."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
-        ratio = system_number(system, name) / max(system_number(other, name) for other in systems)
-        if ratio > FAR:
+        value, others = system_number(system, name), [system_number(s, name) for s in systems]
+        above, below = value / max(others), min(others) / value
+        if max(above, below) > FAR:
+            side = "times the largest" if above > below else "times below the smallest"
             warnings.warn(
-                f"{where}: {name} is {ratio:.0f} times the largest of all systems that come with "
-                "pipejax: is its unit right?",
+                f"{where}: {name} is {max(above, below):.0f} {side} of all systems that come "
+                "with pipejax: is its unit right?",
                 Notice,
                 stacklevel=3,
             )
