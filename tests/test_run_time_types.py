@@ -3,6 +3,7 @@
 import inspect
 from operator import attrgetter
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import pytest
@@ -43,3 +44,12 @@ def test_every_public_function_is_checked_where_asked(asked):
         values = [attrgetter(name)(pj) for name in public()]
         functions = [f for f in values if inspect.isfunction(f)]
         assert [f.__name__ for f in functions if not hasattr(f, "__wrapped__")] == []
+
+
+@pytest.mark.parametrize("result", [pj.evaluate, pj.compare, pj.explain])
+def test_results_of_known_numbers_name_the_function_for_traced_ones(result):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    for transform in (jax.grad, jax.jit, jax.vmap):
+        number = jnp.ones(2) if transform is jax.vmap else 1.0
+        with pytest.raises(TypeError, match=r"got traced values .*: pj.makespan\(pj.lower\(table"):
+            transform(lambda f: result(table, pj.Costs(forward=f, backward=2.0)))(number)

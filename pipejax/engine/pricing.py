@@ -53,6 +53,11 @@ def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update if they cost anything; flatten costs in float64."""
+    if is_traced(costs):
+        raise TypeError(
+            "costs must be numbers that are known, got traced values of jax.grad, jit or vmap: "
+            "pj.makespan(pj.lower(table), costs) takes those"
+        )
     costs.check_shapes(*cost_sizes(table))
     program = lower_unchecked(table, Links.resolve(link), has_step_end_cost(costs), costs)
     check_known(program, costs)
