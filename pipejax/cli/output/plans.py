@@ -46,8 +46,8 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
         notes.append(f"layers of stages: {' '.join(map(str, layers))} ({reason})")
     if cuts := uneven_cuts(workload):
         notes.append(f"no launcher runs it, times are of equal parts: {'; '.join(cuts)}")
-    parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
-    if workload.has_experts and parts > 1 and is_default:
+    expert_parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
+    if workload.has_experts and expert_parts > 1 and is_default:
         notes.append(
             f"tensor parallelism cuts each expert in {expert_parts} parts, Megatron-LM's default; "
             "torchtitan's is 1: --expert-tensor-parallel"
@@ -74,8 +74,10 @@ def uneven_cuts(workload: "pj.Workload") -> list[str]:
     ]
 
 
-def launch_lines(launches: "Iterable[pj.results.Launch]", *, rest: bool = False) -> Iterator[Text]:
-    """Yield the options of each launcher, or the features that it lacks for the layout."""
+def launch_lines(
+    launches: "Iterable[pj.results.Launch]", *, incomplete: bool = False
+) -> Iterator[Text]:
+    """Yield the options of each launcher; of one that lacks a feature only with `incomplete`."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if incomplete or not lacks else ""

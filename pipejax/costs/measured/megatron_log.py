@@ -46,8 +46,8 @@ _COMPARED = (
     *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
     *("learned_positions", "tied_embeddings", "mtp_layers", "moe", "mla"),
 )
-# by column of a row: attribute of the model, and the arguments of a log that set it
-_ROW_COLUMNS = {
+# columns that a row has of its own: attribute of the model, and arguments, any of which says it
+_OF_RUN = {
     "sequence": ("sequence", ("seq_length",)),
     "gradient_bytes": ("accumulated_bytes", ("accumulate_allreduce_grads_in_fp32",)),
     "flash_attention": ("flash_attention", ("transformer_impl", "use_flash_attn")),
@@ -86,15 +86,16 @@ class MegatronLog(NamedTuple):
         """Return whether a switch is on."""
         return self.text(name) == "True"
 
-    def whole(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
         """Read a whole number, which has to be there if there is no default."""
-        text = self.text(name).removesuffix(".0")  # zero_stage 1.0
+        text = self.text(name)
         if not text and default is not None:
             return default
         if not text:
             raise ValueError(f"{self.path}: {name} is not among the arguments")
+        text = text.removesuffix(".0")  # zero_stage 1.0
         value: Any = int(text) if text.isdecimal() else text
-        return whole_number(value, f"{self.path}: {name}", minimum=minimum, maximum=MAX_COUNT)
+        return whole_number(value, f"{self.path}: {name}", minimum=least, maximum=MAX_COUNT)
 
     def model(self) -> dict[str, Any]:
         """Return the content of a model's file, without a name."""
@@ -104,9 +105,10 @@ class MegatronLog(NamedTuple):
             "ffn_hidden": self.whole("ffn_hidden_size", 4 * self.whole("hidden_size")),
         }
         heads, latent = content["heads"], self.is_on("multi_latent_attention")
-        has_groups = self.is_on("group_query_attention")
-        groups = "num_query_groups" if has_groups else "num_key_value_heads"
-        vocabulary = self.vocabulary or self.whole("padded_vocab_size", 0, minimum=0)
+        groups = (
+            "num_query_groups" if self.is_on("group_query_attention") else "num_key_value_heads"
+        )
+        vocabulary = self.vocabulary or self.whole("padded_vocab_size", 0, least=0)
         content |= {
             "kv_heads": heads if latent else self.whole(groups, heads),
             "vocabulary": vocabulary or self.whole("vocab_size"),
@@ -119,10 +121,10 @@ class MegatronLog(NamedTuple):
         }
         if latent:
             content |= self._latent_sizes()
-        else:
-            width = self.whole("kv_channels", 0, minimum=0)
-            if width and width * heads != content["hidden"]:
-                content["head_width"] = width
+        elif (width := self.whole("kv_channels", 0, least=0)) and width * heads != content[
+            "hidden"
+        ]:
+            content["head_width"] = width
         if self.text("num_experts"):
             content["moe"] = self._experts()
         if self.text("mtp_num_layers"):
@@ -136,11 +138,9 @@ class MegatronLog(NamedTuple):
             content["qkv_biases"] = True
         if self.is_on("qk_layernorm") and not latent:
             content["qk_norms"] = True
-        fusions = {"activation": "bias_swiglu_fusion", "softmax": "masked_softmax_fusion"}
-        unfused = [name for name, key in fusions.items() if self.arguments.get(key) == "False"]
-        if unfused:
-            content["unfused"] = "+".join(unfused)
-        return content
+        separate = {"activation": "bias_swiglu_fusion", "softmax": "masked_softmax_fusion"}
+        kernels = [name for name, key in separate.items() if self.arguments.get(key) == "False"]
+        return content | ({"unfused": "+".join(kernels)} if kernels else {})
 
     def notes(self) -> list[str]:
         """Name the ignored arguments, with the assumption in place of each."""
@@ -155,7 +155,7 @@ class MegatronLog(NamedTuple):
             return {}, [f"{error}: the sizes of {model.name} are not compared with the log's"]
         columns = {
             name: int(getattr(trained, attribute))
-            for name, (attribute, arguments) in _ROW_COLUMNS.items()
+            for name, (attribute, arguments) in _OF_RUN.items()
             if any(argument in self.arguments for argument in arguments)
             and getattr(trained, attribute) != getattr(model, attribute)
         }
@@ -175,7 +175,8 @@ class MegatronLog(NamedTuple):
         self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows of measured runs, one for each batch size, and notes on their omissions."""
-        for name in _UNREADABLE:
+        # The first line of each is left out where there are several: it compiles and warms up.
+        for name in _UNSAID:
             if self.text(name):
                 raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")
         if {self.arguments.get(name) for name in ("bf16", "fp16")} == {"False"}:
@@ -193,15 +194,11 @@ class MegatronLog(NamedTuple):
         memory = memory_cell(self.memory_bytes)
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
-            changed_columns, differences = self.differences(trained)
-            columns, notes = columns | changed_columns, notes + differences
-        check_columns(self.path, columns | batch_rows[0], cells or {})
-        columns |= cells or {}
-        last_columns: dict[str, Any] = {}
-        if not math.isnan(self.memory_bytes):
-            last_columns["memory_bytes"] = round(self.memory_bytes)
-        last_columns["source"] = f"{self.path.name}, iterations timed by Megatron"
-        return [columns | row | last_columns for row in batch_rows], notes + self.notes()
+            columns, differences = self.differences(trained)
+            shared, notes = shared | columns, notes + differences
+        check_columns(self.path, shared | timed[0], cells or {})
+        shared |= cells or {}
+        return [shared | row | memory | source for row in timed], notes + self.notes()
 
     @property
     def _global_batch(self) -> int:
@@ -258,35 +255,32 @@ class MegatronLog(NamedTuple):
         if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")
-            has_strategy = strategy in strategies and not self.is_on("use_torch_fsdp2")
-            return strategies.index(strategy) if has_strategy else 3
+            is_set = strategy in strategies and not self.is_on("use_torch_fsdp2")
+            return strategies.index(strategy) if is_set else 3
         has_deepspeed = self.arguments.get("deepspeed", "True") == "True"
-        stage = self.whole("zero_stage", 0, minimum=0) if has_deepspeed else 0
+        stage = self.whole("zero_stage", 0, least=0) if has_deepspeed else 0
         return max(stage, int(self.is_on("use_distributed_optimizer")))
 
-    def _pipeline_layout(self, pipeline: int, stages_per_worker: int) -> str:
+    def _pipeline_layout(self, pipeline: int, per_worker: int) -> str:
         """Return the layout that a log states, or that follows from its first or last stage."""
         if self.text("pipeline_model_parallel_layout"):
             return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
-        names = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
-        if not any(map(self.text, names)):
+        ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
+        if not any(map(self.text, ends)):
             return ""
-        first, last = (self.whole(name, 0) for name in names)  # layers; 0 if not set
-        middle_workers = pipeline - (first > 0) - (last > 0)
-        middle_layers = self.whole("num_layers") - first - last
-        worker_layers = [middle_layers // max(middle_workers, 1)] * pipeline
-        worker_layers[0] = first or worker_layers[0]
-        worker_layers[-1] = last or worker_layers[-1]
-        divides = not any(layers % stages_per_worker for layers in worker_layers)
-        if sum(worker_layers) != self.whole("num_layers") or not divides:
+        first, last = (self.whole(name, 0) for name in ends)
+        middle = pipeline - (first > 0) - (last > 0)
+        rest = self.whole("num_layers") - first - last
+        counts = [rest // max(middle, 1)] * pipeline
+        counts[0], counts[-1] = first or counts[0], last or counts[-1]
+        if sum(counts) != self.whole("num_layers") or any(n % per_worker for n in counts):
             raise ValueError(
-                f"{self.path}: {first} first and {last} last layers leave {middle_layers}, which "
-                f"must divide over {middle_workers} workers of {stages_per_worker} stages"
+                f"{self.path}: {first} first and {last} last layers leave {rest}, which must "
+                f"divide over {middle} workers of {per_worker} stages"
             )
-        # workers have equal stages: 4 and 2 layers on two workers are 2, 1, 2, 1 of four stages
-        stage_layers = [layers // stages_per_worker for layers in worker_layers] * stages_per_worker
-        mtp_layers = [0] * (len(stage_layers) - 1) + [self.whole("mtp_num_layers", 0)]
-        return str(PipelineLayout.with_layers(stage_layers, mtp_layers))
+        layers = [n // per_worker for n in counts] * per_worker
+        mtp = [0] * (len(layers) - 1) + [self.whole("mtp_num_layers", 0)]
+        return str(PipelineLayout.with_layers(layers, mtp))
 
     def _stages_per_worker(self, pipeline: int) -> int:
         """Return the stages of each worker, by any of the arguments that set them."""
@@ -313,10 +307,10 @@ class MegatronLog(NamedTuple):
         count = "recompute_num_layers"
         if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
             kind, method, count = "full", "uniform", "checkpoint_num_layers"
-        elif not kind and method and "activations_checkpoint_method" in self.arguments:
-            kind = "full"
         elif not kind:
+            is_full = "activations_checkpoint_method" in self.arguments and method
             kind = "selective" if self.is_on("recompute_activations") else "none"
+            kind = "full" if is_full else kind
         if kind == "full" and method in RECOMPUTE_METHODS and self.text(count):
             return check_recompute(f"{method}:{self.whole(count)}")
         modules = self.text("recompute_modules")
@@ -338,21 +332,21 @@ class MegatronLog(NamedTuple):
     @property
     def _has_positions(self) -> bool:
         """Return whether positions have parameters: by the names of 2022, of 2023, and since."""
-        if self.arguments.get("add_position_embedding") == "False":
-            return False
-        if self.is_on("use_rotary_position_embeddings"):
-            return False
-        kind = self.text("position_embedding_type").rpartition(".")[2]
-        return kind in ("", "learned_absolute", "absolute")
+        kind = self.text("position_embedding_type") or "learned_absolute"
+        is_off = self.arguments.get("add_position_embedding") == "False"
+        rotary = self.is_on("use_rotary_position_embeddings")
+        return kind.rpartition(".")[2] in ("learned_absolute", "absolute") and not (
+            is_off or rotary
+        )
 
     @property
     def _has_flash(self) -> bool:
         """Return whether attention is one kernel: by a switch, or by Transformer Engine."""
-        backend = self.text("attention_backend")
-        if "unfused" in backend or "local" in backend:
-            return False
-        has_engine = self.text("transformer_impl") == "transformer_engine"
-        return has_engine or self.is_on("use_flash_attn")
+        unfused = "unfused" in self.text("attention_backend") or "local" in self.text(
+            "attention_backend"
+        )
+        engine = self.text("transformer_impl") == "transformer_engine"
+        return not unfused and (engine or self.is_on("use_flash_attn"))
 
     def _dropout(self, name: str) -> float:
         return float(self.text(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
@@ -396,7 +390,6 @@ class MegatronLog(NamedTuple):
             text = f"of every {self.text('expert_interval')} (expert_interval)"
         if text == "1":
             return 0
-        # [0, 0, 1, 1]: two dense layers, then two with experts
         digits = re.findall(r"[01]", text) if re.fullmatch(r"\[[01, ]+\]", text) else []
         dense = digits.index("1") if "1" in digits else 0
         if not digits or "0" in digits[dense:]:

@@ -131,7 +131,7 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
     return rows, notes
 
 
-def check_columns(path: Path, columns: Iterable[str], cells: Mapping[str, str]) -> None:
+def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
     """Refuse cells of columns that the log itself gives."""
     if repeated := sorted({*cells} & {*columns}):
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
@@ -186,7 +186,7 @@ class TrainerLog(NamedTuple):
         batches = dict.fromkeys(["global_batch"] * has_batch)
         check_columns(self.path, {**self.facts, **batches, **memory}, columns)
         columns = {**self.facts, **columns}
-        required = _REQUIRED if has_batch else (*_REQUIRED, "global_batch")
+        required = _REQUIRED + (() if has_batch else ("global_batch",))
         if missing := [name for name in required if name not in columns]:
             cells = ",".join(f"{name}=.." for name in missing)
             kind = f"it is a log of {self.trainer.name}, which"

@@ -342,7 +342,7 @@ def load_system(name: str | Path) -> System:
     data, where = read_named("hardware", name, "system")
     system = _system(read_fields(FILE, {key: {} for key in _SHEET} | data, where))
     if isinstance(name, Path) or name not in system_names():
-        _warn_of_large_numbers(system, where)
+        _warn_of_unusual_numbers(system, where)
     return system
 
 
@@ -387,7 +387,7 @@ OF_SHEETS = (
 )
 
 
-def _say_what_is_far(system: System, where: str) -> None:
+def _warn_of_unusual_numbers(system: System, where: str) -> None:
     """Warn of numbers far from those of all built-in machines: a unit may be wrong."""
     systems = [load_system(name) for name in system_names()]
     for name in OF_SHEETS:
