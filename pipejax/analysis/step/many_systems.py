@@ -26,7 +26,7 @@ from pipejax.costs.stage.stage_work import StageWork
 from pipejax.costs.system.parts import FIELDS, number_dimension
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Makespans, makespans_and_grad
-from pipejax.engine.batched.pricing import Rows, in_parts, priced, pulled
+from pipejax.engine.batched.pricing import Rows, in_parts, pulled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -137,22 +137,21 @@ def price_systems(
     quickly: bool = False,
     slopes: bool = False,
 ) -> PricedSystems:
-    """Return the costs of work on a batch of systems, with their slopes by resource if asked.
+    """Return the costs of work on a batch of systems; nothing is compiled for them.
 
-    With `quickly` it compiles fast and computes slowly, for few systems.
+    Slopes by resource are taken beside them for few systems. For many they are compiled when they
+    are asked for; with `quickly` that compiles fast and computes slowly.
     """
     distinct, places = distinct_stages(work)
-    slope_costs = None
-    if are_few_numbers(systems):
-        slope_costs = work_costs(distinct, many_systems(systems, slopes=slopes))
-        costs = jax.tree.map(many_values, slope_costs)
-    else:
-        costs = in_parts(functools.partial(priced, _work_costs, distinct, quickly=quickly), systems)
+    has_slopes = slopes and are_few_numbers(systems)
+    many_costs = work_costs(distinct, many_systems(systems, slopes=has_slopes))
+    costs = jax.tree.map(many_values, many_costs)
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
     size = len(np.asarray(systems.gpus_per_node))
     # a value that all share is broadcast: the engine keeps it once
     costs = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *leaf.shape[1:])), costs)
-    return PricedSystems(costs, systems, distinct, places, slope_costs if slopes else None, quickly)
+    slope_costs = many_costs if has_slopes else None
+    return PricedSystems(costs, systems, distinct, places, slope_costs, quickly)
 
 
 def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
@@ -160,7 +159,7 @@ def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
 
 
 def are_few_numbers(systems: System) -> bool:
-    """Return whether pricing a batch on the host takes less time than compiling for it."""
+    """Return whether slopes of a batch take less time on the host than compiling for them."""
     # True for few systems, or if only networks differ: each kernel is priced once then.
     if len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS:
         return True
