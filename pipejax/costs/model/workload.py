@@ -44,6 +44,8 @@ from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
+# fields that a layout takes over
+_OF_LAYOUT = [field for field in dataclasses.fields(Layout) if field.name in WORKLOAD_FIELDS]
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
 
@@ -236,33 +238,22 @@ class Workload:
         """Return the layout of the workload on the workers of a schedule."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
         layers, attention, head = self.precisions
+        values = {field.name: getattr(self, field.name) for field in _OF_LAYOUT}
+        numbers = (field.name for field in _OF_LAYOUT if not field.metadata)
+        values |= {name: float(values[name]) for name in numbers}  # flags too
+        values |= {"precision": layers, "attention_precision": attention, "head_precision": head}
         return Layout(
+            **values,
             tensor=self.tensor_parallel,
             context=self.context_parallel,
             expert=self.expert_parallel,
             expert_tensor=self.expert_tensor,
             data=self.data_parallel,
             pipeline=table.num_workers,
-            sequence_parallel=float(self.sequence_parallel),
-            scatter_gather=float(self.scatter_gather),
-            zero=self.zero,
             microbatch_size=size,
-            overlap=self.overlap,
-            tensor_overlap=self.tensor_overlap,
-            expert_overlap=self.expert_overlap,
             dispatch_per_node=float(self.dispatcher == "per-node"),
-            contiguous_context=float(self.contiguous_context),
-            graphs=self.graphs,
-            optimizer_offload=self.optimizer_offload,
-            precision=layers,
-            attention_precision=attention,
-            head_precision=head,
             wide_layers=(0, 0) if layers in WIDE else (self.wide_first, self.wide_last),
-            rank_order=self.rank_order,
-            frozen=self.frozen,
-            lora_rank=self.lora_rank,
             recompute_group=self.recomputation.group,
-            recompute_again=self.recompute_again,
         )
 
     @property
