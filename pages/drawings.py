@@ -4,10 +4,10 @@ import io
 
 import pipejax as pj
 from pages.gallery import EMPTY_PICTURE
+from pipejax.schedules.table.links import LINKS
 
 WORKERS, MICROBATCHES = 2, 4
 COSTS = pj.Costs(forward=1.0, backward=1.0, latency=0.25, transmit=1.5)
-MODELS = ("delay", "queued", "blocking", "rendezvous")
 
 
 def drawings(*, draw: bool) -> dict[str, str | bytes]:
@@ -18,7 +18,7 @@ def drawings(*, draw: bool) -> dict[str, str | bytes]:
 def runs() -> dict[str, pj.Evaluation]:
     """The run of the page on link models under each of them."""
     table = pj.schedules.build("gpipe", num_workers=WORKERS, num_microbatches=MICROBATCHES)
-    return {model: pj.evaluate(table, COSTS, link=model) for model in MODELS}
+    return {model: pj.evaluate(table, COSTS, link=model) for model in LINKS}
 
 
 def _link_models() -> bytes:

@@ -14,12 +14,13 @@ import pipejax as pj
 from pipejax.checker.prices import read_links, read_memory, read_seconds
 from pipejax.checker.table import Table
 from pipejax.checker.verify import Question, derive_bounds
+from pipejax.schedules.table.links import LINK_MODELS, MEETING
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import to_table
 from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import certify
 
-LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
+LINKS = [pj.Links(model) for model in LINK_MODELS if model not in MEETING]
 LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
 LINKS += [pj.Links("rendezvous", posting="program"), pj.Links("queued", shared_links="pairs")]
 SIZES = [

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import pipejax as pj
 from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.schedules.table.links import LINKS
 
-LINKS = ("delay", "queued", "blocking", "rendezvous")
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
 TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
 

@@ -157,8 +157,10 @@ class Links:
         for name, option in LINK_OPTIONS.items():
             object.__setattr__(self, name, option.check(getattr(self, name)))
         for name in self.changed():
-            if LINK_OPTIONS[name].refusal and not self.has_effect(name):
-                raise wrong(name, LINK_OPTIONS[name].refusal.format(self.model))
+            option = LINK_OPTIONS[name]
+            if option.refusal and not self.has_effect(name):
+                models = " or ".join(", ".join(option.models).rsplit(", ", 1))
+                raise wrong(name, option.refusal.format(models=models, model=self.model))
 
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
@@ -339,7 +341,7 @@ class LinkOption(NamedTuple):
 
 
 _IS_RENDEZVOUS = attrgetter("is_rendezvous")
-_NEED = "needs the link model rendezvous, got {!r}: only there"
+_NEED = "needs the link model {models}, got {model!r}: only there"
 
 # all options, in the order of the fields of `Links`: command line, sweeps, files and checks follow
 LINK_OPTIONS: dict[str, LinkOption] = {
@@ -355,14 +357,13 @@ LINK_OPTIONS: dict[str, LinkOption] = {
         *(POSTINGS, "posting"),
         applies=_IS_RENDEZVOUS,
         caption="{} posting",
-        refusal=f"'program' {_NEED} both ends of a transfer are posted",
+        refusal="'program' " + _NEED + " both ends of a transfer are posted",
     ),
     "shared_links": LinkOption(
         *(_check_pair_groups, (), parse_pairs, format_pairs, "a text, as 0-1+1-0, or pairs"),
         caption="shared links",
         applies=lambda model: model.occupancy,
-        refusal="need the link model queued, blocking or rendezvous, got {!r}, where messages use "
-        "no resource",
+        refusal="need the link model {models}, got {model!r}, where messages use no resource",
     ),
     "pair_links": LinkOption(
         *(_check_pair_links, (), parse_pair_links, format_pair_links, "a text, as 0-1=rendezvous")
@@ -371,7 +372,7 @@ LINK_OPTIONS: dict[str, LinkOption] = {
         lambda seconds: number(seconds, "eager_below"),
         applies=_IS_RENDEZVOUS,
         caption="buffered below {:g} s",
-        refusal=f"{_NEED} messages that are not buffered meet",
+        refusal=_NEED + " messages that are not buffered meet",
     ),
 }
 
