@@ -362,7 +362,7 @@ export class Bars extends Drawing {
       const op = program.nodeOps[node];
       const edge = schedule.lastInto(node);
       const from = edge < 0 ? -1 : program.nodeOps[program.pred[edge]]; // a message that no node carries
-      if (op >= 0 && from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
+      if (op >= 0 && from >= 0 && this.row(from) !== this.row(op)) this.traceOps(axis, from, op);
     }
     context.stroke();
   }
@@ -412,22 +412,22 @@ export class Bars extends Drawing {
     }
   }
 
-  /** A line from the end of one op to the start of another, between the edges of their rows. */
-  traceLine(axis, from, to) {
-    const { context, schedule, rowHeight, parts } = this;
-    const [fromRow, toRow] = [this.row(from), this.row(to)];
-    const down = toRow > fromRow;
-    context.moveTo(axis.x(schedule.finish(from)), fromRow * rowHeight + (down ? parts.compute : 0));
-    context.lineTo(axis.x(schedule.start(to)), toRow * rowHeight + (down ? 0 : parts.compute));
+  /** A line from a time in one row to a time in another, between the edges of their compute. */
+  traceLine(axis, fromTime, fromRow, toTime, toRow) {
+    const { context, rowHeight, parts } = this;
+    const isDown = toRow > fromRow;
+    context.moveTo(axis.x(fromTime), fromRow * rowHeight + (isDown ? parts.compute : 0));
+    context.lineTo(axis.x(toTime), toRow * rowHeight + (isDown ? 0 : parts.compute));
+  }
+
+  traceOps(axis, from, to) {
+    const { schedule } = this;
+    this.traceLine(axis, schedule.finish(from), this.row(from), schedule.start(to), this.row(to));
   }
 
   traceMessage(axis, k) {
-    const { context, schedule, rowHeight, parts } = this;
-    const { producer, consumer } = schedule.messages;
-    const [fromRow, toRow] = [schedule.ops.worker[producer[k]], schedule.ops.worker[consumer[k]]];
-    const down = toRow > fromRow;
-    context.moveTo(axis.x(schedule.leaves(k)), fromRow * rowHeight + (down ? parts.compute : 0));
-    context.lineTo(axis.x(schedule.arrives(k)), toRow * rowHeight + (down ? 0 : parts.compute));
+    const { schedule, schedule: { messages: { producer, consumer }, ops: { worker } } } = this;
+    this.traceLine(axis, schedule.leaves(k), worker[producer[k]], schedule.arrives(k), worker[consumer[k]]);
   }
 
   /** Draw the messages in sight; if they are too many, draw none and return their number. */
@@ -462,7 +462,7 @@ export class Bars extends Drawing {
       context.setLineDash(isLast ? [] : [3, 3]);
       context.beginPath();
       if (message >= 0) this.traceMessage(axis, message);
-      else if (this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
+      else if (this.row(from) !== this.row(op)) this.traceOps(axis, from, op);
       context.stroke();
     }
     context.setLineDash([]);

@@ -84,7 +84,8 @@ export class Curves extends Drawing {
     const steps = this.steps(unit);
     const fullest = steps.reduce((best, curve, k) => (curve.peak > steps[best].peak ? k : best), 0);
     const chosen = worker >= 0 ? worker : fullest;
-    const limit = this.limit(unit, chosen);
+    const { limits } = this.schedule.memory;
+    const limit = unit === "flight" || !limits ? null : limits[chosen];
     const peak = Math.max(...steps.map((curve) => curve.peak)) || 1;
     // a limit far above the peak would flatten the curve: it is written, not drawn
     const isNear = limit !== null && limit <= NEAR * peak;
@@ -99,11 +100,6 @@ export class Curves extends Drawing {
     if (isNear) this.drawLimit(limit, y);
     context.restore();
     this.drawText(unit, chosen, steps[chosen], top, limit, isNear);
-  }
-
-  limit(unit, worker) {
-    const { limits } = this.schedule.memory;
-    return unit === "flight" || !limits ? null : limits[worker];
   }
 
   /** Draw the maximum of all workers, by pixel. */

@@ -7,14 +7,9 @@ import {
 
 // Closed forms: the makespan as the largest of some sums of counts times parameters.
 
-/** Values of the parameters of a form at the factors of the sliders, by key. */
-export function parameterValues(form, factors) {
-  return form.parameters.map((key, k) => form.units[k] * factors.get(key));
-}
-
-/** Value of every sum, and the index of the largest: the first of equals. */
+/** Value of every sum at the factors of the sliders, and the index of the largest: the first of equals. */
 export function sums(form, factors) {
-  const values = parameterValues(form, factors);
+  const values = form.parameters.map((key, k) => form.units[k] * factors.get(key));
   const sums = form.facets.map((facet) =>
     facet.reduce((sum, count, k) => sum + count * values[k], 0));
   return { sums, active: sums.indexOf(Math.max(...sums)) };
