@@ -41,14 +41,6 @@ def price(program: Program, costs: Costs) -> NodeCosts:
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
 
 
-def has_step_end_cost(costs: Costs) -> bool:
-    """Return whether the all-reduce or the update after all rows costs anything."""
-    return any(
-        cost is not None and np.any(np.asarray(cost) > 0)
-        for cost in (costs.all_reduce, costs.update)
-    )
-
-
 def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
@@ -59,7 +51,9 @@ def lower_and_price(
             "pj.makespan(pj.lower(table), costs) takes those"
         )
     costs.check_shapes(*cost_sizes(table))
-    program = lower_unchecked(table, Links.resolve(link), has_step_end_cost(costs), costs)
+    end_costs = [cost for cost in (costs.all_reduce, costs.update) if cost is not None]
+    has_step_end = any(np.any(np.asarray(cost) > 0) for cost in end_costs)
+    program = lower_unchecked(table, Links.resolve(link), has_step_end, costs)
     check_known(program, costs)
     program = with_columns_for(program, costs)
     float64_costs = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
+from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows
 from pipejax.engine.lowering.program import SOURCE, ZERO, Program
 
@@ -80,7 +80,9 @@ def binary_ops(program: Program) -> BinaryOps:
     is_single = (num_preds == 1) & (lags[:, 0] != ZERO)
     has_lag_op = (num_preds > 1) & (lags[:, 0] != ZERO)
     # everything below is per node, without the source
-    is_sink = _is_sink(preds, num_preds, program.num_nodes)
+    has_successor = np.zeros(program.num_nodes, bool)
+    has_successor[preds[np.arange(preds.shape[1]) < num_preds[:, None]]] = True
+    is_sink = ~has_successor[1:]
     has_end_op = is_sink & (np.cumsum(is_sink) > 1)  # of all sinks but the first
     chain_length = np.maximum(num_preds - 1, 1)
     num_ops = has_lag_op + chain_length + has_end_op
@@ -111,15 +113,6 @@ def binary_ops(program: Program) -> BinaryOps:
     second[end_op] = end_op - 1
     slot, num_slots = allocate(first, second, np.arange(size))
     return BinaryOps(first, second, lag, duration, slot, num_slots)
-
-
-def _is_sink(
-    preds: Int[NumpyArray, "nodes preds"], num_preds: Int[NumpyArray, " nodes"], num_nodes: int
-) -> Bool[NumpyArray, " nodes"]:
-    """Return whether no other node waits for a node, for all nodes but the source."""
-    has_successor = np.zeros(num_nodes, bool)
-    has_successor[preds[np.arange(preds.shape[1]) < num_preds[:, None]]] = True
-    return ~has_successor[1:]
 
 
 def allocate(

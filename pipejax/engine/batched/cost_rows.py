@@ -74,10 +74,6 @@ class CostRows:
                 sums.append(columns[max(first, second)])
         return sums
 
-    def list(self, leaves: Leaves) -> list[Float[Array, " #batch"]]:
-        """Return the rows one by one, of size 1 where the whole batch shares one."""
-        return self.sums([column for piece in self.pieces(leaves) for column in piece.T])
-
 
 def batch_leaves(
     costs: Costs, layout: CostLayout, batch_size: int | None = None

@@ -45,6 +45,7 @@ from pipejax.engine.batched.interpreter_loops import (
     cost_sums,
     count_up,
     counts_on_path,
+    empty_buffers,
     put_row,
     take_row,
     values_and_choices,
@@ -206,31 +207,19 @@ def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
     """Return the makespans of (tiles, lanes) configurations, from the first one on [s]."""
-    dtype, lanes = pieces[0].dtype, tiles[1]
 
     def tile(t: Array, carry: Carry) -> Carry:
         """Solve tile t, and write its makespans."""
         # buffers: costs by column, costs by row of the program, values of even and of odd levels
         values, columns, cost, even, odd = carry
-        columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
+        columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
         run_levels = functools.partial(_run_two_levels, program, cost)
         even, odd = count_up(0, program.num_pairs, run_levels, (even, odd))
         return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
 
-    # buffers are allocated once, and each tile overwrites those of the previous one
-    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
-    buffer = jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype)
-    empty = functools.partial(jnp.zeros, dtype=dtype)
-    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
-    start = (
-        empty(tiles),
-        empty((num_columns, lanes)),
-        empty((len(program.terms), lanes)),
-        buffer,
-        buffer,
-    )
-    return count_up(0, tiles[0], tile, start)[0]
+    *buffers, slots = empty_buffers(program, pieces, tiles)
+    return count_up(0, tiles[0], tile, (*buffers, slots, slots))[0]
 
 
 def _run_two_levels(

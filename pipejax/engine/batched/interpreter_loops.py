@@ -91,30 +91,36 @@ def values_and_choices(
     The choices of the ops are kept if the task has a backward pass.
     """
     program, keeps_choices = task.forward, task.backward is not None
-    is_exact, dtype, (_, lanes) = task.temperature is None, pieces[0].dtype, tiles
+    is_exact, dtype = task.temperature is None, pieces[0].dtype
     rows = len(program.code) // GROUP if is_exact else len(program.code)
-    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
 
     def tile(t: Array, carry: Carry) -> Carry:
         """Solve tile t, and write its makespans and choices."""
         values, choices, columns, cost, state = carry
-        columns = cost_columns(columns, pieces, first + t * Unsigned(lanes))
+        columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
         state, choices = _run(task, cost, state, choices, t)
         return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
-    # buffers are allocated once, and each tile overwrites those of the previous one
-    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
-    empty = functools.partial(jnp.zeros, dtype=dtype)
-    start = (
-        empty(tiles),
-        jnp.zeros((rows if keeps_choices else 1, *tiles), jnp.uint8 if is_exact else dtype),
-        empty((num_columns, lanes)),
-        empty((len(program.terms), lanes)),
-        jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
-    )
-    values, choices, *_ = count_up(0, tiles[0], tile, start)
+    values, *buffers = empty_buffers(program, pieces, tiles)
+    choices_shape = (rows if keeps_choices else 1, *tiles)
+    choices = jnp.zeros(choices_shape, jnp.uint8 if is_exact else dtype)
+    values, choices, *_ = count_up(0, tiles[0], tile, (values, choices, *buffers))
     return values, choices
+
+
+def empty_buffers(
+    program: Any, pieces: tuple[Array, ...], tiles: tuple[int, int]
+) -> tuple[Array, Array, Array, Array]:
+    """Return buffers of makespans (tiles, lanes), cost columns, cost rows and values by slot."""
+    # they are allocated once, and each tile overwrites those of the previous one
+    dtype, lanes = pieces[0].dtype, tiles[1]
+    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
+    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
+    slots = jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype)
+    shapes = tiles, (num_columns, lanes), (len(program.terms), lanes)
+    values, columns, cost = (jnp.zeros(shape, dtype) for shape in shapes)
+    return values, columns, cost, slots
 
 
 def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:

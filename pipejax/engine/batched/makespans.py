@@ -438,7 +438,9 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             task = problem.task(with_counts) if levels is None else levels
             values, counts = interpreted_makespans(task, pieces, over=sharding)
         if counts is not None:
-            counts = _on_host(counts)[:, :count]
+            # on the host, if this process holds all of them
+            is_remote = isinstance(counts, jax.Array) and not counts.is_fully_addressable
+            counts = (counts if is_remote else np.asarray(counts))[:, :count]
         # an array of the right size needs no operation of JAX
         solutions.append((values if len(values) == count else values[:count], counts))
     values, counts = solutions[0] if len(solutions) == 1 else jax.tree.map(_join, *solutions)
@@ -492,13 +494,6 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
     if problem.temperature is not None or not pays:
         return False
     return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
-
-
-def _on_host(counts: Counts) -> Counts:
-    """Return counts as a NumPy array if this process holds all of them."""
-    if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
-        return counts
-    return np.asarray(counts)
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:

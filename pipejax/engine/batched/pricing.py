@@ -115,10 +115,7 @@ def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tre
 def _priced(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...]
 ) -> Tree:
-    def price_row(at: Tree, row: Tree, times: tuple[Array, ...]) -> Tree:
-        return price_one(shared, at, row, *times)
-
-    return jax.vmap(price_row)(at, rows, times)
+    return jax.vmap(functools.partial(price_one, shared))(at, rows, *times)
 
 
 def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:

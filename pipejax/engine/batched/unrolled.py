@@ -91,7 +91,8 @@ def unrolled_with_counts(
 
 
 def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
-    makespan, _ = _forward(_code(ops, rows), rows.list(leaves))
+    entries = [column for piece in rows.pieces(leaves) for column in piece.T]
+    makespan, _ = _forward(_code(ops, rows), rows.sums(entries))
     return jnp.broadcast_to(makespan, (max(map(len, leaves.values())),))
 
 

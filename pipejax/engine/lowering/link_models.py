@@ -71,7 +71,10 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     if links.posting == "program":
         _add_posting(builder, table, cells, nodes[is_transfer])
     builder.add_edges(np.where(has_node, nodes, sent.producer), sent.consumer, lags)
-    _block_next_ops(builder, sent, nodes, blocks)
+    # under a blocking link the next op waits until the messages of the previous one are transmitted
+    next_op = builder.next_in_row(sent.producer[blocks])
+    has_next = next_op >= 0
+    builder.add_edges(nodes[blocks][has_next], next_op[has_next], ZERO)
     _add_send_waits(builder, sent, nodes, is_transfer)
     return sent._replace(carrier=nodes, lag_index=lags)
 
@@ -118,15 +121,6 @@ def _chain_transfers(
     keys = queue_keys(links.queues, *(field[is_transfer] for field in key_fields))
     builder.add_chains(np.tile(nodes[is_transfer], 2)[order], keys.ravel()[order])
     return table, cells
-
-
-def _block_next_ops(
-    builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, blocks: Which
-) -> None:
-    """Let the sender's next op wait until the messages of its previous op are transmitted."""
-    next_op = builder.next_in_row(sent.producer[blocks])
-    has_next = next_op >= 0
-    builder.add_edges(nodes[blocks][has_next], next_op[has_next], ZERO)
 
 
 def _add_posting(

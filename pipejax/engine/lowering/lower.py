@@ -17,12 +17,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import check_fits, check_types
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.link_models import (
-    Which,
-    add_messages,
-    eager_mask,
-    eager_messages,
-)
+from pipejax.engine.lowering.link_models import Which, add_messages, eager_mask, eager_messages
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program, Sizes
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
@@ -317,15 +312,9 @@ def _chain_reductions(
     last_gradient: Int[NumpyArray, " copies"],
     lane_reductions: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
-    """Let each worker take part in one all-reduce at a time, ordered by the last gradients' ends.
-
-    Args:
-      builder: gets the chains, and `reductions` for the links that all-reduces share.
-      reductions: nodes of all-reduces, by stage.
-      reduction: index into `reductions` for each stage copy.
-      last_gradient: cell of the last gradient of each stage copy.
-      lane_reductions: cells that reduce gradients on a lane, and the index of each.
-    """
+    """Let each worker take part in one all-reduce at a time, by the end of the last gradients."""
+    # `reduction` is the index in `reductions` for each stage copy, `last_gradient` the copy's cell;
+    # `lane_reductions` are cells that reduce gradients on a lane, and the index for each
     worker = last_gradient // builder.table.num_slots
     have_one_copy = len(np.unique(worker)) == len(worker)
     if have_one_copy and not builder.links.shared_links:

@@ -170,6 +170,9 @@ class ProgramBuilder:
         first_node, last_node = np.zeros((2, self.table.num_workers), np.int32)
         last_node[op_workers] = ops
         first_node[op_workers[::-1]] = ops[::-1]
+        is_fused = self.table.is_fused
+        fused_nodes = new_ids[self.node_of_cell[is_fused]]
+        backward_microbatches = self.table.partners.microbatch[is_fused]
         forward, backward = self.layout.op(Phase.F, pairs[:, 0]), self.layout.op(*pairs.T[1:])
         return Program(
             preds=preds,
@@ -177,7 +180,7 @@ class ProgramBuilder:
             duration_index=nodes.pop("duration"),
             pair_index=np.stack([forward, backward], axis=1).astype(np.int32),
             pair_stage=pairs[:, 0].astype(np.int32),
-            fused=self._fused_nodes(new_ids).astype(np.int32),
+            fused=np.stack([fused_nodes, backward_microbatches], axis=1).astype(np.int32),
             **nodes,
             node_of_cell=new_ids[self.node_of_cell].astype(np.int32),
             messages=messages._replace(
@@ -205,12 +208,6 @@ class ProgramBuilder:
         order = np.lexsort((lag, ends))
         is_duplicate = (np.diff(ends[order]) == 0) & (np.diff(lag[order]) == 0)
         return np.delete(edges, order[1:][is_duplicate], axis=1) if is_duplicate.any() else edges
-
-    def _fused_nodes(self, new_ids: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
-        """Return the node of each fused pair in the program, and its backward's microbatch."""
-        cells = np.flatnonzero(self.table.is_fused.ravel())
-        backward_microbatch = self.table.partners.microbatch.ravel()[cells]
-        return np.stack([new_ids[self.node_of_cell.ravel()[cells]], backward_microbatch], axis=1)
 
     def _deadlock(self, cycle: list[int]) -> ScheduleError:
         """Make the error that names the ops and transfers of a cycle and marks a cell."""
