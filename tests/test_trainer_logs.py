@@ -133,6 +133,17 @@ def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
     assert "it says global_batch itself: leave it out of --columns" in text
 
 
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+def test_settings_that_maxtext_prints_are_columns(tmp_path, answer):
+    lines = [MAXTEXT.format(step, seconds) for step, seconds in enumerate(("45.1", "8.0", "8.0"))]
+    settings = "I0317 09:59:16.2 125 pyconfig.py:413] Config param {}: {}"
+    lines.insert(0, settings.format("max_target_length", 4096))
+    lines.insert(0, settings.format("global_batch_size_to_train_on", 32))
+    row = read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
+    assert row[:2] == (8.0, 32)
+    assert read_rows(tmp_path / "a.csv").models[0].sequence == 4096
+
+
 def test_other_texts_are_refused_with_what_is_read(tmp_path, mistake):
     path = tmp_path / "train.log"
     path.write_text("\nEpoch 1: loss 3.2, 12 it/s\n")

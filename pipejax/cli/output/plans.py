@@ -57,19 +57,16 @@ def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict
 
 def uneven_cuts(workload: "pj.Workload") -> list[str]:
     """Name the degrees of parallelism that leave parts of unequal size."""
-    model, tensor = workload.model, workload.tensor_parallel
+    model = workload.model
     cuts = [
-        (model.heads, "heads", tensor, "tensor"),
-        (model.ffn_hidden, "units of an MLP", tensor, "tensor"),
-        (model.sequence, "tokens of a sequence", workload.context_parallel, "context"),
+        (workload.tensor_parallel, "tensor", model.heads, "heads"),
+        (workload.context_parallel, "context", model.sequence, "tokens of a sequence"),
     ]
     if model.moe is not None:
-        parts = workload.expert_parallel, workload.expert_tensor
-        cuts.append((model.moe.experts, "experts", parts[0], "expert"))
-        cuts.append((model.moe.expert_hidden, "units of an expert", parts[1], "expert-tensor"))
+        cuts.append((workload.expert_parallel, "expert", model.moe.experts, "experts"))
     return [
         f"{parts}-way {axis} parallelism does not divide {size} {name}"
-        for size, name, parts, axis in cuts
+        for parts, axis, size, name in cuts
         if size % parts
     ]
 

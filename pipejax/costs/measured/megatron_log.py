@@ -18,7 +18,6 @@ from pipejax.costs.measured.trainer_logs import (
     TimedLine,
     TrainerLog,
     check_columns,
-    memory_cell,
     read_log_lines,
     rows_by_batch,
 )
@@ -191,7 +190,7 @@ class MegatronLog(NamedTuple):
         times = [line._replace(batch=line.batch or self._global_batch) for line in self.times]
         timed, notes = rows_by_batch(self.path, times)
         shared = {"model": model, **self.layout_columns()}
-        memory = memory_cell(self.memory_bytes)
+        memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
             columns, differences = self.differences(trained)

@@ -137,11 +137,6 @@ def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, st
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
 
 
-def memory_cell(memory_bytes: float) -> dict[str, int]:
-    """Return the column of the memory; empty where it is unknown."""
-    return {} if math.isnan(memory_bytes) else {"memory_bytes": round(memory_bytes)}
-
-
 class TrainerLog(NamedTuple):
     """The iterations of a log without arguments."""
 
@@ -182,7 +177,7 @@ class TrainerLog(NamedTuple):
         lines = [line for line in self.iterations if line.keys() == quantities] or self.iterations
         quantities = {*lines[-1]}
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
-        memory = memory_cell(self.memory_bytes)
+        memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
         batches = dict.fromkeys(["global_batch"] * has_batch)
         check_columns(self.path, {**self.facts, **batches, **memory}, columns)
         columns = {**self.facts, **columns}
