@@ -437,17 +437,13 @@ def _count_from_zero(rows: Columns, is_op: Bool[NumpyArray, " rows"]) -> list[st
     begins = np.sort(first[np.isfinite(first)])
     counts = np.unique(last - first + 1)
     # steps of 4: microbatches 1 2 3 4 in each, or 0 to 3, 4 to 7, ..
-    if len(begins) and (begins == 1).all():
-        note = "microbatches are counted from 1 in the files, and from 0 here"
-    elif (
-        len(counts) == 1 < len(np.unique(begins)) == len(begins)
-        and (begins % counts == begins[0] % counts).all()
-    ):
-        note = "microbatches go on from step to step in the files, and begin at 0 in each step here"
-    else:
+    is_from_1 = len(begins) and (begins == 1).all()
+    goes_on = len(counts) == 1 < len(begins) == len(np.unique(begins))
+    if not is_from_1 and not (goes_on and len(np.unique(begins % counts)) == 1):
         return []
     rows["microbatch"] = microbatch - np.nan_to_num(first)[group]
-    return [note]
+    way = "are counted from 1" if is_from_1 else "go on from step to step"
+    return [f"microbatches {way} in the files, and begin at 0 in each step here"]
 
 
 READER = Reader(
