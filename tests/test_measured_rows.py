@@ -219,3 +219,21 @@ def test_a_measured_bandwidth_within_a_node_carries_the_exchanges_of_tensor_para
     slower = (seconds[1] - seconds[0]) @ [1, -1]  # what a layer takes more at half the rate
     sent = 4 * 2 * (tensor - 1) / tensor * 2048 * 4096 * 2
     assert slower == pytest.approx(sent / 1e9 - sent / 2e9, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_cells_are_parted_as_the_header_has_them(mark, tmp_path):
+    # a line of empty cells, as spreadsheets write it, is no row
+    lines = [["model", "tensor", "global_batch", "seconds"], ["gpt-22b", "8", "4", "0.6"], [""] * 4]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(map(mark.join, lines)) + "\n")
+    rows = read_rows(path)
+    assert (rows.seconds.tolist(), rows.tensor.tolist()) == ([0.6], [8])
+    costs = tmp_path / "costs.csv"
+    costs.write_text(
+        "\n".join(mark.join(line) for line in (("stage", "F_ms", "B_ms"), "012", "134"))
+    )
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+    # stage 0: F 1, B 2; stage 1: F 3, B 4 [ms]
+    assert pj.evaluate(table, pj.read_costs(costs, table)).makespan == pytest.approx(0.010)

@@ -150,10 +150,12 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def read_lines(path: Path) -> list[list[str]]:
-    """Read the cells of a CSV file, line by line, its header first."""
+    """Read the cells of a CSV file, line by line, its header first; skip lines of empty cells."""
     try:
         text = read_file(path).decode("utf-8-sig")
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        header = text.partition("\n")[0]  # spreadsheets also write ; or tabs between cells
+        delimiter = next((mark for mark in ",;\t" if mark in header), ",")
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not CSV: {error}") from None
-    return [[cell.strip() for cell in line] for line in lines if line] or [[]]
+    return [[cell.strip() for cell in line] for line in lines if any(line)] or [[]]

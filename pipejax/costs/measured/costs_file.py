@@ -61,10 +61,9 @@ def read_csv(path: Path) -> dict[str, Any]:
     # stands in the row of the stage before its boundary, so the last row has none.
     header = read_lines(path)[0]
     if "stage" not in header:
-        hint = ": columns are parted by ,, not by ;" if ";" in "".join(header) else ""
         raise ValueError(
             f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
-            f"each stage from 0{hint}"
+            "each stage from 0"
         )
     keys = [key for key, _ in check_header(path, header, COLUMNS).values() if key != "stage"]
     rows = read_cells(path, COLUMNS, lambda _, cells: with_defaults(_STAGE, cells) | cells)
