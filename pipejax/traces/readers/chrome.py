@@ -147,14 +147,16 @@ class _EventCollector:
     def add(self, event: Event) -> None:
         """Append an event if it is a slice of a pipeline, a kernel or a title."""
         self.count += 1
-        name, category = event.get("name"), event.get("cat")
-        if event.get("ph") == "E":
-            self._close(event)
-        if type(name) is not str or event.get("ph") == "E":
+        name, category, kind = event.get("name"), event.get("cat"), event.get("ph")
+        # an asynchronous slice, from b to e, has its own track
+        track = event.get("pid"), str(event.get("id")) if kind in ("b", "e") else event.get("tid")
+        if kind in ("E", "e"):
+            self._close(event, self.open_events.get(track))
+        if type(name) is not str or kind in ("E", "e"):
             return
-        if event.get("ph") == "B":
-            self.open_events.setdefault((event.get("pid"), event.get("tid")), []).append(event)
-        elif event.get("ph") != "X":
+        if kind in ("B", "b"):
+            self.open_events.setdefault(track, []).append(event)
+        elif kind != "X":
             self._add_title(event, name)
         elif category in _WORK:
             self._add_work(event, name)
@@ -169,9 +171,8 @@ class _EventCollector:
         ):
             self._add_slice(event, name, is_ours=False)
 
-    def _close(self, event: Event) -> None:
-        """Append the slice that ends with an event."""
-        stack = self.open_events.get((event.get("pid"), event.get("tid")))
+    def _close(self, event: Event, stack: list[Event] | None) -> None:
+        """Append the slice that ends with an event; `stack` are the open ones of its track."""
         if stack:
             begin = stack.pop()
             start, end = begin.get("ts"), event.get("ts")
