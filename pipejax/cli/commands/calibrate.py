@@ -1,6 +1,6 @@
 """`pipejax calibrate`: what measured runs say of the numbers of a machine."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,6 +68,7 @@ def calibrate(
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json
     """
+    from pipejax.costs.measured.measured_rows import joined
     from pipejax.costs.system.system import read_named
     from pipejax.search.calibration.calibrate import calibrated_file
     from pipejax.search.calibration.parameters import FITTED
@@ -81,9 +82,12 @@ def calibrate(
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
     out.check(SYSTEM)
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
-    links = None if collectives is None else _fit_links(collectives, machine)
+    links: LinkCalibration | None = None
     identified: set[str] = set()
-    if links is not None:
+    if collectives is not None:
+        timed_collectives = pj.files.read_collectives(collectives)
+        with waiting("calibrating links: compiling and fitting"):
+            links = pj.links.calibrate_links(timed_collectives, machine)
         machine = links.system
         identified = {number.name for number in links.parameters if number.identified}
     names = None if fit is None else fit.split(",")
@@ -91,8 +95,10 @@ def calibrate(
         names = [name for name in FITTED if name not in identified]
     runs = None
     if files:
+        rows = joined([pj.files.read_rows(path, fitting.stack) for path in files])
         arguments = pick(fitting, "hold_out starts layer_times seed general")
-        runs = _fit_runs(files, machine, fitting.stack, fit=names, **arguments)
+        with waiting("calibrating: compiling and fitting"):
+            runs = pj.calibrate(rows, machine, fit=names, **arguments)
     if links is None and runs is not None and not runs.parameters:
         data = _as_json(runs)
         view = [*_view(runs), NO_FIT_NOTE]
@@ -118,22 +124,6 @@ def calibrate(
             _error_table({"fitted": data["collectives"]}, "errors of their times"),
         ]
     return Answer(data, view, {"written to": out}, details=details)
-
-
-def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
-    rows = pj.files.read_collectives(path)
-    with waiting("calibrating links: compiling and fitting"):
-        return pj.links.calibrate_links(rows, machine)
-
-
-def _fit_runs(
-    data: Sequence[Path], machine: pj.System, stack: str | None, **options: Any
-) -> "Calibration":
-    from pipejax.costs.measured.measured_rows import joined
-
-    rows = joined([pj.files.read_rows(path, stack) for path in data])
-    with waiting("calibrating: compiling and fitting"):
-        return pj.calibrate(rows, machine, **options)
 
 
 def _as_json(fit: "Calibration") -> dict[str, Any]:

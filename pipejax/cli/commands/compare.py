@@ -370,14 +370,12 @@ def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, An
     """Return differences for `--json`; cells are written as in a grammar."""
     return {
         "equal": differences.is_none,
-        "sizes": differences.sizes,
-        "other_placement": differences.other_placement,
+        **pick(differences, "sizes other_placement"),
         "moved": [
             {"op": grammar.text((op,)), "workers": workers}
             for op, workers in differences.moved.items()
         ],
-        "split": differences.split,
-        "fused": differences.fused,
+        **pick(differences, "split fused"),
         "only": {phase.name: pair for phase, pair in differences.only.items()},
         "communication": differences.communication,
         "rows": [

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.corners import Corners
 
 
-NOMINAL = "nominal"  # the corner of the costs that are given
-
 MANY_SEQUENCES = 8  # of a microbatch: few jobs have so many
 UNEVEN = 1.01  # busy time over the mean from which the busiest worker is the bottleneck
 ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
@@ -112,7 +110,7 @@ class TimingSettings:
 
     def _costs(self, evaluation: "pj.Evaluation") -> "dict[str, pj.Costs]":
         """Return the costs of each corner by name."""
-        costs = {NOMINAL: evaluation.costs}
+        costs = {"nominal": evaluation.costs}
         for text in self.corner or ():
             name, colon, rules = (part.strip() for part in text.partition(":"))
             if not (name and colon and rules):

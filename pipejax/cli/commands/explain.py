@@ -23,11 +23,11 @@ from pipejax.cli.output.remedies import (
     first_fault,
     remedies_json,
     table_files,
-    takes_limit,
     write_table_files,
 )
 from pipejax.cli.output.report import heading, plain, seconds, table_sizes
 from pipejax.cli.output.report_pages import report_page
+from pipejax.schedules.naming import find
 
 # options of a run that `plan` has too
 PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)
@@ -72,8 +72,9 @@ def explain(
     """
     if run.repair is not None:
         raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")
-    is_planned_for_limit = run.memory_limit is not None and takes_limit(run.schedule)
+    has_limit = run.memory_limit is not None and run.schedule is not None
     # a schedule may be planned for the limit too
+    is_planned_for_limit = has_limit and "memory_limit" in find(run.schedule or "").options
     settings = run.settings if is_planned_for_limit else run.settings.without("memory_limit")
     scenario = run.scenario(settings)
     table = build(scenario)

@@ -18,7 +18,6 @@ from pipejax.cli.options.tables import PaperSettings, labelled
 from pipejax.cli.output.answer import Answer, waiting
 from pipejax.cli.output.files import CERTIFICATE, DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (
-    TextTable,
     facts,
     grid,
     heading,
@@ -112,7 +111,10 @@ def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
         ("exactness", escape(_quality(form))),
         ("derived from", f"{form.evaluations} evaluations"),
     ]
-    details: dict[str, Iterable[object]] = {"regimes": [_regimes(form)]}
+    sums = zip(form.parameters, zip(*form.facets, strict=True), strict=True)
+    columns = [("regime", range(len(form.facets))), *sums, ("bound by", form.bound_by)]
+    regimes = grid(columns, caption="bound by: in the middle of the regime")
+    details: dict[str, Iterable[object]] = {"regimes": [regimes]}
     if form.borders:
         details["borders"] = borders
     return details | {"derivation": [facts(rows, {form.text: form.latex})]}
@@ -121,14 +123,6 @@ def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
 def _quality(form: "pj.results.Formula") -> str:
     quality = "exact" if form.exact else f"at most {percent(form.gap)} too small"
     return f"{quality} for {form.where}" if form.where else quality
-
-
-def _regimes(form: "pj.results.Formula") -> TextTable:
-    """List the sums of a form with the bottleneck in the middle of the regime of each."""
-    columns: list[tuple[str, Any]] = [("regime", range(len(form.facets)))]
-    columns += [(name, [sums[k] for sums in form.facets]) for k, name in enumerate(form.parameters)]
-    caption = "bound by: in the middle of the regime"
-    return grid([*columns, ("bound by", form.bound_by)], caption=caption)
 
 
 def family_lines(family: "pj.results.Family", per_worker: float = 0) -> Iterator[str]:
@@ -241,18 +235,15 @@ def formula(
     if figure.path is not None and names is None:
         names = ["F", "B", "c"]
     ranges = _parse_box(box, names[0] if names else "F")
-    form_options = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
+    settings = _FormOptions(run, links.links(), names, per_worker, ranges, max_facets)
     paper = None if figure.path is None else printed.paper("column")
     if labels is not None and paper is None:
         raise ValueError("--labels has no effect without --figure")
     table = run.scenario().table()
     if symbol and names is None:
-        names_of_family = _family_parameters(form_options.program(table))
-        form_options = form_options._replace(names=names_of_family)
-    form_family = None if symbol is None else _family(form_options, symbol, numbers)
-    rivals = (
-        [] if versus is None else [form_options.rival(name.strip()) for name in versus.split(",")]
-    )
+        settings = settings._replace(names=_family_parameters(settings.program(table)))
+    form_family = None if symbol is None else _family(settings, symbol, numbers)
+    rivals = [] if versus is None else [settings.rival(name.strip()) for name in versus.split(",")]
     schedule_labels = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
     tables, plans = [table], Plans()
     plans.add(table.name, schedule_labels[0], run.planned_for(table))
@@ -261,9 +252,8 @@ def formula(
             tables.append(rival.scenario(settings=rival.settings.only(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
-        # times that all of them have
-        form_options = form_options._replace(names=["F", "I", "W", "c"])
-    form, *others = map(form_options.form, tables)
+        settings = settings._replace(names=["F", "I", "W", "c"])  # times that all of them have
+    form, *others = map(settings.form, tables)
     with waiting("comparing"):
         comparisons = [pj.analysis.versus(form, other) for other in others]
     regimes = None
@@ -383,12 +373,12 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
     return symbol, numbers
 
 
-def _family(form_options: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
+def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
     """Return the family of forms of a schedule over M or P."""
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
-    workers, microbatches = form_options.run.workers, form_options.run.microbatches
-    if form_options.run.schedule is None or workers is None or microbatches is None:
+    workers, microbatches = settings.run.workers, settings.run.microbatches
+    if settings.run.schedule is None or workers is None or microbatches is None:
         raise ValueError("--family needs --schedule: a table file is of one size")
     if symbol == "P" and microbatches % workers:
         raise ValueError(
@@ -398,17 +388,17 @@ def _family(form_options: _FormOptions, symbol: str, numbers: list[int]) -> "pj.
 
     def table(number: int) -> pj.ScheduleTable:
         if symbol == "M":
-            return dataclasses.replace(form_options.run, microbatches=number).scenario().table()
+            return dataclasses.replace(settings.run, microbatches=number).scenario().table()
         size = number * (microbatches // workers)
-        run = dataclasses.replace(form_options.run, workers=number, microbatches=size)
+        run = dataclasses.replace(settings.run, workers=number, microbatches=size)
         return run.scenario().table()
 
     def find(numbers: Sequence[int], check_on: Sequence[int]) -> "pj.results.Family":
         """Fit a family to these numbers and check it on others."""
         return pj.analysis.formula_family(
-            lambda number: form_options.program(table(number)),
+            lambda number: settings.program(table(number)),
             numbers,
-            lambda number: form_options.parameters(table(number)),
+            lambda number: settings.parameters(table(number)),
             verify_on=check_on,
             symbol=symbol,
             degree=1 if symbol == "M" else 2,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Annotated, Any
@@ -246,9 +247,11 @@ def _view(
         f"{percent(best.slowdown - 1)} above its time without jitter"
     )
     yield f"{len(run.makespans)} samples of each schedule{replicas}, seed {run.seed}"
+    marks = ["[bold green]" if rank.makespan_rank == 1 and rank.fits else "" for rank in ranked]
+    times = [seconds(rank.makespan) for rank in ranked]
     columns = [
         ("schedule", runs),
-        (f"{level} time", (_mark(rank) + seconds(rank.makespan) for rank in ranked)),
+        (f"{level} time", map(operator.add, marks, times)),
         ("rank by time", (rank.makespan_rank for rank in ranked)),
         (f"{level} slowdown", (f"{rank.slowdown:.3f}" for rank in ranked)),
         ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
@@ -257,10 +260,6 @@ def _view(
     if not all(rank.fits for rank in ranked):
         columns.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
     yield grid(columns)
-
-
-def _mark(rank: "pj.results.Robustness") -> str:
-    return "[bold green]" if rank.makespan_rank == 1 and rank.fits else ""
 
 
 def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, pj.results.Jittered]") -> TextTable:

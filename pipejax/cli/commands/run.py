@@ -64,13 +64,15 @@ def run(
         trace.save(lambda draft: shutil.copytree(Path(folder, "trace"), draft))
     is_equal = outcome.error <= largest_error
     result = _as_json(table, outcome, is_equal)
+    op_times = [(letter, map(seconds, times)) for letter, times in outcome.profile.items()]
+    profile = grid([("stage", range(result["stages"])), *op_times])
     return Answer(
         result,
         _view(result, outcome),
         {"wrote a trace of each worker to": trace},
         holds=is_equal,
         next=() if trace.written is None else (f"pipejax trace {trace.written}",),
-        details={"op times": [_profile(result["stages"], outcome)]} if outcome.profile else {},
+        details={"op times": [profile]} if op_times else {},
     )
 
 
@@ -107,8 +109,3 @@ def _view(data: Mapping[str, Any], run: "RuntimeRun") -> Iterator[object]:
         yield f"U cells: step size {run.step_size:g}{note}"
     for phase, reason in run.left_out.items():
         yield f"{phase} cells are skipped: {reason}"
-
-
-def _profile(stages: int, run: "RuntimeRun") -> object:
-    columns = [(letter, map(seconds, times)) for letter, times in run.profile.items()]
-    return grid([("stage", range(stages)), *columns])

@@ -259,23 +259,19 @@ def _as_json(
     scene: Scene, out: Output, missing: Mapping[str, str], *, several: bool
 ) -> dict[str, Any]:
     """Return the object of `--json`: that of one schedule, or a list of several."""
-    runs = [
-        _run_json(run) | ({} if held is None else _memory_json(held))
-        for run, held in zip(scene.runs.values(), scene.held, strict=True)
-    ]
+    runs = [_run_json(run, held) for run, held in zip(scene.runs.values(), scene.held, strict=True)]
     result = {"runs": runs, "missing": missing} if several else runs[0]
     return {**result, "caption": scene.caption, **out.as_json()}
 
 
-def _memory_json(held: HeldMemory) -> dict[str, object]:
-    curves = [held.memory.curve(worker) for worker in range(len(held.memory.peak))]
-    steps = [{"time": time, "held": level} for time, level in curves]
-    return {"activation_memory": held.as_json() | {"curves": steps}}
-
-
-def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
+def _run_json(evaluation: "pj.Evaluation", held: HeldMemory | None) -> dict[str, Any]:
     from pipejax.analysis.runs.timeline import arrows, bars
 
+    memory: dict[str, Any] = {}
+    if held is not None:
+        curves = map(held.memory.curve, range(evaluation.workers))
+        steps = [{"time": time, "held": level} for time, level in curves]
+        memory["activation_memory"] = held.as_json() | {"curves": steps}
     return {
         **{k: size for k, size in table_sizes(evaluation.table).items() if k != "stages"},
         **pick(evaluation, "makespan bubble_ratio"),
@@ -291,6 +287,7 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
             }
             for arrow in arrows(evaluation)
         ],
+        **memory,
     }
 
 

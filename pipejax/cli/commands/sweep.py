@@ -234,8 +234,7 @@ def sweep_show(
     nearest = {"nearest": {text: value for text, (_, value, _) in near.items()}} if near else {}
     answers = {"best": _rows(results, first), **front_json, **more_answers, **nearest}
     result = _as_json(dataset, results, selected, rank, answers)
-    lists = _point_lists(results, rank, candidates, first, sides, fronts)
-    _add_points(view, details, results, lists)
+    _add_points(view, details, results, first, fronts, (rank, int(candidates.sum())), sides)
     view = [*problem, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
     reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
     if reasons:
@@ -262,40 +261,25 @@ def _as_json(
     }
 
 
-WHOLE_FRONT = "whole front"
-
-
-def _point_lists(
-    results: "SweepResults",
-    rank: str,
-    candidates: Any,
-    first: "Sequence[DistinctPoint]",
-    sides: list[str],
-    fronts: "Sequence[DistinctPoint]",
-) -> "dict[str, tuple[str, Sequence[DistinctPoint]]]":
-    """Return the front and the best points, each with a sentence, if there are any."""
-    lists: dict[str, tuple[str, Sequence[DistinctPoint]]] = {}
-    if fronts:
-        head = f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points"
-        lists[WHOLE_FRONT] = head, fronts
-    if first:
-        best = _point(results, first[0])
-        text = f"best of {int(candidates.sum()):,} points by {words(rank)}: {best}"
-        lists[f"best {len(first)} points"] = text, first
-    return lists
-
-
 def _add_points(
     view: list[object],
     details: dict[str, Iterable[object]],
     results: "SweepResults",
-    lists: "Mapping[str, tuple[str, Sequence[DistinctPoint]]]",
+    first: "Sequence[DistinctPoint]",
+    fronts: "Sequence[DistinctPoint]",
+    ranking: tuple[str, int],
+    sides: list[str],
 ) -> None:
-    """Add lists of points: sentences to the view, with a short table of the first one."""
-    for name, (text, points) in lists.items():
-        is_short = not has_details() and (name == WHOLE_FRONT or not view)
-        view += [text, *(_table(results, points, FIRST_ROWS) if is_short else ())]
-        details[name] = _table(results, points)
+    """Add the front and the best points; `ranking` is the measure and the number of points."""
+    if fronts:
+        view.append(f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points")
+        view += () if has_details() else _table(results, fronts, FIRST_ROWS)
+        details["whole front"] = _table(results, fronts)
+    if first:
+        is_alone, (rank, count) = not view, ranking
+        view.append(f"best of {count:,} points by {words(rank)}: {_point(results, first[0])}")
+        view += _table(results, first, FIRST_ROWS) if is_alone and not has_details() else ()
+        details[f"best {len(first)} points"] = _table(results, first)
 
 
 def _point(results: "SweepResults", point: "DistinctPoint") -> str:

@@ -203,15 +203,12 @@ def _view(
     )
     yield f"memory: {gigabytes(best.memory_bytes)} of {gigabytes(capacity)}"
     for name, step in tuned.baselines.items():
-        text = "does not fit" if step is None else f"{seconds(step)}, {_longer(step, tuned.value)}"
+        text = "does not fit" if step is None else f"{seconds(step)}, as long"
+        if step is not None and step > tuned.value > 0:
+            text = f"{seconds(step)}, {percent(step / tuned.value - 1)} longer"
         yield f"{name} unchanged: {text}"
     if tuned.stopped == "interrupted":
         yield "interrupted: this is the best so far"
-
-
-def _longer(step: float, best: float) -> str:
-    """Return the difference of a step from the best one in words."""
-    return f"{percent(step / best - 1)} longer" if best and step > best else "as long"
 
 
 def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.TunedSetting]":
@@ -371,7 +368,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
                     savings("split", "step time", times, result.value),
                     *search_end(result, "splits"),
                 ],
-                "launchers": launch_lines(launches, incomplete=True),
+                "launchers": launch_lines(launches, full=True),
             },
         )
 

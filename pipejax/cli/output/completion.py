@@ -18,13 +18,11 @@ from pipejax.costs.system.system import system_names
 from pipejax.schedules import names
 
 ARGUMENTS = {"init": USED_BY, "tune": SETTINGS}  # words beside options, by command
-PATHS = ("FILE", "FOLDER")  # parts of the placeholders of files
-SHELLS = "bash", "zsh", "fish"
 
 
 def completion_script(shell: str, functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
-    shell_name: Any = resolve_choice(shell, SHELLS, "--completion SHELL")
+    shell_name: Any = resolve_choice(shell, ("bash", "zsh", "fish"), "--completion SHELL")
     values_by_kind = {
         "schedules": names(),
         "models": model_names(),
@@ -65,7 +63,7 @@ def _completable(
             kind = bool
         elif values:
             kind = Literal[*values]
-        elif any(part in entry.kind.metavar for part in PATHS):
+        elif "FILE" in entry.kind.metavar or "FOLDER" in entry.kind.metavar:
             kind = Path
         flags = [flag(name), *([f"-{entry.short}"] if entry.short else [])]
         about = Parameter(flags, help=begin_sentence(entry.head), negative=())

@@ -71,13 +71,11 @@ def uneven_cuts(workload: "pj.Workload") -> list[str]:
     ]
 
 
-def launch_lines(
-    launches: "Iterable[pj.results.Launch]", *, incomplete: bool = False
-) -> Iterator[Text]:
-    """Yield the options of each launcher; of one that lacks a feature only with `incomplete`."""
+def launch_lines(launches: "Iterable[pj.results.Launch]", *, full: bool = False) -> Iterator[Text]:
+    """Yield the options of each launcher; of one that lacks a feature only with `full`."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
-        options = launch.text if incomplete or not lacks else ""
+        options = launch.text if full or not lacks else ""
         if len(options) > MAX_OPTION_LETTERS:
             options = f"{len(options)} characters of options, which --json prints"
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")

@@ -11,12 +11,10 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import written
-from pipejax.cli.options.option import Text
 from pipejax.cli.options.scenario import command_line
 from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import Column, percent, pick, plain, rows_table, seconds
 from pipejax.cli.output.report_pages import share_bar
-from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import LINK_OPTIONS, POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 
@@ -36,17 +34,15 @@ LONG_COMMAND = 700  # letters from which a first screen does not print a command
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
-def takes_limit(schedule: Text) -> bool:
-    """Return whether a schedule is planned for a memory limit."""
-    return schedule is not None and "memory_limit" in find(schedule).options
-
-
 def table_files(explanation: "Explanation", folder: Path | None) -> Iterator[tuple[int, Path]]:
     """Yield number and file of each remedy whose table differs from that of the run."""
     if folder is None:
         return
+    from pipejax.search.remedies.explain import is_same_table
+
+    table = explanation.memory.begin.scenario.table()
     for number, remedy in enumerate(explanation.remedies, 1):
-        if has_other_table(remedy, explanation.memory.begin.scenario):
+        if not is_same_table(remedy.scenario.table(), table):
             suffix = ".csv" if is_csv(remedy.scenario.table()) else ".json"
             name = re.sub("[^a-z0-9]+", "-", remedy.what.lower()).strip("-")[:MAX_NAME_LETTERS]
             yield number, folder / f"{number}-{name}{suffix}"
@@ -58,13 +54,6 @@ def write_table_files(draft: Path, explanation: "Explanation", files: Mapping[in
     for number, path in files.items():
         text = text_for(explanation.remedies[number - 1].scenario.table(), path)
         write_file(draft / path.name, text)
-
-
-def has_other_table(remedy: "Remedy", base: "pj.Scenario") -> bool:
-    """Return whether a remedy runs another table than the base scenario."""
-    from pipejax.search.remedies.explain import is_same_table
-
-    return not is_same_table(remedy.scenario.table(), base.table())
 
 
 # options of links that a remedy's command repeats, except queues, which `tune messages` chooses
@@ -133,16 +122,11 @@ def remedies_json(
     base = explanation.memory.begin.scenario
     return [
         {
-            "what": remedy.what,
-            "shelf": remedy.shelf,
-            "launchers": remedy.launchers,
+            **pick(remedy, "what shelf launchers"),
             "command": remedy_command(remedy, files.get(number), defaults.get(number), base, saved),
-            "saves": remedy.saves,
-            "step_time": remedy.step_time,
+            **pick(remedy, "saves step_time"),
             "assumes": "; ".join(remedy.assumes),
-            "bound": remedy.bound,
-            "kind": remedy.kind,
-            "memory": remedy.memory,
+            **pick(remedy, "bound kind memory"),
             "launch": launch_json(remedy.launches),
             "fits": remedy.fits,
         }
@@ -198,7 +182,11 @@ def remedies_view(
             yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
         printed_groups.update(groups)
     yield from launch_lines(_able_launches(explanation.remedies[0]))
-    yield _command_line(rows[0]["command"])
+    command = rows[0]["command"]
+    if len(command) > LONG_COMMAND:
+        yield f"next: the command of remedy 1, which has {len(command)} letters (--details)"
+    else:
+        yield plain(f"next: {command}")
 
 
 def _needs(row: Mapping[str, Any]) -> str:
@@ -242,12 +230,6 @@ def _effect_text(effect: "Effect", name: str) -> str:
 
 
 LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
-
-
-def _command_line(command: str) -> object:
-    if len(command) > LONG_COMMAND:
-        return f"next: the command of remedy 1, which has {len(command)} letters (--details)"
-    return plain(f"next: {command}")
 
 
 def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:

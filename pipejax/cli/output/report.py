@@ -142,16 +142,11 @@ def folded(table: TextTable) -> TextTable:
     """Write values that all rows share once, below the table, except in CSV."""
     names, columns = table.plain()
     varies = [len(cells) == 1 or len({*cells}) != 1 or not has_lines() for cells in columns]
-    shared_values = [
-        f"{name} {cells[0]}"
-        for name, cells, is_varying in zip(names, columns, varies, strict=True)
-        if not is_varying and cells[0]
-    ]
+    shared = [f"{names[k]} {c[0]}" for k, c in enumerate(columns) if not varies[k] and c[0]]
     headers, cells = [*compress(table.headers, varies)], [*compress(table.columns, varies)]
-    if not shared_values or not headers:
+    if not shared or not headers:
         return table
-    caption = f"all: {', '.join(shared_values)}"
-    return table._replace(headers=headers, columns=cells, caption=caption)
+    return table._replace(headers=headers, columns=cells, caption=f"all: {', '.join(shared)}")
 
 
 class Column(NamedTuple):

@@ -74,9 +74,7 @@ def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the range and the price of a step, if known."""
     rows = []
     if bands := result.get("step_time_band", {}):
-        ranges = (
-            f"{seconds(low)} to {seconds(high)} ({share} %)" for share, (low, high) in bands.items()
-        )
+        ranges = (f"{seconds(a)} to {seconds(b)} ({share} %)" for share, (a, b) in bands.items())
         rows.append(("range of the step time", ", ".join(ranges)))
     if "cost_per_step" in result:
         by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"

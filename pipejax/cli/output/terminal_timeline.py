@@ -176,9 +176,8 @@ def _row(
         for op, width in zip(bar.ops, widths, strict=True):
             single = bar._replace(ops=(op,))
             op_cells = _OpCells(single, looks[op.phase.name], width, edge, op in second, with_stage)
-            cells[first : first + width] = (
-                op_cells.coloured() if line.in_colour else op_cells.plain()
-            )
+            texts = op_cells.coloured() if line.in_colour else op_cells.plain()
+            cells[first : first + width] = texts
             first, edge = first + width, "+"
     return Text.assemble(*cells)
 

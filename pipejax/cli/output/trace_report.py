@@ -382,10 +382,7 @@ LEFT_OUT = (
     Column("times", "count"),
 )
 STALLS = (
-    Column("step", "step"),
-    Column("replica", "replica"),
-    Column("worker", "worker"),
-    Column("op", "op"),
+    *(Column(name, name) for name in ("step", "replica", "worker", "op")),
     Column("idle although its inputs were there", "seconds", seconds),
 )
 BUDGETS = (
