@@ -224,9 +224,11 @@ def _effect_text(effect: "Effect", name: str) -> str:
     if effect.part == name:
         text += f", {seconds(effect.grows)} of {name} stay"
     elif effect.part:
-        is_more, change = effect.grows > 0, seconds(abs(effect.grows))
-        text += f", because {effect.part} then takes {change} {'more' if is_more else 'less'}"
-    return text if effect.without is None else f"{text} (else {seconds(effect.without)})"
+        verb = "grows" if effect.grows > 0 else "shrinks"
+        text += f", while {effect.part} {verb} by {seconds(abs(effect.grows))}"
+    if effect.without is None:
+        return text
+    return f"{text} ({seconds(effect.without)} if {effect.part} is removed too)"
 
 
 LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
