@@ -45,6 +45,10 @@ ACTIONS: Mapping[str, tuple[str, str]] = {
         "launch-starved",
         "look at the host of {name}: its CPU load and pinning, garbage collection, CUDA graphs",
     ),
+    "launch": (
+        "late launch",
+        "look at what the host does before {name}: data loading, garbage collection, logging",
+    ),
     "data": ("uneven data", "distribute microbatches anew, as --save writes in deal.json"),
     "step": (
         "odd step",
@@ -55,7 +59,7 @@ WORDS = {"start": "warm-up", "end": "cool-down", "messages": "exposed messages"}
 
 
 def _action(suspect: "Suspect") -> str:
-    noun = "worker" if suspect.kind == "host" else suspect.kind
+    noun = {"host": "worker", "launch": "the launch of"}.get(suspect.kind, suspect.kind)
     return ACTIONS[suspect.kind][1].format(name=f"{noun} {suspect.name}")
 
 
@@ -214,7 +218,10 @@ def _replay_help(analysis: "Analysis") -> Iterator[object]:
             f"{seconds(stall.seconds)} before {stall.op} in step {stall.step} although its inputs "
             f"are there ({len(analysis.stalls)} in all); record as slices what runs there"
         )
-    yield plain("if these are files of some ranks only, give those of all, or their folder")
+    trace = analysis.pipelines.trace
+    is_stated = trace.known_workers and not any(t.startswith("ranks:") for t in trace.inferred)
+    if not is_stated or trace.left_out:
+        yield plain("if these are files of some ranks only, give those of all, or their folder")
 
 
 def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, Iterable[object]]:

@@ -18,6 +18,11 @@ from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.attribution import Attribution, attribute
+from pipejax.traces.findings.late_launches import (
+    MIN_STALL,
+    find_late_launches,
+    replay_late_launches,
+)
 from pipejax.traces.findings.new_deal import (
     MAX_REPLICA_SHARE,
     MAX_WORK,
@@ -31,7 +36,7 @@ from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, sus
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.messages import scale_links
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
-from pipejax.traces.replaying.replay import Replay, replay
+from pipejax.traces.replaying.replay import Replay
 
 
 def trace_scenario(replayed: Replay) -> Scenario:
@@ -140,9 +145,6 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     )
 
 
-MIN_STALL = 0.01  # delay of a start that counts as a stall, relative to the median pipeline
-
-
 @short_repr
 class Stall(NamedTuple):
     """An op that started long after all its inputs.
@@ -223,7 +225,8 @@ class Analysis:
     def stalls(self) -> Sequence[Stall]:
         """List ops that started long after all their inputs, the longest delay first."""
         # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
-        trace, delay = self.complete.pipelines.trace, self.complete.stalls
+        trace, late = self.complete.pipelines.trace, self.complete.pipelines.late_launches
+        delay = np.maximum(self.complete.stalls, late)
         stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
         return ResultList(
             Stall(
@@ -370,15 +373,17 @@ def analyse(
         all_pipelines = find_pipelines(trace)
         pipelines = all_pipelines if all_steps else usual_steps(trace, all_pipelines)
         report(1, num_parts, PROGRESS_TEXTS[1])
-        replayed = replay(pipelines, link=link)
+        replayed = replay_late_launches(pipelines, link)
         complete = dataclasses.replace(replayed, pipelines=scale_links(all_pipelines))
+        if np.ndim(replayed.pipelines.late_launches):
+            complete = dataclasses.replace(complete, pipelines=find_late_launches(complete))
         other_run = None
         if against is not None:
             against, _ = aligned(against)
             other_pipelines = find_pipelines(against)
             if not all_steps:
                 other_pipelines = usual_steps(against, other_pipelines)
-            other_run = replay(other_pipelines, link=replayed.links)
+            other_run = replay_late_launches(other_pipelines, replayed.links)
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])

@@ -17,7 +17,8 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
-from pipejax.traces.findings.attribution import job_steps
+from pipejax.traces.findings.attribution import JobSteps, job_steps
+from pipejax.traces.findings.late_launches import group_ops
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
@@ -51,8 +52,8 @@ class Suspect(NamedTuple):
     """An outlier among the others of its kind.
 
     Attributes:
-      kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step, or
-        host (of a worker), if it launches late.
+      kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step;
+        host (of a worker) if it launches late; launch if the same op starts late in most steps.
       name: its number or name.
       seconds: time that a step would save if it were as fast as the others [s]; of a step, and of
         a microbatch in one step, the time of that step alone; of a clock, its lead.
@@ -105,7 +106,8 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         by_kind.setdefault(suspect.kind, []).append(suspect)
     places = [suspect for rows in by_kind.values() for suspect in rows[:MAX_LISTED]]
     places += _starved_hosts(pipelines, times)
-    costly = _without_shadows([*_with_costs(replayed, times, places)], times)
+    places = [*_with_costs(replayed, times, places), *_late_launches(replayed)]
+    costly = _without_shadows(places, times)
     results = [*costly, *[*step_suspects(pipelines)][:MAX_LISTED]]
     first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
 
@@ -450,6 +452,9 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
     """Drop the workers, stages and links that a starved host makes slow."""
+    # a host that launches one op late is named with that op
+    late = [row.place["worker"] for row in suspects if row.kind == "launch"]
+    suspects = [row for row in suspects if row.kind != "host" or row.place["worker"] not in late]
     hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
 
     def is_shadow(row: Suspect) -> bool:
@@ -531,19 +536,61 @@ def _with_costs(
                 ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
             factors[:-1] = times.slice_factors(cells, ratio)
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
-        saved, step = [], suspect.place.get("step")
-        for job in jobs:
-            is_step = [k == step if step is not None else k not in odd for k in job.steps]
-            recorded = job.duration[is_step]  # (steps, nodes)
-            replicas = suspect.place.get("replica", np.array(job.replicas))
-            is_on_link = np.append(replicas == np.array(job.replicas), False)[job.graph.replica]
-            link_factor = np.where(is_on_link, link_factors[job.graph.link], 1.0)
-            faster = recorded * factors[job.slice[is_step]] * link_factor
-            before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
-            saved.extend((before - after).tolist())
         # of a step without all replicas: the extra time of its ops
-        cost = float(np.mean(saved)) if saved else extra_seconds
+        cost = _mean_savings(jobs, suspect.place, odd, factors, link_factors, extra_seconds)
         yield suspect._replace(seconds=cost, ratio=ratio, why=suspect.why.format(ratio))
+
+
+def _mean_savings(
+    jobs: Sequence[JobSteps],
+    place: Place,
+    odd: Sequence[int],
+    factors: NumpyArray,
+    link_factors: NumpyArray,
+    default: float,
+) -> float:
+    """Return the time that steps save if slices and links take these factors of their times [s]."""
+    saved, step = [], place.get("step")
+    for job in jobs:
+        is_step = [k == step if step is not None else k not in odd for k in job.steps]
+        recorded = job.duration[is_step]  # (steps, nodes)
+        replicas = place.get("replica", np.array(job.replicas))
+        is_on_link = np.append(replicas == np.array(job.replicas), False)[job.graph.replica]
+        link_factor = np.where(is_on_link, link_factors[job.graph.link], 1.0)
+        faster = recorded * factors[job.slice[is_step]] * link_factor
+        before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
+        saved.extend((before - after).tolist())
+    return float(np.mean(saved)) if saved else default
+
+
+def _late_launches(replayed: Replay) -> Iterator[Suspect]:
+    """Yield ops that start late in most steps, with their costs."""
+    pipelines = replayed.pipelines
+    trace, late, odd = pipelines.trace, pipelines.late_launches, odd_steps(pipelines)
+    if not np.ndim(late):
+        return
+    late, jobs = np.asarray(late), job_steps(replayed)
+    num_steps = len({*[run.step for run in pipelines.pipelines]} - odd.keys())
+    gap = np.median(np.concatenate([pipelines.gaps[run.slices] for run in pipelines.pipelines]))
+    links = np.ones(len(replayed.link_times) + 1)
+    late_slices = np.flatnonzero((late > 0) & ~np.isin(trace.step, [*odd]))
+    for slices in group_ops(trace, late_slices):
+        k, excess = slices[0], late[slices] - gap  # others start after the usual gap
+        factors = np.ones(len(trace) + 1)
+        duration = trace.end[slices] - trace.start[slices] + pipelines.gaps[slices]
+        factors[slices] = 1 - excess / np.maximum(duration, 1e-12)
+        fields = {"worker": trace.worker, "stage": trace.stage, "microbatch": trace.microbatch}
+        place = {name: int(field[k]) for name, field in fields.items()}
+        name = f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}"
+        name += f" on worker {trace.worker[k]}"
+        if len(trace.replicas) > 1:
+            place["replica"] = int(trace.replica[k])
+            name += f" of replica {trace.replica[k]}"
+        seconds = float(np.mean(excess))
+        time = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+        why = f"{name} starts {time} late in {len(slices)} of {num_steps} steps"
+        cost = _mean_savings(jobs, place, [*odd], factors, links, seconds)
+        yield Suspect("launch", name, cost, None, 0.0, why, place)
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:

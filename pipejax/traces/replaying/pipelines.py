@@ -63,6 +63,7 @@ class Pipelines:
       left_out: invalid pipelines, and content that the reader dropped.
       link_scales: (pipelines, links) factors on message times, of links that are slow in a replica;
         `scale_links` sets them.
+      late_launches: (slices) delay of ops that stall in most steps, after their inputs [s].
 
     Raises:
       ValueError: if there is no valid pipeline.
@@ -73,6 +74,7 @@ class Pipelines:
     pipelines: tuple[Pipeline, ...]
     left_out: tuple[LeftOut, ...]
     link_scales: Float[NumpyArray, "pipelines links"] | float = 1.0
+    late_launches: Float[NumpyArray, " slices"] | float = 0.0
 
     @property
     def table(self) -> ScheduleTable:
@@ -122,7 +124,7 @@ class Pipelines:
             longest = starved / (max(on_rank.sum(), 1) / num_steps)  # per op
             rank_ops = ops[on_rank]
             gaps[rank_ops] = np.maximum(gaps[rank_ops], np.minimum(delay[on_rank], longest))
-        return gaps
+        return np.maximum(gaps, self.late_launches)
 
     @functools.cached_property
     def starved_hosts(self) -> Mapping[tuple[int, int], float]:

@@ -1,0 +1,102 @@
+"""Late launches of a measured run: the op is named with its cost, and the replay explains it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from test_trace_suspects import write_csv
+
+import pipejax as pj
+
+STEPS = 5
+
+
+def record(stalls, table=None, steps=range(STEPS), replicas=1):
+    """Return a trace in which ops (worker, phase, microbatch) start so much later in these steps."""
+    # F takes 1 s, B 2 s and a message no time
+    table = table or pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    shape, runs = (table.num_stages, table.num_microbatches), []
+    for step in range(STEPS):
+        costs = {"F": np.full(shape, 1.0), "B": np.full(shape, 2.0)}
+        for (worker, phase, microbatch), seconds in stalls.items() if step in steps else ():
+            costs[phase][worker, microbatch] += seconds
+        healthy = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+        run = pj.evaluate(table, pj.Costs(forward=costs["F"], backward=costs["B"]))
+        runs += [run, *[healthy] * (replicas - 1)]
+    trace = pj.traces.record_runs(runs, replicas=replicas)
+    start = trace.start.copy()
+    for (worker, phase, microbatch), seconds in stalls.items():
+        is_op = (trace.worker == worker) & (trace.microbatch == microbatch)
+        is_op &= (trace.phase == trace.phases.index(phase)) & (trace.replica == 0)
+        start[is_op & np.isin(trace.step, [*steps])] += seconds
+    return dataclasses.replace(trace, start=start)
+
+
+def launches(trace):
+    analysis = pj.traces.analyse(trace, schedules=["1f1b"])
+    rows = [row for row in analysis.suspects if row.kind == "launch"]
+    return analysis, {row.name: row.seconds for row in rows}
+
+
+# Without a stall, a step takes 3 x (4 + 1) = 15 s. Worker 1 runs F0 at 1 s, B0 at 2 s, F1 at 4 s;
+# worker 0 sends F1 at 2 s, so that F1 can start 2 s later, and F2 at 7 s, as worker 1 needs it. No
+# op of worker 1 can start later.
+@pytest.mark.parametrize(
+    ("op", "name", "stall", "cost"),
+    [
+        ((0, "F", 1), "0F1 on worker 0", 3.0, 1.0),
+        ((0, "F", 2), "0F2 on worker 0", 3.0, 3.0),
+        ((0, "B", 3), "0B3 on worker 0", 0.5, 0.5),
+        ((1, "B", 2), "1B2 on worker 1", 0.5, 0.5),
+        ((1, "F", 1), "1F1 on worker 1", 8.0, 8.0),
+    ],
+)
+def test_a_late_launch_is_named_with_its_cost(op, name, stall, cost):
+    analysis, rows = launches(record({op: stall}))
+    assert rows == {name: pytest.approx(cost)}
+    assert float(analysis.attribution.recorded.mean()) == pytest.approx(15 + cost)
+    assert analysis.replay.mean_error == pytest.approx(0, abs=1e-9)
+    assert analysis.finding.name == name
+    time = {0.5: "500 ms"}.get(stall, f"{stall:g} s")
+    assert analysis.finding.why == f"{name} starts {time} late in 5 of 5 steps"
+    assert [row.seconds for row in analysis.stalls] == [pytest.approx(stall)] * STEPS
+    assert analysis.advice.step_time == pytest.approx(15)
+
+
+def test_two_late_launches_cost_the_time_that_each_saves():
+    """F2 of worker 0 delays all; of 1 s before B2, which follows it, all is lost."""
+    _, rows = launches(record({(0, "F", 2): 3.0, (1, "B", 2): 1.0}))
+    assert rows == {
+        "0F2 on worker 0": pytest.approx(3.0),
+        "1B2 on worker 1": pytest.approx(1.0),
+    }
+
+
+def test_a_stall_in_most_steps_costs_the_mean():
+    _, rows = launches(record({(0, "F", 2): 1.0}, steps=[0, 1, 2, 4]))
+    assert rows == {"0F2 on worker 0": pytest.approx(0.8)}
+
+
+def test_a_stall_of_one_replica_names_it():
+    analysis, rows = launches(record({(0, "F", 2): 3.0}, replicas=2))
+    assert rows == {"0F2 on worker 0 of replica 0": pytest.approx(3.0)}
+    assert analysis.replay.mean_error == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("steps", [[2], [1, 3]])
+def test_a_stall_in_few_steps_is_no_late_launch(steps):
+    analysis, rows = launches(record({(0, "F", 2): 1.0}, steps=steps))
+    assert rows == {}
+    assert len(analysis.stalls) == len(steps)
+
+
+def test_the_report_begins_with_the_late_launch(tmp_path, call):
+    write_csv(tmp_path / "run.csv", record({(0, "F", 1): 3.0}))
+    _, text, _ = call("trace", str(tmp_path / "run.csv"), "--schedules", "1f1b")
+    lines = text.splitlines()
+    assert lines[0] == (
+        "late launch: 0F1 on worker 0 starts 3 s late in 5 of 5 steps; it costs 1 s of 16 s "
+        "per step (6.25 %)"
+    )
+    assert lines[1].startswith("first: look at what the host does before the launch of 0F1 on")
+    assert "no advice" not in text
