@@ -46,7 +46,6 @@ def launches(trace):
     [
         ((0, "F", 1), "0F1 on worker 0", 3.0, 1.0),
         ((0, "F", 2), "0F2 on worker 0", 3.0, 3.0),
-        ((0, "B", 3), "0B3 on worker 0", 0.5, 0.5),
         ((1, "B", 2), "1B2 on worker 1", 0.5, 0.5),
         ((1, "F", 1), "1F1 on worker 1", 8.0, 8.0),
     ],
@@ -100,3 +99,19 @@ def test_the_report_begins_with_the_late_launch(tmp_path, call):
     )
     assert lines[1].startswith("first: look at what the host does before the launch of 0F1 on")
     assert "no advice" not in text
+
+
+def test_savings_are_shares_of_the_measured_step_and_files_are_written_before_they_are_read(
+    tmp_path, call, monkeypatch
+):
+    """A step takes 15 s and the stall of 3 s; zb-h1 waits F + B - 2 W instead of F + B."""
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "run.csv", record({(0, "F", 2): 3.0}))
+    _, text, _ = call("trace", "run.csv", "--schedules", "zb-h1")
+    (line,) = [line for line in text.splitlines() if "schedule zb-h1" in line and "saves" in line]
+    assert "saves 2 s (11.1 % of the step)" in line
+    commands = [line for line in text.splitlines() if line.startswith("next: ")]
+    assert len(commands) == 2
+    assert "--save trace" in commands[0]
+    assert commands[1].startswith("next: pipejax evaluate ")
+    assert "--costs trace/costs.json" in commands[1]

@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,11 +129,14 @@ def trace(
         out.save(lambda draft: write_file(draft, text))
     written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
     next_commands: tuple[str, ...] = ()
+    before_command: list[object] = []
     if analysis.advice is not None and save.path is None:
         next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
+        note = f"the next command writes {folder}, which the one after it reads:"
+        before_command = [plain(note), plain(f"next: {next_commands[0]}")]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    view = chain(trace_view(analysis, result), _file_uses(save, folder, result))
+    view = chain(trace_view(analysis, result, before_command), _file_uses(save))
     details = trace_details(analysis, result)
     return Answer(result, view, written, next=next_commands, details=details)
 
@@ -188,11 +191,9 @@ def _new_folder(name: str) -> Path:
     return next(path for path in map(Path, names) if not os.path.lexists(path))
 
 
-def _file_uses(save: Output, folder: Path, result: Mapping[str, Any]) -> Iterator[object]:
-    """Yield the use of each file, or a note that the printed commands need `--save`."""
-    if save.path is None and result["remedies"]:
-        yield plain(f"these commands read {folder}, which the next command writes:")
-    elif save.written is not None:
+def _file_uses(save: Output) -> Iterator[object]:
+    """Yield the use of each file."""
+    if save.written is not None:
         names = {path.name for path in save.written.iterdir()}
         yield facts((name, use) for name, use in FILES.items() if name in names)
 

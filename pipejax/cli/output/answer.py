@@ -87,7 +87,8 @@ class Answer(NamedTuple):
                 details = chain.from_iterable(self.details.values())
                 print_all(*(part for part in details if part not in printed_lines))
             print_all(*file_lines(self.written))
-            print_all(*(plain(f"next: {line}") for line in self.next))
+            next_lines = (plain(f"next: {line}") for line in self.next)
+            print_all(*(line for line in next_lines if line not in view))
             if self.details and not has_details():
                 print_all(plain(f"more with --details: {', '.join(self.details)}"))
         for output in self.written.values():

@@ -134,17 +134,17 @@ def remedies_json(
     ]
 
 
-def first_fault(explanation: "Explanation") -> str:
-    """Return the bottleneck, and the time that it costs."""
+def first_fault(explanation: "Explanation", step: float | None = None) -> str:
+    """Return the bottleneck, and the time that it costs; `step` is a measured step [s]."""
     worst = explanation.bottleneck
     why = worst.why.partition("; ")[0]
     if worst.seconds <= 0 or worst.kind in SCHEDULE_CAUSES:
         return why
-    return f"{why}, which costs {_with_share(worst.seconds, explanation)}"
+    return f"{why}, which costs {_with_share(worst.seconds, explanation, step)}"
 
 
-def _with_share(time: float, explanation: "Explanation") -> str:
-    return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))} of the step)"
+def _with_share(time: float, explanation: "Explanation", step: float | None = None) -> str:
+    return f"{seconds(time)} ({percent(time / (step or explanation.step_time or 1.0))} of the step)"
 
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
@@ -166,6 +166,8 @@ def remedies_view(
     explanation: "Explanation",
     rows: Sequence[Mapping[str, Any]],
     named: Sequence[Mapping[str, Any]],
+    before_command: Sequence[object] = (),
+    step: float | None = None,
 ) -> Iterator[object]:
     """Yield the best of the named remedies for each launcher and shelf, and the first command."""
     if not rows:
@@ -179,9 +181,10 @@ def remedies_view(
         groups = row["launchers"] or [row["shelf"]]
         if not printed_groups.issuperset(groups):
             assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
-            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation)}{assumes}")
+            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation, step)}{assumes}")
         printed_groups.update(groups)
     yield from launch_lines(_able_launches(explanation.remedies[0]))
+    yield from before_command
     command = rows[0]["command"]
     if len(command) > LONG_COMMAND:
         yield f"next: the command of remedy 1, which has {len(command)} letters (--details)"
@@ -234,13 +237,16 @@ def _effect_text(effect: "Effect", name: str) -> str:
 LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
 
 
-def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:
+def _remedy_text(
+    row: Mapping[str, Any], explanation: "Explanation", step: float | None = None
+) -> str:
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
     needs = "" if is_same else f", {row['memory']:.3g} times the memory"
     is_uneven = row["kind"] == "layers" and row["what"].endswith("equally long")
     hint = LAYERS_HINT if is_uneven else ""
     verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
-    return f"{verb} {_with_share(abs(row['saves']), explanation)}{needs}: {row['what']}{hint}"
+    saves = _with_share(abs(row["saves"]), explanation, step)
+    return f"{verb} {saves}{needs}: {row['what']}{hint}"
 
 
 def advice_details(

@@ -93,7 +93,9 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
     return [row]
 
 
-def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[object]:
+def trace_view(
+    analysis: "Analysis", result: Mapping[str, Any], before_command: Sequence[object] = ()
+) -> Iterator[object]:
     """Yield the finding, its cost and the action; then the evidence."""
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
     finding, rows = analysis.finding, result["remedies"]
@@ -105,7 +107,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
         yield from _doubts(analysis)
         return
     if finding is None:
-        yield plain(f"{seconds(step)} per step; {first_fault(advice)}")
+        yield plain(f"{seconds(step)} per step; {first_fault(advice, step)}")
     else:
         yield plain(_suspect_text(analysis, finding))
     # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
@@ -123,7 +125,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
-        yield plain(f"also, in the mean pipeline: {first_fault(advice)}")
+        yield plain(f"also, in the mean pipeline: {first_fault(advice, step)}")
     if analysis.against is not None:
         yield _against(analysis.against)
     yield from _deal(analysis)
@@ -136,7 +138,7 @@ def trace_view(analysis: "Analysis", result: Mapping[str, Any]) -> Iterator[obje
     yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
     min_saving = MIN_SAVING * advice.step_time
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
-    yield from remedies_view(advice, advised, named)
+    yield from remedies_view(advice, advised, named, before_command, step)
     yield _heading(analysis, result)
     yield from _doubts(analysis)
 
