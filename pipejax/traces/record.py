@@ -46,7 +46,7 @@ class StepBudget(NamedTuple):
     exposed: float  # the device only exchanges data
     blocking: float  # it is idle while the host waits in a call
     launch_starved: float  # its next work is not launched yet
-    dependency_stalled: float  # its next work is launched
+    dependency_stalled: float  # its next work is launched, or of the next step
     starved_ops: float = 0.0  # launch-starved between first and last op, if waits are recorded
 
 

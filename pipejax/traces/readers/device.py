@@ -35,11 +35,16 @@ def split_windows(
         # more intervals have begun before a point than have ended: it lies in one
         return np.searchsorted(np.sort(starts), middle) > np.searchsorted(np.sort(ends), middle)
 
+    def following(values: NumpyArray, points: NumpyArray) -> NumpyArray:
+        return np.append(values, np.inf)[np.searchsorted(points, middle)]
+
+    # after its last work of a window, the device waits for others, not for its host
+    has_work = following(start, start) < following(np.sort(end), np.sort(end))
     conditions = [
         covers(start[~exchanges], stop[~exchanges]),
         covers(start[exchanges], stop[exchanges]),
         covers(*syncs),
-        np.append(issue, np.inf)[np.searchsorted(start, middle)] > middle,  # of the next work
+        has_work & (following(issue, start) > middle),
         np.ones(len(middle), bool),
     ]
     # a piece of time belongs to the first condition that holds
