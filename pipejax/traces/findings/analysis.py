@@ -35,7 +35,7 @@ from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
 from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.messages import scale_links
-from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, op_name
 from pipejax.traces.replaying.replay import Replay
 
 
@@ -233,7 +233,7 @@ class Analysis:
                 int(trace.step[k]),
                 int(trace.replica[k]),
                 int(trace.worker[k]),
-                f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}",
+                op_name(trace, k),
                 float(delay[k]),
             )
             for k in stalled[np.argsort(-delay[stalled], kind="stable")].tolist()

@@ -21,7 +21,7 @@ from pipejax.traces.findings.attribution import JobSteps, job_steps
 from pipejax.traces.findings.late_launches import group_ops
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
-from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines
+from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, op_name
 from pipejax.traces.replaying.replay import Replay
 
 MIN_RATIO = 1.1  # to the median of the others
@@ -38,7 +38,7 @@ WHY = {  # by kind, with the ratio to the others
     "replica": TIMES_OTHERS,
     "worker": TIMES_OTHERS,
     "stage": "takes {:.3g} times the other stages",
-    "microbatch": "takes {:.3g} times the others in most stages",
+    "microbatch": "takes {:.3g} times the others in {share} stages",
     "link": "takes {:.3g} times as long for its quickest messages as the others",
 }
 
@@ -229,6 +229,11 @@ class _MicrobatchTimes(NamedTuple):
             normal = np.median(normal.compressed())
         excess = (self.logs - normal)[cells]
         return float(np.exp(excess.mean())) if np.ma.count(excess) else None
+
+    def are_stages_slow(self, cells: Cells) -> bool:
+        """Return whether the mean of these cells is slow on all of their stages."""
+        excess = np.ma.masked_array(self.logs - _stage_medians(self.logs), ~cells)
+        return bool((excess.mean(axis=(0, 2)) > np.log(MIN_RATIO)).all())
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
         """Return the factor on each slice of the trace that makes cells faster by a ratio."""
@@ -537,20 +542,17 @@ def _with_costs(
             factors[:-1] = times.slice_factors(cells, ratio)
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
         # of a step without all replicas: the extra time of its ops
-        cost = _mean_savings(jobs, suspect.place, odd, factors, link_factors, extra_seconds)
-        yield suspect._replace(seconds=cost, ratio=ratio, why=suspect.why.format(ratio))
+        saved = _savings(jobs, suspect.place, odd, (factors, link_factors)) or [extra_seconds]
+        share = "all" if times.are_stages_slow(times.cells(suspect.place)) else "most"
+        why = suspect.why.format(ratio, share=share)
+        yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
 
 
-def _mean_savings(
-    jobs: Sequence[JobSteps],
-    place: Place,
-    odd: Sequence[int],
-    factors: NumpyArray,
-    link_factors: NumpyArray,
-    default: float,
-) -> float:
+def _savings(
+    jobs: Iterable[JobSteps], place: Place, odd: Sequence[int], times: tuple[NumpyArray, NumpyArray]
+) -> list[float]:
     """Return the time that steps save if slices and links take these factors of their times [s]."""
-    saved, step = [], place.get("step")
+    saved, step, (factors, link_factors) = [], place.get("step"), times
     for job in jobs:
         is_step = [k == step if step is not None else k not in odd for k in job.steps]
         recorded = job.duration[is_step]  # (steps, nodes)
@@ -560,37 +562,27 @@ def _mean_savings(
         faster = recorded * factors[job.slice[is_step]] * link_factor
         before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
         saved.extend((before - after).tolist())
-    return float(np.mean(saved)) if saved else default
+    return saved
 
 
 def _late_launches(replayed: Replay) -> Iterator[Suspect]:
     """Yield ops that start late in most steps, with their costs."""
-    pipelines = replayed.pipelines
-    trace, late, odd = pipelines.trace, pipelines.late_launches, odd_steps(pipelines)
-    if not np.ndim(late):
-        return
-    late, jobs = np.asarray(late), job_steps(replayed)
-    num_steps = len({*[run.step for run in pipelines.pipelines]} - odd.keys())
+    pipelines, odd = replayed.pipelines, [*odd_steps(replayed.pipelines)]
+    trace, late = pipelines.trace, np.broadcast_to(pipelines.late_launches, len(pipelines.trace))
+    num_steps = len({run.step for run in pipelines.pipelines} - {*odd})
     gap = np.median(np.concatenate([pipelines.gaps[run.slices] for run in pipelines.pipelines]))
-    links = np.ones(len(replayed.link_times) + 1)
-    late_slices = np.flatnonzero((late > 0) & ~np.isin(trace.step, [*odd]))
-    for slices in group_ops(trace, late_slices):
-        k, excess = slices[0], late[slices] - gap  # others start after the usual gap
-        factors = np.ones(len(trace) + 1)
-        duration = trace.end[slices] - trace.start[slices] + pipelines.gaps[slices]
-        factors[slices] = 1 - excess / np.maximum(duration, 1e-12)
-        fields = {"worker": trace.worker, "stage": trace.stage, "microbatch": trace.microbatch}
-        place = {name: int(field[k]) for name, field in fields.items()}
-        name = f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}"
-        name += f" on worker {trace.worker[k]}"
-        if len(trace.replicas) > 1:
-            place["replica"] = int(trace.replica[k])
-            name += f" of replica {trace.replica[k]}"
-        seconds = float(np.mean(excess))
+    for slices in group_ops(trace, np.flatnonzero((late > 0) & ~np.isin(trace.step, odd))):
+        excess = late[slices] - gap  # other ops start after the usual gap
+        factors, links = np.ones(len(trace) + 1), np.ones(len(replayed.link_times) + 1)
+        factors[slices] -= excess / (trace.end - trace.start + pipelines.gaps)[slices]
+        names = ("worker", "replica") if len(trace.replicas) > 1 else ("worker",)
+        place = {name: int(getattr(trace, name)[slices[0]]) for name in (*names, "microbatch")}
+        label, seconds = op_name(trace, slices[0]), float(np.mean(excess))
+        name = f"{label} on " + " of ".join(f"{name} {place[name]}" for name in names)
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
         why = f"{name} starts {time} late in {len(slices)} of {num_steps} steps"
-        cost = _mean_savings(jobs, place, [*odd], factors, links, seconds)
-        yield Suspect("launch", name, cost, None, 0.0, why, place)
+        saved = _savings(job_steps(replayed), place, odd, (factors, links)) or [seconds]
+        yield Suspect("launch", name, float(np.mean(saved)), None, 0.0, why, place)
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:

@@ -231,21 +231,22 @@ def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
         return f"{len(slices)} ops, most have {usual_length}"
     start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
     if (end < start).any():
-        return f"{_op_name(trace, int(slices[(end < start).argmax()]))} ends before it starts"
+        return f"{op_name(trace, int(slices[(end < start).argmax()]))} ends before it starts"
     is_pair = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
     shorter = np.minimum(end[1:] - start[1:], end[:-1] - start[:-1])
     overlaps = end[:-1] - start[1:] > MAX_OVERLAP * shorter
     overlaps &= (worker[1:] == worker[:-1]) & ~is_pair
     if overlaps.any():
         row = int(overlaps.argmax())
-        earlier, later = (_op_name(trace, k) for k in slices[row : row + 2].tolist())
+        earlier, later = (op_name(trace, k) for k in slices[row : row + 2].tolist())
         is_repeated = earlier == later or len(trace.steps) == 1
         hint = ": are steps or replicas not told apart?" if is_repeated else ""
         return f"{later} starts while {earlier} runs on the same worker{hint}"
     return None
 
 
-def _op_name(trace: Trace, row: int) -> str:
+def op_name(trace: Trace, row: int) -> str:
+    """Return stage, phase and microbatch of a slice, such as 0F1."""
     return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
@@ -357,7 +358,7 @@ def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slice
     if max_lead <= tolerance:
         return None
     return (
-        f"{_op_name(trace, worst)} starts {1e3 * max_lead:.3g} ms before what it waits for has "
+        f"{op_name(trace, worst)} starts {1e3 * max_lead:.3g} ms before what it waits for has "
         f"ended: clocks may differ{_find_included_waits(trace, slices, lead, tolerance)}"
     )
 

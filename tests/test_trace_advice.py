@@ -1,4 +1,4 @@
-"""Late launches of a measured run: the op is named with its cost, and the replay explains it."""
+"""Advice of a measured run: late launches, shares of savings, order of commands, long microbatches."""
 
 import dataclasses
 
@@ -115,3 +115,15 @@ def test_savings_are_shares_of_the_measured_step_and_files_are_written_before_th
     assert "--save trace" in commands[0]
     assert commands[1].startswith("next: pipejax evaluate ")
     assert "--costs trace/costs.json" in commands[1]
+
+
+@pytest.mark.parametrize(("stages", "share"), [(8, "all"), (7, "most")])
+def test_a_long_microbatch_is_slow_in_all_stages_or_in_most(stages, share):
+    table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=12)
+    cost = np.ones((8, 12))
+    cost[:stages, 5] = 2.0
+    run = pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))
+    analysis = pj.traces.analyse(pj.traces.record_runs([run] * 4), schedules=["1f1b"])
+    (suspect,) = (row for row in analysis.suspects if row.kind == "microbatch")
+    assert suspect.name == "5"
+    assert suspect.why.endswith(f" times the others in {share} stages")
