@@ -543,8 +543,8 @@ def _with_costs(
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
         # of a step without all replicas: the extra time of its ops
         saved = _savings(jobs, suspect.place, odd, (factors, link_factors)) or [extra_seconds]
-        share = "all" if times.are_stages_slow(times.cells(suspect.place)) else "most"
-        why = suspect.why.format(ratio, share=share)
+        is_everywhere = suspect.kind == "microbatch" and times.are_stages_slow(cells)
+        why = suspect.why.format(ratio, share="all" if is_everywhere else "most")
         yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
 
 
