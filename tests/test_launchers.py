@@ -309,7 +309,19 @@ JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 
 @pytest.mark.parametrize(
     ("fields", "axes"),
-    [  # on nodes of 8: axes inside a node and between nodes, by hand
+    [  # on nodes of 8, or of others: axes inside a node and between nodes, by hand
+        ({"data_parallel": 8, "zero": 3}, {"ici_fsdp": 8}),
+        ({"data_parallel": 96, "zero": 3}, {"ici_fsdp": 8, "dcn_fsdp": 12}),
+        ({"data_parallel": 6, "workers": 4}, {"ici_data": 2, "dcn_data": 3, "ici_pipeline": 4}),
+        ({"per_node": 72, "data_parallel": 8, "zero": 3}, {"ici_fsdp": 8}),
+        ({"per_node": 72, "data_parallel": 64, "zero": 3}, {"ici_fsdp": 64}),
+        ({"per_node": 72, "data_parallel": 72, "zero": 3}, {"ici_fsdp": 72}),
+        ({"per_node": 72, "data_parallel": 96, "zero": 3}, {"ici_fsdp": 48, "dcn_fsdp": 2}),
+        ({"per_node": 72, "data_parallel": 144, "zero": 3}, {"ici_fsdp": 72, "dcn_fsdp": 2}),
+        (  # 9 places beside tensor parallelism hold 8 of 16 replicas
+            {"per_node": 72, "tensor_parallel": 8, "data_parallel": 16},
+            {"ici_tensor": 8, "ici_data": 8, "dcn_data": 2},
+        ),
         ({"data_parallel": 128, "zero": 3}, {"ici_fsdp": 8, "dcn_fsdp": 16}),
         (
             {"tensor_parallel": 4, "data_parallel": 32, "zero": 3},
@@ -323,10 +335,10 @@ JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 )
 def test_maxtext_has_axes_inside_nodes_and_between_them(fields, axes):
     fields = dict(fields)
-    workers = fields.pop("workers", 1)
+    workers, per_node = fields.pop("workers", 1), fields.pop("per_node", 8)
     table = pj.schedules.build("gpipe", num_workers=workers, num_microbatches=8)
     workload = pj.Workload(LLAMA, minibatch=8, overlap=1.0, **fields)
-    (launch,) = pj.costing.launches(workload, table, "maxtext", per_node=8)
+    (launch,) = pj.costing.launches(workload, table, "maxtext", per_node=per_node)
     names = {k: v for k, v in launch.options.items() if k.endswith("_parallelism")}
     assert names == {f"{name}_parallelism": count for name, count in axes.items()}
     assert launch.text.startswith("XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true ")

@@ -522,17 +522,21 @@ def _maxtext(job: _Job) -> Options:
         "fsdp" if workload.zero else "data": replicas,
         "pipeline": job.workers,
     }
-    # an axis lies inside nodes (ici) as far as there is room, and between them (dcn) with the rest
+    # An axis lies inside nodes (ici) as far as there is room, and between them (dcn) with the rest.
+    # Full nodes stay full; a node of 72 with 64 accelerators of the job holds an axis of 64.
     options: Options = {}
-    places_left = job.per_node  # of a node
+    accelerators = math.prod([*degrees.values()])
+    places_left = accelerators if job.per_node == math.inf else int(job.per_node)  # of a node
+    has_full_nodes = accelerators % places_left == 0
     for name, degree in degrees.items():
-        inside = degree if places_left == math.inf else math.gcd(degree, int(places_left))
-        places_left /= inside
+        divisors = (n for n in range(min(degree, places_left), 0, -1) if degree % n == 0)
+        inside = math.gcd(degree, places_left) if has_full_nodes else next(divisors)
+        places_left //= inside
         for network, count in (("ici", inside), ("dcn", degree // inside)):
             if count > 1:
                 options[f"{network}_{name}_parallelism"] = count
     # a step has per_device_batch_size x devices sequences, times the steps of accumulation
-    device_batch = workload.data_parallel * job.microbatch_size / math.prod([*degrees.values()])
+    device_batch = workload.data_parallel * job.microbatch_size / accelerators
     if job.workers > 1:
         device_batch *= job.table.num_microbatches
         options["num_pipeline_microbatches"] = job.table.num_microbatches
