@@ -434,6 +434,7 @@ def test_megatron_has_the_queues_that_it_asks_for(fields, count):
 
 
 EAGER = ("--stack", "torchtitan-2024-eager")
+TITAN = ("--sequence-parallel", "--zero", 1, "--embedding-units", 1, "--loss-units", 1)
 SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
 
 
@@ -443,8 +444,8 @@ SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
         ("megatron-lm", (), ()),
         ("megatron-bridge", (), ("--zero", 1, "--overlap", 1)),
         ("megatron-bridge", ("--zero", 0, "--overlap", 0.5), ("--overlap", 0.5)),
-        ("torchtitan", (), (*EAGER, "--sequence-parallel", "--tensor-overlap", 0, "--zero", 1)),
-        ("torchtitan", ("--stack", "composer-2023"), ("--sequence-parallel", "--zero", 1)),
+        ("torchtitan", (), (*EAGER, *TITAN, "--tensor-overlap", 0)),
+        ("torchtitan", ("--stack", "composer-2023"), TITAN),
         ("MaxText", (), ()),
     ],
 )
@@ -459,6 +460,23 @@ def test_a_launcher_has_defaults_below_options_and_stacks(
     for key in ("makespan", "memory_bytes"):
         assert result[key] == expected[key]
     assert [*result["launch"]] == [find_launcher(launcher).name]
+
+
+def test_torchtitan_counts_embedding_and_head_as_layers_unless_options_say_otherwise(answer):
+    job = ("-s", "1f1b", "-M", 8, "-m", "llama3-8b", "-y", "h100", "--minibatch", 8)
+    job += ("--launcher", "torchtitan")
+    layout = "Et*4|t*5|(t*4|)*5tttL"  # 34 units on 8 stages as torchtitan's own rule has them
+    for options, layers in (
+        (("-P", 8), [3, 4, 4, 5, 5, 4, 4, 3]),
+        (("-P", 8, "--loss-units", 0), [3, 4, 4, 5, 4, 4, 4, 4]),  # 33 units
+        (("-P", 8, "--pipeline-layout", layout), [4, 5, 4, 4, 4, 4, 4, 3]),
+        (("-P", 1), [32]),
+    ):
+        result = answer("evaluate", *job, *options)
+        assert result["layers_of_stages"] == layers
+    rows = answer("compare", "-S", "1f1b", "-P", 8, *job[2:])["rows"]
+    step = answer("evaluate", *job, "-P", 8)["makespan"]
+    assert rows[0]["makespan"] == step == answer("explain", *job, "-P", 8)["step_time"]
 
 
 def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
@@ -578,6 +596,10 @@ def test_a_launcher_of_a_sweep_has_its_defaults_and_lacks(tmp_path, answer):
         point = point.sel(schedule="1f1b")
         assert point.step_time.item() == pytest.approx(single["makespan"], rel=1e-12)
         assert point.memory_bytes.item() == pytest.approx(max(single["memory_bytes"]), rel=1e-12)
+    layout = "Et*8|t*8|t*8|t*8L"
+    point = swept(launcher="torchtitan", pipeline_layout=layout).sel(schedule="1f1b")
+    single = answer("evaluate", *run, *degrees, "torchtitan", "--pipeline-layout", layout)
+    assert point.step_time.item() == pytest.approx(single["makespan"], rel=1e-12)
     lacks = (
         "Megatron-Bridge lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)",
         "DeepSpeed lacks schedule zb-h1 (1f1b is there)",

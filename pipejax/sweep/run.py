@@ -25,7 +25,7 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.files import provenance
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
-from pipejax.costs.model.launchers import launcher_defaults, launches
+from pipejax.costs.model.launchers import launcher_defaults, launches, merge_fields
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import plans, similar_table
@@ -205,7 +205,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     model, _, defaults = launcher_defaults(launcher, at["model"], systems, software, at["workers"])
     workload = Workload(
         model,
-        **{**defaults, **workload_fields},
+        **merge_fields(defaults, workload_fields),
         weight_share=options.get("weight_share"),
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),

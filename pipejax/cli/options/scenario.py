@@ -365,14 +365,14 @@ def _parse_model(
         fields["weight_share"] = run.weight_share
     if run.recompute_again:
         fields["recompute_again"] = True
-    from pipejax.costs.model.launchers import launcher_defaults
+    from pipejax.costs.model.launchers import launcher_defaults, merge_fields
     from pipejax.costs.stage.stage_costs import check_machine
 
     bare, loaded = pj.load_system(run.system), load_with(run.model, run.sequence)
     workers = getattr(run, "workers", None)
     model, software, defaults = launcher_defaults(run.launcher, loaded, bare, run.stack, workers)
     machine = software.on(bare)
-    fields = {**defaults, **fields}
+    fields = merge_fields(defaults, fields)
     for name in OF_EXPERTS:
         if fields.get(name, 1) > 1 and model.moe is None:
             raise ValueError(f"{flag(name)} {fields[name]}: {model.name} has no experts")
@@ -438,7 +438,7 @@ def _times_options(source: Any) -> Options:
 
 def _model_options(scenario: "pj.Scenario") -> Options:
     """Return the options of a model: those that differ from the defaults of its software."""
-    from pipejax.costs.model.launchers import launcher_defaults
+    from pipejax.costs.model.launchers import launcher_defaults, merge_fields
 
     workload, system, files = scenario.source.workload, scenario.source.system, scenario.files
     assert workload is not None
@@ -461,7 +461,9 @@ def _model_options(scenario: "pj.Scenario") -> Options:
         if loaded != value:
             raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
     options["minibatch"] = workload.minibatch
-    usual = pj.Workload(model, workload.minibatch, **defaults)
+    usual_fields = merge_fields(defaults, {"pipeline_layout": workload.pipeline_layout})
+    del usual_fields["pipeline_layout"]
+    usual = pj.Workload(model, workload.minibatch, **usual_fields)
     for field in dataclasses.fields(workload):
         name, value = field.name, getattr(workload, field.name)
         is_idle = name in NO_EFFECT_ALONE and workload.tensor_parallel == 1

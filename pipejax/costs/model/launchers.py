@@ -688,8 +688,10 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "overlap": 1.0,
                 "tensor_overlap": 0.0,
                 "zero": 1,
+                "embedding_units": 1,
+                "loss_units": 1,
             },
-            alone={"zero": 3},
+            alone={"zero": 3, "embedding_units": 0, "loss_units": 0},
             stack="torchtitan-2024-eager",
         ),
         Launcher(
@@ -749,3 +751,9 @@ def launcher_defaults(
             software = dataclasses.replace(default, workload=workload)
     alone = launcher.alone if workers == 1 else {}
     return model, software, {**launcher.workload, **software.workload, **alone}
+
+
+def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields over defaults; a layout of stages replaces units of embedding and head."""
+    units = {"embedding_units": 0, "loss_units": 0} if fields.get("pipeline_layout") else {}
+    return {**defaults, **units, **fields}
