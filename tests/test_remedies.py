@@ -283,4 +283,5 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
         remedies = answer(*line, "-l", "rendezvous", "--launcher", name)["remedies"]
         assert launchers == {name for row in remedies for name in row["launchers"]}
     assert "did you mean torchtitan?" in mistake(*line, "--launcher", "torchtitans")
-    assert "known are Megatron-LM" in mistake(*line, "--launcher", "maxtext")
+    why = "must be one of Megatron-LM, Megatron-Bridge, torchtitan at measured times, got MaxText"
+    assert why in mistake(*line, "--launcher", "maxtext")

@@ -12,7 +12,7 @@ from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import Fault, find_faults
 from pipejax.analysis.step.step_report import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MismatchError, unknown, whole_number, wrong
+from pipejax.base.checks import MismatchError, whole_number, wrong
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.edits import ScaledTimes
@@ -239,7 +239,9 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
     by_name = {launch.launcher: launch for launch in run_launches(scenario, layers)}
     name = find_launcher(launcher).name
     if name not in by_name:
-        raise unknown("launcher of measured times", name, by_name)
+        names = ", ".join(by_name)
+        reason = f"got {name}, whose options need the batch size of a model"
+        raise wrong("launcher", f"must be one of {names} at measured times, {reason}")
     return by_name[name]
 
 
