@@ -235,6 +235,9 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
         assert "notes" not in answer("evaluate", *line)
 
 
+UNITS = ("--embedding-units", 0, "--loss-units", 0)
+
+
 def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
@@ -243,6 +246,14 @@ def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
     assert [row["notes"] for row in result["rows"]] == [[note]] * 2
     assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())
     assert answer("explain", "-s", "1f1b", *line, "--schedules", "1f1b")["notes"] == [note]
+    for launcher, options, why in (
+        ("megatron-bridge", (), "Megatron-Bridge needs equal layers, or --pipeline-layout"),
+        ("deepspeed", (), "DeepSpeed needs equal layers"),
+        ("torchtitan", UNITS, "torchtitan takes them by names of modules"),
+    ):
+        of_launcher = (*line, "--launcher", launcher, *options)
+        notes = answer("evaluate", "-s", "1f1b", *of_launcher)["notes"]
+        assert notes == [f"layers of stages: 7 8 8 7 ({why})"]
     layout = ("--tensor", 1, "--microbatch-size", 1, "--zero", 0, "--recompute", "none")
     layout += ("-S", "1f1b")
     plan = answer("plan", "--gpus", 4, "--pipeline", 4, "--edge-units", 0, *layout, *line[4:])

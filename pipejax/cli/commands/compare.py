@@ -135,7 +135,7 @@ def _row(
     workload, system = scenario.workload, scenario.system
     if workload is not None and system is not None:
         row |= step_json(scenario.evaluate(), workload, system)
-        row |= layout_json(workload, table)
+        row |= layout_json(workload, table, scenario.files.get("launcher"))
     return row | memory_room(scenario, table)
 
 

@@ -346,7 +346,8 @@ def summary(
     if scenario.workload is not None and scenario.system is not None:
         result |= step_json(evaluation, scenario.workload, scenario.system)
         result |= memory_json(evaluation.table, scenario.workload, scenario.system, held)
-        result |= layout_json(scenario.workload, evaluation.table)
+        launcher = scenario.files.get("launcher")
+        result |= layout_json(scenario.workload, evaluation.table, launcher)
     return result | {"activation_memory": held.as_json()}
 
 

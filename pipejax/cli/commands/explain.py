@@ -94,7 +94,7 @@ def explain(
         table_sizes(table)
         | {"link": scenario.links.model}
         | _as_json(explanation, files)
-        | layout_json(scenario.model_workload, table)
+        | layout_json(scenario.model_workload, table, run.launcher)
         | write_tables.as_json()
     )
     write_tables.save(lambda draft: write_table_files(draft, explanation, files))

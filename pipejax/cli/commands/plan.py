@@ -164,7 +164,7 @@ def plan(
         launcher,
         per_node=float(planned.request.system.gpus_per_node),
     )
-    stages = layout_json(planned.best.workload, planned.best.table)
+    stages = layout_json(planned.best.workload, planned.best.table, launcher)
     result = _result(planned, stages) | {"launch": launch_json(launches)}
     announcement = "the best as options for --config in" if is_config else "all layouts in"
     next_commands = (

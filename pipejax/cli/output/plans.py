@@ -29,16 +29,20 @@ def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
     return {launch.launcher: pick(launch, "options lacks program") for launch in launches}
 
 
-def layout_json(workload: "pj.Workload | None", table: pj.ScheduleTable) -> dict[str, Any]:
+def layout_json(
+    workload: "pj.Workload | None", table: pj.ScheduleTable, launcher: str | None = None
+) -> dict[str, Any]:
     """Return the layers of each stage, and notes where launchers differ by default."""
     if workload is None:
         return {}
+    from pipejax.costs.model.launchers import find_launcher
     from pipejax.costs.model.workload import assign_layers
 
     layers = [int(count) for count in assign_layers(workload, table).layers]
     notes = []
     if len({*layers}) > 1:
-        reason = "Megatron-LM needs equal layers, or --pipeline-layout"
+        record = find_launcher(launcher or "Megatron-LM")
+        reason = f"{record.name} {record.uneven}"
         if workload.pipeline_layout:
             reason = "as --pipeline-layout has them"
         elif workload.embedding_units or workload.loss_units:

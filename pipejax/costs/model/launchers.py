@@ -594,6 +594,7 @@ class Launcher(NamedTuple):
     workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
     alone: Mapping[str, Any] = {}  # the same without a pipeline
     resets: Mapping[str, Any] = {}  # options of its recipes that a run without them must undo
+    uneven: str = "needs equal layers, or --pipeline-layout"  # its rule of unequal stages
     stack: str = ""  # the stack whose kernels it has by default, if one is known
 
     def with_resets(self, options: Options) -> Options:
@@ -692,6 +693,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "loss_units": 1,
             },
             alone={"zero": 3, "embedding_units": 0, "loss_units": 0},
+            uneven="takes them by names of modules",
             stack="torchtitan-2024-eager",
         ),
         Launcher(
@@ -702,6 +704,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             options=_deepspeed,
             lacks=_lacks_of_deepspeed,
             style="file",
+            uneven="needs equal layers",
             program=_pipeline_module,
         ),
         Launcher(
@@ -712,6 +715,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             options=_maxtext,
             lacks=_lacks_of_maxtext,
             style="pairs",
+            uneven="needs equal layers",
             program=lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
             gradient_bytes=FULL_GRADIENT,
         ),
