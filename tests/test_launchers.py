@@ -479,6 +479,29 @@ def test_torchtitan_counts_embedding_and_head_as_layers_unless_options_say_other
     assert rows[0]["makespan"] == step == answer("explain", *job, "-P", 8)["step_time"]
 
 
+@pytest.mark.parametrize(
+    ("stack", "is_compiled"),
+    [
+        ("torchtitan-2024", True),
+        ("torchtitan-2024-eager", False),
+        ("nanotron-2024", False),
+        ("", False),
+    ],
+)
+def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, stack, is_compiled):
+    options = ("--stack", stack) if stack else ()
+    run = ("-m", "llama3-8b", "-y", "h100", "--minibatch", 8, "--launcher", "torchtitan", *options)
+    pipeline = ("-s", "1f1b", "-P", 2, "-M", 8)
+    planned = ("--gpus", 8, "--pipeline", 2, "--tensor", 2, "--microbatch-size", 1)
+    for command in (
+        ("evaluate", *pipeline, *run),
+        ("plan", *planned, *run),
+        ("tune", "size", "-s", "1f1b", "-P", 2, *run),
+    ):
+        launch = answer(*command)["launch"]["torchtitan"]
+        assert ("compile.enable" in launch["options"]) == is_compiled, command
+
+
 def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
     times = ("-P", 4, "-M", 8, "-T", "F=1,I=1,W=1", "--launcher", "megatron-lm")
     why = "Megatron-LM lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)"

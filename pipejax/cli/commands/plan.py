@@ -158,12 +158,10 @@ def plan(
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
-    launches = pj.costing.launches(
-        planned.best.workload,
-        planned.best.table,
-        launcher,
-        per_node=float(planned.request.system.gpus_per_node),
-    )
+    from pipejax.costs.model.launchers import machine_launches
+
+    best, request = planned.best, planned.request
+    launches = machine_launches(best.workload, best.table, request.system, request.stack, launcher)
     stages = layout_json(planned.best.workload, planned.best.table, launcher)
     result = _result(planned, stages) | {"launch": launch_json(launches)}
     announcement = "the best as options for --config in" if is_config else "all layouts in"

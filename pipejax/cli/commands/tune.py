@@ -137,6 +137,8 @@ def tuned_model(scenario: "pj.Scenario", command: str) -> tuple["pj.Workload", "
 
 def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answer:
     """Tune and answer; if interrupted, answer with the best so far."""
+    from pipejax.costs.model.launchers import machine_launches
+
     workload, system = tuned_model(scenario, "tune")
     capacity, start = float(system.memory_available), time.monotonic()
     launcher = scenario.files.get("launcher")
@@ -162,8 +164,8 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
         run, launches = scenario.replace(num_microbatches=best.microbatches), tuple[Any, ...]()
         if best.workload is not None:  # options can write the setting
             run = run.with_workload(_with_setting(run, best.workload))
-            per_node = float(system.gpus_per_node)
-            launches = pj.costing.launches(best.workload, run.table(), launcher, per_node)
+            stack = scenario.source.stack
+            launches = machine_launches(best.workload, run.table(), system, stack, launcher)
         details: dict[str, Iterable[object]] = {}
         if best.over == "size":
             details["microbatch sizes"] = [_sizes(tuned, capacity)]
@@ -336,13 +338,15 @@ def layers(
 
 def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out: Output) -> Answer:
     """Search the best split and answer; if interrupted, answer with the best so far."""
+    from pipejax.costs.model.launchers import machine_launches
+
     table, links, start = scenario.table(), scenario.links, time.monotonic()
     workload, system = tuned_model(scenario, "tune layers")
 
     def report(result: "pj.results.Found[pj.results.Partition]") -> Answer:
         best = result.best
-        launcher, per_node = scenario.files.get("launcher"), float(system.gpus_per_node)
-        launches = pj.costing.launches(best.workload, table, launcher, per_node)
+        launcher, stack = scenario.files.get("launcher"), scenario.source.stack
+        launches = machine_launches(best.workload, table, system, stack, launcher)
         able = [launch for launch in launches if not launch.lacks]
         data = _split_json(table, links, result) | {
             "seconds": time.monotonic() - start,

@@ -94,6 +94,8 @@ def launches(
     table: ScheduleTable,
     launcher: str | None = None,
     per_node: float = math.inf,
+    *,
+    is_compiled: bool = False,
 ) -> tuple[Launch, ...]:
     """Return the options of each launcher for a workload and schedule.
 
@@ -103,6 +105,7 @@ def launches(
       table: the schedule.
       launcher: name of the only one that counts; default: all.
       per_node: accelerators of a node, for launchers that split axes by it.
+      is_compiled: whether a compiler fuses kernels, for launchers that must be told so.
 
     Returns:
       One record for each launcher: its options, and what it lacks.
@@ -128,7 +131,8 @@ def launches(
       deepspeedai/DeepSpeed, AI-Hypercomputer/maxtext.
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
-    job = _Job(workload, table, per_node)
+    check_types(is_compiled=(is_compiled, bool))
+    job = _Job(workload, table, per_node, is_compiled)
     return tuple(
         Launch(
             record.name,
@@ -139,6 +143,15 @@ def launches(
         for record in LAUNCHERS.values()
         if launcher is None or record == find_launcher(launcher)
     )
+
+
+def machine_launches(
+    workload: Workload, table: ScheduleTable, system: System, stack: str, launcher: str | None
+) -> tuple[Launch, ...]:
+    """Return the options of a run on a machine with a stack."""
+    is_compiled = bool(stack) and float(system.kernels.elementwise) == 1  # as fused kernels move
+    per_node = float(system.gpus_per_node)
+    return launches(workload, table, launcher, per_node, is_compiled=is_compiled)
 
 
 def pipeline_launches(
@@ -218,10 +231,14 @@ class _Job(_Pipeline):
     """Workload and pipeline of a job, in terms that launchers share."""
 
     def __init__(
-        self, workload: Workload, table: ScheduleTable, per_node: float = math.inf
+        self,
+        workload: Workload,
+        table: ScheduleTable,
+        per_node: float = math.inf,
+        is_compiled: bool = False,
     ) -> None:
         super().__init__(table)
-        self.workload, self.per_node = workload, per_node
+        self.workload, self.per_node, self.is_compiled = workload, per_node, is_compiled
         self.microbatch_size = workload.microbatch_size(table)
         self.global_batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
@@ -387,8 +404,9 @@ def _torchtitan(job: _Job) -> Options:
     }
     if workload.recompute == "half_products":
         options["activation_checkpoint.selective_ac_option"] = "op"
-    if "parallelism.enable_async_tensor_parallel" in options:
-        options["compile.enable"] = True  # asynchronous tensor parallelism needs it
+    # asynchronous tensor parallelism needs it
+    if job.is_compiled or "parallelism.enable_async_tensor_parallel" in options:
+        options["compile.enable"] = True
     return options
 
 

@@ -16,7 +16,7 @@ from pipejax.base.checks import MismatchError, whole_number, wrong
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.edits import ScaledTimes
-from pipejax.costs.model.launchers import Launch, find_launcher, launches, pipeline_launches
+from pipejax.costs.model.launchers import Launch, find_launcher, machine_launches, pipeline_launches
 from pipejax.costs.scaling import stage_overlaps
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.schedules.table.table import ScheduleTable
@@ -230,7 +230,7 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
     """Return options of launchers for a run; at measured times those of the pipeline alone."""
     workload, system = scenario.source.workload, scenario.source.system
     if workload is not None and system is not None:
-        return launches(workload, scenario.table(), per_node=float(system.gpus_per_node))
+        return machine_launches(workload, scenario.table(), system, scenario.source.stack, None)
     return pipeline_launches(scenario.table(), layers or None)
 
 
