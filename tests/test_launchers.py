@@ -502,6 +502,30 @@ def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, sta
         assert ("compile.enable" in launch["options"]) == is_compiled, command
 
 
+def test_options_have_the_sequence_length_where_it_is_not_that_of_the_file(answer):
+    names = {
+        "Megatron-LM": "seq-length",
+        "Megatron-Bridge": "model.seq_length",
+        "torchtitan": "training.seq_len",
+        "MaxText": "max_target_length",
+    }
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    for model, length in (
+        (LLAMA, None),  # 8192 in its file
+        (dataclasses.replace(LLAMA, sequence=4096), 4096),
+        (dataclasses.replace(LLAMA, name="mine"), 8192),  # no launcher knows this model
+    ):
+        for launch in pj.costing.launches(pj.Workload(model, minibatch=8), table):
+            value = launch.options.get(names.get(launch.launcher))
+            assert value == (length if launch.launcher in names else None)
+    run = ("-m", "llama3-8b", *JOB, "--launcher", "megatron-lm")
+    for sequence, text in ((8192, None), (2048, 2048)):
+        options = answer("evaluate", *run, "--sequence", sequence)["launch"]["Megatron-LM"][
+            "options"
+        ]
+        assert options.get("seq-length") == text
+
+
 def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
     times = ("-P", 4, "-M", 8, "-T", "F=1,I=1,W=1", "--launcher", "megatron-lm")
     why = "Megatron-LM lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)"

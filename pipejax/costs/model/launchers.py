@@ -5,6 +5,7 @@ say who holds what, in which order it runs, and which exchanges run beside compu
 """
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -18,7 +19,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import Model, load_model, model_names
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
@@ -136,7 +137,7 @@ def launches(
     return tuple(
         Launch(
             record.name,
-            record.renamed(record.with_resets(record.options(job))),
+            record.renamed(record.with_resets(record.options(job) | record.sequence(job))),
             tuple(record.lacks(job)),
             "" if record.program is None else record.program(job),
         )
@@ -596,6 +597,12 @@ COMM_OVERLAP = "comm_overlap"
 DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 
 
+@functools.cache
+def _file_sequence(name: str) -> int | None:
+    """Return the sequence length of a model that comes with pipejax; None for others."""
+    return int(load_model(name).sequence) if name in model_names() else None
+
+
 class Launcher(NamedTuple):
     """A launcher of training: its options, and the features that it lacks."""
 
@@ -613,7 +620,14 @@ class Launcher(NamedTuple):
     alone: Mapping[str, Any] = {}  # the same without a pipeline
     resets: Mapping[str, Any] = {}  # options of its recipes that a run without them must undo
     uneven: str = "needs equal layers, or --pipeline-layout"  # its rule of unequal stages
+    length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
+
+    def sequence(self, job: _Job) -> Options:
+        """Return the option of the sequence length, unless it is that of the model's file."""
+        length = int(job.workload.model.sequence)
+        is_usual = length == _file_sequence(job.workload.model.name)
+        return {} if is_usual or not self.length else {self.length: length}
 
     def with_resets(self, options: Options) -> Options:
         """Return options, followed by those that undo settings of its recipes."""
@@ -661,6 +675,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             options=_megatron,
             lacks=_lacks_of_megatron,
             program=_connections,
+            length="seq-length",
             gradient_bytes=FULL_GRADIENT,
         ),
         Launcher(
@@ -671,6 +686,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             options=_megatron,
             lacks=_lacks_of_megatron,
             style="pairs",
+            length="seq-length",
             groups={
                 "train": ("micro-batch-size", "global-batch-size"),
                 "ddp": (
@@ -711,6 +727,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "loss_units": 1,
             },
             alone={"zero": 3, "embedding_units": 0, "loss_units": 0},
+            length="training.seq_len",
             uneven="takes them by names of modules",
             stack="torchtitan-2024-eager",
         ),
@@ -733,6 +750,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             options=_maxtext,
             lacks=_lacks_of_maxtext,
             style="pairs",
+            length="max_target_length",
             uneven="needs equal layers",
             program=lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
             gradient_bytes=FULL_GRADIENT,
