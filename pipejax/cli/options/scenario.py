@@ -462,8 +462,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
             raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
     options["minibatch"] = workload.minibatch
     usual_fields = merge_fields(defaults, {"pipeline_layout": workload.pipeline_layout})
-    del usual_fields["pipeline_layout"]
-    usual = pj.Workload(model, workload.minibatch, **usual_fields)
+    usual = pj.Workload(model, workload.minibatch, **usual_fields | {"pipeline_layout": ""})
     for field in dataclasses.fields(workload):
         name, value = field.name, getattr(workload, field.name)
         is_idle = name in NO_EFFECT_ALONE and workload.tensor_parallel == 1

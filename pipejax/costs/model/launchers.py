@@ -210,7 +210,9 @@ def pipeline_launches(
 def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) -> str:
     """Name the features that a launcher lacks for a job, without its options; empty if none."""
     record = find_launcher(launcher)
-    return Launch(record.name, {}, tuple(record.lacks(_Job(workload, table)))).refusal
+    return Launch(
+        record.name, {}, tuple(record.lacks(_Job(workload, table, math.inf, False)))
+    ).refusal
 
 
 class _Pipeline:
@@ -232,11 +234,7 @@ class _Job(_Pipeline):
     """Workload and pipeline of a job, in terms that launchers share."""
 
     def __init__(
-        self,
-        workload: Workload,
-        table: ScheduleTable,
-        per_node: float = math.inf,
-        is_compiled: bool = False,
+        self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
     ) -> None:
         super().__init__(table)
         self.workload, self.per_node, self.is_compiled = workload, per_node, is_compiled
@@ -625,9 +623,8 @@ class Launcher(NamedTuple):
 
     def sequence(self, job: _Job) -> Options:
         """Return the option of the sequence length, unless it is that of the model's file."""
-        length = int(job.workload.model.sequence)
-        is_usual = length == _file_sequence(job.workload.model.name)
-        return {} if is_usual or not self.length else {self.length: length}
+        name, length = job.workload.model.name, int(job.workload.model.sequence)
+        return {self.length: length} if self.length and length != _file_sequence(name) else {}
 
     def with_resets(self, options: Options) -> Options:
         """Return options, followed by those that undo settings of its recipes."""
