@@ -172,8 +172,8 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
     for model, system, message in (
         ("llama3-8b", "h100", "expect 426 ms to 543 ms (90 % range by 9 sources of models without"),
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
-        ("llama3-8b", "h100", "h100 with megatron-core-2024, 1.09 % off, bias +0.242 %\n"),
-        ("llama3-8b", "h200", "bias +0.242 %; your run differs: h200\n"),
+        ("llama3-8b", "h100", "h100 with megatron-core-2024, 1.1 % off, bias +0.188 %\n"),
+        ("llama3-8b", "h200", "bias +0.188 %; your run differs: h200\n"),
         ("llama3-8b", "h100", "on Hopper, and wider classes); nearest"),
         ("llama3-8b", "gb200", "on Blackwell, and wider classes)"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),

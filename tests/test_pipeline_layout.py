@@ -251,8 +251,8 @@ def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
         ("deepspeed", (), "DeepSpeed needs equal layers"),
         ("torchtitan", UNITS, "torchtitan takes them by names of modules"),
     ):
-        of_launcher = (*line, "--launcher", launcher, *options)
-        notes = answer("evaluate", "-s", "1f1b", *of_launcher)["notes"]
+        run = (*line, "--launcher", launcher, *options)
+        notes = answer("evaluate", "-s", "1f1b", *run)["notes"]
         assert notes == [f"layers of stages: 7 8 8 7 ({why})"]
     layout = ("--tensor", 1, "--microbatch-size", 1, "--zero", 0, "--recompute", "none")
     layout += ("-S", "1f1b")
