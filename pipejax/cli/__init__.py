@@ -7,6 +7,8 @@ import sys
 
 def main() -> None:
     """Run the command line; a user's mistake ends with exit code 2 and one line on stderr."""
+    # NumPy's matrices are small: its threads would wait for each other, and take the processors
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)  # modules stay: a search for garbage among them takes 50 ms
     try:
         from pipejax.cli import process
