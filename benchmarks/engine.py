@@ -121,7 +121,8 @@ def measure(name, workers, microbatches, dtype, kind, repeats, clock):
             ours["closed form"] = lambda: form(costs.forward, costs.backward, costs.transmit)
         rows = cost_rows(program, costs)
         leaves, _ = batch_leaves(costs, program.layout)
-        matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
+        entries = [column for piece in rows.pieces(leaves) for column in piece.T]
+        matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.sums(entries)])
         recurrence = alternatives.recurrence(binary_ops(program), rows)
         slow = {
             "Python loop": lambda: alternatives.python_loop(recurrence, matrix[:, :LOOPED]),
