@@ -274,8 +274,9 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
         fields = run_regime, errors, sources, run_system, run_stack, differs, error_factors
         candidates.append(Evidence(*fields))
     # few runs count only if there are no others
-    nearness = lambda x: (x.is_many, -len(x.differs), x.configurations)  # noqa: E731
-    return max(candidates, key=nearness, default=None)
+    return max(
+        candidates, key=lambda x: (x.is_many, -len(x.differs), x.configurations), default=None
+    )
 
 
 def are_tied(

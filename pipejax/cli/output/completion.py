@@ -71,6 +71,7 @@ def _completable(
         parameters.append(inspect.Parameter(name, keyword_only, annotation=kind, default=None))
     argument: Any = Literal[*ARGUMENTS[command]] if command in ARGUMENTS else Path
     parameters.insert(0, inspect.Parameter("argument", positional, annotation=argument))
+    # `inspect` reads it, though types of functions do not list it
     completable.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     completable.__annotations__ = {option.name: option.annotation for option in parameters}
     return completable

@@ -213,9 +213,9 @@ class StepTimeObjective:
             )
             for program in self.programs
         ]
-        value_alone = lambda *arguments: self._values(*arguments)[0]  # noqa: E731
         value, slopes = price(
-            value_alone, self._shared, variables, inputs, makespans_and_slopes, cost_slopes
+            lambda *arguments: self._values(*arguments)[0],
+            *(self._shared, variables, inputs, makespans_and_slopes, cost_slopes),
         )
         return value, _like(variables, slopes)
 
