@@ -127,6 +127,25 @@ def test_illegal_points_say_why(data):
     assert set(np.unique(data.status)) == {1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    ("model", "axis", "degrees", "divided"),
+    [  # divided: numbers of the model that the degree must divide
+        ("llama3-8b", "tensor_parallel", [1, 3, 4, 5], 32),
+        ("llama3-8b", "context_parallel", [2, 7, 3], 8192),
+        ("mixtral-8x7b", "expert_parallel", [8, 3, 6], 8),
+        ("gpt-22b", "tensor_parallel", [8, 6, 64, 48], 64),
+    ],
+)
+def test_degrees_that_leave_unequal_parts_are_illegal(model, axis, degrees, divided, tmp_path):
+    grid = {"schedules": "1f1b", "workers": 4, "microbatches": 8, "minibatch": 8}
+    grid |= {"models": model, "systems": "h100", axis: degrees, "data_parallel": 24}
+    data = run_sweep(grid, tmp_path / "out.zarr").load()
+    legal = [divided % degree == 0 for degree in degrees]
+    assert [*(data.status.values.ravel() != STATUS.index("illegal"))] == legal
+    text = f"-way {axis.split('_')[0]} parallelism does not divide {divided} "
+    assert [text not in reason for reason in data.reason.values.ravel()] == legal
+
+
 def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_path, monkeypatch):
     grid = {**GRID, "schedules": ["1f1b", "pipe-offload"], "workers": [2, 8], "microbatch_size": 1}
     point = (

@@ -210,6 +210,8 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
         worker_places=parse_places(at["worker_places"], "worker_places"),
     )
+    if workload.uneven_splits:
+        raise MismatchError(f"no launcher runs it: {'; '.join(workload.uneven_splits)}")
 
     def point(table: ScheduleTable) -> _GridPoint:
         if table.grammar.custom_phases:

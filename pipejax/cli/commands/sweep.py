@@ -144,6 +144,8 @@ def _run_answer(
         speed,
         plain(f"next: {command_line('sweep show', {'files': [str(out)]})}"),
     ]
+    if reasons:
+        view.insert(1, plain(f"illegal: {reasons[0]}"))
     details = {"reasons of illegal points": [*map(plain, reasons)]} if reasons else {}
     return Answer(result, view, details=details)
 
@@ -238,6 +240,7 @@ def sweep_show(
     view = [*problem, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
     reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
     if reasons:
+        view.append(reasons[0])
         details["reasons of illegal points"] = [plain(text) for text in reasons[:MAX_ROWS]]
     return Answer(
         result,

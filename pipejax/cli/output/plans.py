@@ -48,8 +48,9 @@ def layout_json(
         elif workload.embedding_units or workload.loss_units:
             reason = "embedding and head count as layers"
         notes.append(f"layers of stages: {' '.join(map(str, layers))} ({reason})")
-    if cuts := uneven_cuts(workload):
-        notes.append(f"no launcher runs it, times are of equal parts: {'; '.join(cuts)}")
+    if workload.uneven_splits:
+        splits = "; ".join(workload.uneven_splits)
+        notes.append(f"no launcher runs it, times are of equal parts: {splits}")
     expert_parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
     if workload.has_experts and expert_parts > 1 and is_default:
         notes.append(
@@ -57,22 +58,6 @@ def layout_json(
             "torchtitan's is 1: --expert-tensor-parallel"
         )
     return {"layers_of_stages": layers} | ({"notes": notes} if notes else {})
-
-
-def uneven_cuts(workload: "pj.Workload") -> list[str]:
-    """Name the degrees of parallelism that leave parts of unequal size."""
-    model = workload.model
-    cuts = [
-        (workload.tensor_parallel, "tensor", model.heads, "heads"),
-        (workload.context_parallel, "context", model.sequence, "tokens of a sequence"),
-    ]
-    if model.moe is not None:
-        cuts.append((workload.expert_parallel, "expert", model.moe.experts, "experts"))
-    return [
-        f"{parts}-way {axis} parallelism does not divide {size} {name}"
-        for parts, axis, size, name in cuts
-        if size % parts
-    ]
 
 
 def launch_lines(launches: "Iterable[pj.results.Launch]", *, full: bool = False) -> Iterator[Text]:

@@ -224,6 +224,22 @@ class Workload:
         return self.expert_tensor_parallel or self.tensor_parallel
 
     @property
+    def uneven_splits(self) -> list[str]:
+        """Name the degrees of parallelism that would split the model into parts of unequal size."""
+        model = self.model
+        splits = [
+            (self.tensor_parallel, "tensor", model.heads, "heads"),
+            (self.context_parallel, "context", model.sequence, "tokens of a sequence"),
+        ]
+        if model.moe is not None:
+            splits.append((self.expert_parallel, "expert", model.moe.experts, "experts"))
+        return [
+            f"{parts}-way {axis} parallelism does not divide {size} {name}"
+            for parts, axis, size, name in splits
+            if size % parts
+        ]
+
+    @property
     def accelerators_per_worker(self) -> int:
         """Count the accelerators of one worker: t c."""
         return self.tensor_parallel * self.context_parallel
