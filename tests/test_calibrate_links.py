@@ -134,6 +134,22 @@ def test_mistakes_are_named(row, message, tmp_path):
         read_collectives(path)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "factor"),
+    [  # units of seconds or bytes that are wrong by a factor
+        (["all_reduce"], 1e3),
+        (["all_reduce"], 1e-6),
+        ([MESSAGE], 1e-3),
+        (["all_to_all", "ring"], 1e6),
+    ],
+)
+def test_times_in_other_units_are_refused(kinds, factor, machine, tmp_path):
+    rows = [(*row[:-1], row[-1] * factor) for row in measured(machine, kinds)]
+    columns = pj.files.read_collectives(write(tmp_path / "x.csv", rows))
+    with pytest.raises(ValueError, match=r"x\.csv: .*: check seconds, bytes"):
+        pj.links.calibrate_links(columns, pj.load_system("a100"))
+
+
 def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
     out = tmp_path / "links.json"
     arguments = ["--collectives", str(NCCL), "--system", "a100", "--out", str(out)]

@@ -25,11 +25,12 @@ from pipejax.base.data_files import WRITTEN, time_unit
 # Numbers as a person reads them
 
 ROUNDING = 1e-12  # smaller ratios count as 0
+MAX_WRITTEN_OUT = 1e9  # larger numbers are written with an exponent
 
 
 def digits(value: float) -> str:
     """Format a number with three significant digits, and all digits before the point."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    return f"{value:.0f}" if 999.5 <= abs(value) < MAX_WRITTEN_OUT else f"{value:.3g}"
 
 
 def seconds(value: float) -> str:

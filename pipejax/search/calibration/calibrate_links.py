@@ -32,6 +32,9 @@ LIBRARY = (
     "collectives.low_latency_share",
     "collectives.copies",
 )
+# Rows that are further off have wrong units, and so do numbers that are further from their priors:
+MAX_ERROR = 50.0  # mean error of fitted times [%]
+MAX_SPREADS = 6.0  # distance from the prior's median; an efficiency of 0.05 is 6 from 0.8
 MODEL_NOISE = 0.02  # of a collective's time, beside the spread of its repetitions
 
 
@@ -68,7 +71,9 @@ def calibrate_links(
       The fitted system with standard errors.
 
     Raises:
-      ValueError: if a name is unknown, or the prior of a number excludes what the system says.
+      ValueError: if a name is unknown, or the prior of a number excludes what the system says; if
+        the fitted times are off by more than 50 % in the mean, or fitted numbers lie far
+        outside their priors.
 
     Example:
       >>> import pipejax as pj
@@ -85,6 +90,21 @@ def calibrate_links(
     record = CalibrationRecord(rows.source, len(rows.seconds), numbers, ())
     predicted = rows.seconds * np.exp(minimum.residual[0])
     errors = prediction_errors(predicted, rows.seconds)
+    hint = f"check seconds, bytes (of the whole tensor), ranks, and the links of {system.name}"
+    if errors.mape > MAX_ERROR:
+        ratio = float(np.median(rows.seconds / predicted))
+        raise ValueError(
+            f"{rows.source}: the fitted times are {errors.mape:.3g} % off in the mean, the "
+            f"measured ones {ratio:.3g} times as long in the median: {hint}"
+        )
+    spreads = np.abs(minimum.point[0])
+    if spreads.max() > MAX_SPREADS:
+        number = numbers[int(spreads.argmax())]
+        value = f"{number.value:.3g} {number.unit}".rstrip()
+        raise ValueError(
+            f"{rows.source}: the rows fit only with {number.name} = {value}, which no machine has: "
+            f"{hint}"
+        )
     return LinkCalibration(calibrated_system(system, record), numbers, errors)
 
 
