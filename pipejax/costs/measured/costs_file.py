@@ -44,6 +44,7 @@ from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
 
+MIN_BANDWIDTH = 1e5  # least of a link [B/s], for messages of at least as many bytes
 BACK = "_back"  # behind a part of messages that are gradients
 _PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "", "bandwidth": "B/s"}
 _MESSAGES = {f"{part}{way}": kind for part, kind in _PARTS.items() for way in ("", BACK)}
@@ -308,6 +309,12 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
     if by_volume:
         if (values["bandwidth"] <= 0).any():
             raise ValueError(f"{where}: bandwidth must be above 0 bytes per second")
+        slowest = values["bandwidth"].min()
+        if slowest < MIN_BANDWIDTH and values["bytes"].max() > MIN_BANDWIDTH:
+            raise ValueError(
+                f"{where}: bandwidth {slowest:g} is in bytes per second, and no link is so slow; "
+                f"{slowest:g} GB/s would be {slowest * 1e9:g}"
+            )
         with np.errstate(over="ignore"):  # infinite times are refused with the other costs
             transmit = values["bytes"] / values["bandwidth"]
     return {"latency": scale * values.get("latency", zero), "transmit": transmit}
