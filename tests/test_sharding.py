@@ -427,7 +427,7 @@ def test_training_runs_along_a_timeline_with_gathers():
 def test_a_page_that_reads_tables_knows_no_lanes():
     shown = explored(make_table("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
     carried = Carried(tables={"sharded": [make_table(ROW)]})
-    with pytest.raises(ValueError, match="knows no lanes: table has UNSHARD on lane net"):
+    with pytest.raises(ValueError, match="cannot show lanes: table has UNSHARD on lane net"):
         payload([shown], unit="s", carried=carried)
 
 

@@ -7,7 +7,7 @@ import pytest
 from legal_sizes import WHOLE, build
 
 import pipejax as pj
-from pipejax.runtimes.exports import add_runtime_cells, check_sayable
+from pipejax.runtimes.exports import add_runtime_cells, check_exportable
 from pipejax.runtimes.gloo import runtime
 from pipejax.runtimes.processes import RuntimeJob
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, Phase
@@ -25,7 +25,7 @@ REFUSED = {
     r"\d+ O cells, it offloads nothing": build("pipe-offload", 2, 8),
     "cells, it updates after the whole table": build("pipedream", 2, 4),
     "2 R cells, it recomputes within the backward": table("0F0 0R0 0B0 0F1 0R1 0B1"),
-    "0F1 stands before 0F0, but it takes the losses": table("0F1 0F0 0B0 0B1"),
+    "0F1 stands before 0F0, but the runtime takes the losses": table("0F1 0F0 0B0 0B1"),
     # activations cross the other way round, and the runtime would mix them up
     "worker 1 posts 1RECV_F1 where worker 0 sends for 1RECV_F0": table(
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
@@ -37,7 +37,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_said_is_refused_with_the_reason(reason):
     with pytest.raises(ValueError, match=f"PyTorch's runtime cannot run .*{reason}"):
-        check_sayable(REFUSED[reason])
+        check_exportable(REFUSED[reason])
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -46,7 +46,7 @@ def test_all_others_can_be_said(name):
     placed_once = (built.placement == built.placement[0]).all()
     is_expressible = not built.offloads and not built.updates_within and Phase.R not in built.phase
     if placed_once and is_expressible:
-        check_sayable(built)
+        check_exportable(built)
 
 
 def test_waits_are_put_in_and_said():

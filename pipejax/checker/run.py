@@ -345,9 +345,11 @@ class Run:
             message = self.messages[event]
             return f"{message.name} (worker {message.sender} to {message.receiver})"
         if event[0] == "A":
-            return f"{event[1]}A{event[2]}" if event[2] >= 0 else f"{event[1]}A"
+            _, stage, microbatch = event  # microbatch -1: an all-reduce of the whole stage
+            return f"{stage}A{microbatch}" if microbatch >= 0 else f"{stage}A"
         if event[0] == "U":
-            return f"{event[1]}U (worker {event[2]})"
+            _, stage, worker = event
+            return f"{stage}U (worker {worker})"
         worker, slot = event
         ops = map(self.rules.op_text, self.table.rows[worker][slot])
         return f"{';'.join(ops)} (worker {worker}, slot {slot})"

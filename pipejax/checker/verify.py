@@ -103,7 +103,7 @@ def _minima(values: Any, axes: int) -> Any:
 
 
 def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
-    """Return the stages of a pipe, an empty list without microbatches."""
+    """Return lower bounds [s] of each stage of a pipe; an empty list without microbatches."""
     count, workers = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []
@@ -123,6 +123,8 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     step_end = [a[s] + u[s] for s in stages]
     # from an input gradient to the end of the step of its stage
     stage_tail = [gradient[s] - input_gradient[s] + step_end[s] for s in stages]
+    # head: until the stage's first forward can start; trip: from the end of a forward to the start
+    # of its backward; tail: from the end of the last input gradient to the end of the step
     head, tail, trip = [0.0], [stage_tail[0]], [0.0] * table.num_stages
     for s in stages[1:]:
         head.append(head[-1] + f[s - 1] + hop(0, s - 1))

@@ -119,9 +119,9 @@ def end_interrupted(number: signal.Signals = signal.SIGINT, text: str = "") -> N
 
 
 def leave(code: int) -> NoReturn:
-    """End after a command is over, whatever it was; signals that come now come too late."""
-    # All that is left undone is to free memory, object by object: with JAX that takes Python longer
-    # than many a command takes.
+    """Exit at once with a code after a command; signals are ignored from now on."""
+    # Python would free memory object by object: with JAX loaded that takes longer than many a
+    # command.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OutputError):  # has been said

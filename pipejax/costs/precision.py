@@ -251,7 +251,7 @@ def _as_array(value: Any) -> Any:
                 or getattr(entry, "dtype", None) == "bool"
                 for entry in entries
             ):
-                return None  # among numbers NumPy reads them as such
+                return None  # NumPy would turn booleans among numbers into numbers
             if any(is_array(entry) for entry in entries):
                 return jnp.asarray(value)
         return np.asarray(value)

@@ -268,6 +268,7 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
         # every microbatch has its own ops; an update, and its all-reduce, is for several
         op_counts = {kind: count for kind, count in counts.items() if kind[0] not in STEP_END}
         num_pipes = len({pipe for _, _, pipe, *_ in op_counts})
+        # a pipe does each kind of work once per microbatch
         microbatches = num_pipes * max(op_counts.values(), default=0)
         # a repetition by chance is short
         is_steady = 2 * span.repeats * microbatches >= num_microbatches

@@ -381,7 +381,7 @@ def to_torch_csv(table: ScheduleTable) -> str:
     return to_csv(add_runtime_cells(runnable, sharding=True))
 
 
-def check_sayable(table: ScheduleTable) -> None:
+def check_exportable(table: ScheduleTable) -> None:
     """Refuse a table that PyTorch's runtime cannot execute, with the reason."""
     check_usual(table, "PyTorch's runtime")
     name = f"PyTorch's runtime cannot run {table.name}"
@@ -394,8 +394,8 @@ def check_sayable(table: ScheduleTable) -> None:
     for first, second in itertools.pairwise(ends):
         if first > second:
             raise ValueError(
-                f"{name}: {last}F{first} stands before {last}F{second}, but it takes the losses "
-                "of the last stage to be in the order of the microbatches"
+                f"{name}: {last}F{first} stands before {last}F{second}, but the runtime "
+                "takes the losses of the last stage to be in the order of the microbatches"
             )
     _check_matching(table, name)
 

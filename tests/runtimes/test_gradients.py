@@ -7,7 +7,7 @@ import torch_tables as torch_own
 
 import pipejax as pj
 from pipejax.cli.app import run as command
-from pipejax.runtimes.exports import check_sayable
+from pipejax.runtimes.exports import check_exportable
 from pipejax.runtimes.gloo.runtime import run_tables
 from pipejax.runtimes.processes import RuntimeJob
 
@@ -25,7 +25,7 @@ def sayable(workers, microbatches):
     for name in pj.schedules.REGISTRY:
         built = pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
         try:
-            check_sayable(built)
+            check_exportable(built)
         except ValueError:
             continue
         yield name
@@ -88,5 +88,5 @@ def test_a_wrong_message_would_be_seen():
         run_tables([RuntimeJob(crossed)])
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr("pipejax.runtimes.gloo.runtime.check_sayable", lambda table: None)
+        patch.setattr("pipejax.runtimes.gloo.runtime.check_exportable", lambda table: None)
         assert errors([crossed])["crossed"] > 0.01

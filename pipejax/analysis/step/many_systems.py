@@ -143,7 +143,7 @@ def price_systems(
     are asked for; with `quickly` that compiles fast and computes slowly.
     """
     distinct, places = distinct_stages(work)
-    has_slopes = slopes and are_few_numbers(systems)
+    has_slopes = slopes and prices_faster_on_host(systems)
     many_costs = work_costs(distinct, many_systems(systems, slopes=has_slopes))
     costs = jax.tree.map(many_values, many_costs)
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
@@ -158,9 +158,9 @@ def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
     return work_costs(work, system)
 
 
-def are_few_numbers(systems: System) -> bool:
-    """Return whether slopes of a batch take less time on the host than compiling for them."""
-    # True for few systems, or if only networks differ: each kernel is priced once then.
+def prices_faster_on_host(systems: System) -> bool:
+    """Return whether a batch is priced faster on the host than by a compiled function."""
+    # So it is for few systems, or if only networks differ: each kernel is priced once then.
     if len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS:
         return True
     no_network: dict[str, Any] = dict.fromkeys(NETWORK)

@@ -67,6 +67,7 @@ def _ring(spread: Spread) -> Route:
     # lies inside a node, or between nodes if each has one accelerator.
     steps = spread.size - 1
     crossings = spread.multinode * xp.minimum(spread.nodes, steps)
+    # one in `inside` of the bytes of an accelerator leaves its node; `multinode` is 0 or 1
     far_bytes = spread.multinode / spread.inside * spread.sent_bytes
     return Route(steps - crossings, crossings, spread.sent_bytes - far_bytes, far_bytes)
 

@@ -82,8 +82,8 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
     """Count the FLOP of a step without recomputation, the M of MFU."""
     # Products of the layers and of the output head, forward and backward; attention counts all
-    # pairs of tokens, as `layer_flop` does. The backward has two products for each of the forward,
-    # of weights that the layout freezes one; the adapters' products count beside them.
+    # pairs of tokens, as `layer_flop` does. The backward has two products for each product of the
+    # forward, only one for frozen weights; adapters add products of their own.
     # source: Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward
@@ -131,8 +131,8 @@ def layer_activation_bytes(
     keeps_scores = "core_attn" not in modules and not model.flash_attention
     per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
     if keeps_scores and "softmax" in unfused_kernels(model):
-        # its output in float32 too, of which dropout reads a copy that it does not keep
-        per_score += 4 - e * model.dropout
+        # the softmax keeps its output in float32; dropout then keeps no copy of its input
+        per_score += 4 - (e if model.dropout else 0)
     scores = per_score * model.heads * tokens * model.sequence
     needed = layer_weight_grad_bytes(model, layout, kind, recompute)
     needed += tokens * _unfused_bytes(model, layout, kind, modules)

@@ -312,8 +312,9 @@ def _counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
     """Return counts (columns, configurations) with the uses in a stretch; column 0 is no cost."""
-    # Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a
-    # byte can count; runs are added up in the wider type of the result.
+    # A use is an op on the path that reads a cost row, the sum of two columns (column 0 is zero); a
+    # run is a series of uses of one row. Bits are counted in bytes, a run of uses at a time, and no
+    # run is longer than a byte can count; runs are added up in the wider type of the result.
     is_bits = on_path.dtype == jnp.uint8
     # row i takes bit i of every byte, that is configurations i * width to (i + 1) * width - 1 (see
     # `_choice`), so the rows one after the other are in the order of the batch

@@ -107,7 +107,7 @@ def payload(
     for table in carried_tables:
         if table.grammar.lane_sharding:
             has = f"{table.name} has {table.grammar.unusual}"
-            message = f"a page that reads tables knows no lanes: {has}"
+            message = f"a page with a choice of tables cannot show lanes: {has}"
             raise ArgumentError("choose", table.name, message)
     other_phases = {phase for table in carried_tables for phase in table.used_phases}
     phases = PagePhases.from_tables([*(run.table for run in runs), *carried_tables])

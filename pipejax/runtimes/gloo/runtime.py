@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.runtimes.exports import add_runtime_cells, check_sayable
+from pipejax.runtimes.exports import add_runtime_cells, check_exportable
 from pipejax.runtimes.processes import RuntimeJob, RuntimeRun, call_together
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.links import Links
@@ -48,7 +48,7 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
     for job in jobs:
         if job.table.num_workers != ranks:
             raise ValueError(f"tables must all have {ranks} workers, got {job.table.num_workers}")
-        check_sayable(job.table)
+        check_exportable(job.table)
     tables = [add_runtime_cells(job.table, sharding=False) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]

@@ -59,10 +59,10 @@ def pipedream(
 
     Options:
       admission: what limits the microbatches in flight. "each-stage": stage s holds S - s at most.
-        "first-stage" (the timelines of arXiv:2606.03498): at most S that have entered the first
-        stage and not left it; the others have no limit of their own and hold up to
-        min(S, 2 (S - s) - 1) while the pipe fills: 4, 4, 3, 1 of four stages, with 4, 3, 3, 1
-        weight versions. Delays of the steady state and the makespan in equal slots are the same.
+        "first-stage" (the timelines of arXiv:2606.03498): the first stage holds at most S. Later
+        stages then hold up to min(S, 2 (S - s) - 1) while the pipe fills: 4, 4, 3, 1 for S = 4,
+        with 4, 3, 3, 1 weight versions. Delays of the steady state and the makespan in equal
+        slots are the same.
 
     Example:
       >>> print(pipedream(2, 3))

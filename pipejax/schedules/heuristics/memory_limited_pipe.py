@@ -204,7 +204,7 @@ class _Rounds:
         """Run the next op of a phase on a stage, when its input and the stage are ready."""
         op = Op(phase, stage, self.done[phase][stage])
         start = max(self.clock[stage], self.timeline.arrival[op])
-        if self.done[F][stage]:
+        if self.done[F][stage]:  # the wait before the first forward does not count as idle
             self.idle[stage] += start - self.clock[stage]
         self.timeline.start(op, start)
         self.timeline.end(op)  # the next op of the stage starts after it

@@ -54,8 +54,8 @@ class ScheduleModel:
         self.in_order = in_order or problem.offload is None
         # variables by (stage, microbatch)
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
-        self.whole: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
-        self.out: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
+        self.is_unsplit: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
+        self.is_offloaded: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
         self._input_end: dict[Key, Variable] = {}  # end of I, or of B
         self._gradient_end: dict[Key, Variable] = {}  # end of W, or of B
         # intervals of ops by worker, of O and L by group of workers, of messages by pair of
@@ -118,7 +118,7 @@ class ScheduleModel:
             model.add(self._input_end[key] == starts["I"] + split)
             model.add(self._gradient_end[key] == starts["W"] + weight)
         else:
-            is_whole = self.whole[key] = model.new_bool_var(f"{stage}B{microbatch}")
+            is_whole = self.is_unsplit[key] = model.new_bool_var(f"{stage}B{microbatch}")
             duration = split + (whole - split) * is_whole
             size = model.new_int_var(min(split, whole), max(split, whole), "")
             model.add(size == duration)
@@ -151,7 +151,7 @@ class ScheduleModel:
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
-        is_out = self.out[key] = model.new_bool_var("out {},{}".format(*key))
+        is_out = self.is_offloaded[key] = model.new_bool_var("out {},{}".format(*key))
         offload_start, load_start, since = (self._time("") for _ in range(3))
         self.start["O"][key], self.start["L"][key] = offload_start, load_start
         group = next((g for g in self.problem.host_links if worker in g), (worker,))
@@ -238,11 +238,11 @@ class ScheduleModel:
         for microbatch in microbatches:
             key = stage, microbatch
             gradient_end, is_after = self._gradient_end[key], self.start["W"][key] >= last_end
-            if key not in self.whole:
+            if key not in self.is_unsplit:
                 self.model.add(is_after)
                 last_end = gradient_end
                 continue
-            self.model.add(is_after).only_enforce_if(~self.whole[key])
+            self.model.add(is_after).only_enforce_if(~self.is_unsplit[key])
             new_last_end = self._time("")
             self.model.add(new_last_end >= gradient_end)
             self.model.add(new_last_end >= last_end)
@@ -285,7 +285,7 @@ class ScheduleModel:
 
     def _may_be_last(self, stage: int, microbatch: int) -> bool:
         """Return whether the gradient may end after all others of its stage and pipe."""
-        if not self.in_order or self.whole:
+        if not self.in_order or self.is_unsplit:
             return True
         later_pipes = self.problem.microbatch_pipes[microbatch + 1 :]
         return bool((later_pipes != self._pipe(microbatch)).all())
@@ -313,9 +313,9 @@ class ScheduleModel:
             for key, variable in variables.items():
                 start = plan.forward[key] if starts[key] == NEVER else starts[key]
                 model.add_hint(variable, int(start))
-        for key, is_out in self.out.items():
+        for key, is_out in self.is_offloaded.items():
             model.add_hint(is_out, bool(plan.offload[key] != NEVER))
-        for key, is_whole in self.whole.items():
+        for key, is_whole in self.is_unsplit.items():
             model.add_hint(is_whole, bool(plan.whole[key]))
 
     def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
@@ -330,11 +330,11 @@ class ScheduleModel:
         shape = self.problem.num_stages, self.problem.num_microbatches
         starts = {letter: np.full(shape, NEVER, np.int64) for letter in "FIWOL"}
         whole = np.zeros(shape, bool)
-        for key, is_whole in self.whole.items():
+        for key, is_whole in self.is_unsplit.items():
             whole[key] = solution.boolean_value(is_whole)
         for letter, variables in self.start.items():
             for key, variable in variables.items():
-                if letter not in "OL" or solution.boolean_value(self.out[key]):
+                if letter not in "OL" or solution.boolean_value(self.is_offloaded[key]):
                     starts[letter][key] = solution.value(variable)
         return Plan.from_starts(starts, whole)
 

@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 # effort, in seconds of an idle core
 SOLVER = 3.0  # per unit of the solver's deterministic time
 LOAD = 2e-4  # per op of a model that the solver loads
-LIST = 8e-6  # per op of a plan by list scheduling
+GREEDY_SECONDS_PER_OP = 8e-6  # per op of a plan by list scheduling
 BASELINE = 8e-5  # per op of a published schedule that is built and run
 
 

@@ -29,11 +29,11 @@ from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, ada_of
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import paths
-from pipejax.search.schedule.effort import LIST, Budget
+from pipejax.search.schedule.effort import GREEDY_SECONDS_PER_OP, Budget
 from pipejax.search.schedule.plan import NEVER, Plan, keeps_limits, plan_objective, to_table
 from pipejax.search.schedule.problem import NAMES, Problem
 
-EXTRA = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
+RUN_AHEAD = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
 # the most promising first: a short time limit may leave out the last ones
 PIPE_SCHEDULES = (
     "ada-offload",
@@ -149,13 +149,13 @@ def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
 
 def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
     """Yield greedy plans, each shorter than the best one so far."""
-    for extra, is_patient in itertools.product(EXTRA, (True, False)):
+    for extra, is_patient in itertools.product(RUN_AHEAD, (True, False)):
         if budget.is_over:
             return
         plan = greedy_plan(
             problem, problem.limits, extra=extra, is_patient=is_patient, shorter_than=best
         )
-        budget.spend(LIST * 3 * problem.worker.size)
+        budget.spend(GREEDY_SECONDS_PER_OP * 3 * problem.worker.size)
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
             yield Start("greedy", plan)
@@ -243,14 +243,14 @@ def _starts_by_short_runs(
     while best > enough and not search.is_stale and not budget.is_over:
         block_draw = search.draw()
         plan = search.run(block_draw)
-        budget.spend(LIST * 3 * short_problem.worker.size)
+        budget.spend(GREEDY_SECONDS_PER_OP * 3 * short_problem.worker.size)
         if plan is None:
             continue
         if not is_full:
             if 2 * full_effort > budget.spent - effort_before:
                 continue  # full runs take at most half of the effort
             plan = run_draw(problem, block_draw, best)
-            effort = LIST * 3 * problem.worker.size
+            effort = GREEDY_SECONDS_PER_OP * 3 * problem.worker.size
             budget.spend(effort)
             full_effort += effort
         if plan is not None and (value := plan_objective(problem, plan)) < best:

@@ -226,10 +226,10 @@ class NeighbourhoodSearch:
             order = itertools.chain(order, microbatch_order(self.problem, self.plan))
         for (letter, key), (next_letter, next_key) in order:
             model.add(base.start[next_letter][next_key] >= base.end(letter, key))
-        for key, is_out in base.out.items():
+        for key, is_out in base.is_offloaded.items():
             if not free["O"][key]:
                 model.add(is_out == bool(self.plan.offload[key] != NEVER))
-        for key, is_whole in base.whole.items():
+        for key, is_whole in base.is_unsplit.items():
             if not free["I"][key]:
                 model.add(is_whole == bool(self.plan.whole[key]))
         gain = max(1, int(float(self._rng.choice(GAINS)) * self.objective))

@@ -62,13 +62,14 @@ def price(
         stages,
     )
     # layouts that recompute the same parts of layers are priced together
-    in_layer = np.where(_whole_layers(request, layouts)[0], 0, layouts.recompute)
+    recomputes_layers, _ = _whole_layers(request, layouts)
+    in_layer = np.where(recomputes_layers, 0, layouts.recompute)
     modes = np.unique(in_layer).tolist()
     model = dataclasses.replace(request.model, name="", source="")
     parts = []
     for mode in modes:
         mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
-        price_one = _Layouts(request.recomputations[mode])
+        price_one = _LayoutPricer(request.recomputations[mode])
         parts.append(priced_on_host(price_one, model, (), mode_numbers)[0])
     # back from the order of modes to that of layouts
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
@@ -82,7 +83,7 @@ def price(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layouts:
+class _LayoutPricer:
     """Prices of a layout on its system, for one mode of recomputation."""
 
     recompute: str
@@ -102,7 +103,7 @@ def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
     columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
-    columns["recompute_group"] = _whole_layers(request, layouts)[1]
+    _, columns["recompute_group"] = _whole_layers(request, layouts)
     all_layouts = dataclasses.replace(first, **columns)
     numbers: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), all_layouts)
     return numbers
@@ -132,7 +133,8 @@ def _layout_stages(
     Stages of a class cost the same: most stages of a pipeline are alike.
     """
     table = _short_table(shape)
-    whole_layers = layouts.recompute * _whole_layers(request, layouts)[0]
+    recomputes_layers, _ = _whole_layers(request, layouts)
+    whole_layers = layouts.recompute * recomputes_layers
     _, first_rows, kind = np.unique(
         np.stack([layouts.edge_units, whole_layers], axis=1),
         axis=0,

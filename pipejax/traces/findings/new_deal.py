@@ -124,9 +124,10 @@ def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
     """Return recorded times of all microbatches of a step (stages, replicas * microbatches)."""
     table = replayed.pipelines.table
     ops, size = PipelineOps.select(replayed.pipelines.trace, replicas), table.num_microbatches
+    # microbatch m of replica r becomes microbatch r M + m of one long step
     ops = ops._replace(microbatch=ops.microbatch + ops.run * size)
     fields = cost_fields(ops, (table.num_stages, len(replicas) * size))
-    transmit = replayed.link_times.reshape(2, 1, -1)
+    transmit = replayed.link_times.reshape(2, 1, -1)  # (directions, pipes, boundaries)
     return Costs(**fields, transmit=transmit if table.num_stages > 1 else 0.0)
 
 

@@ -59,10 +59,11 @@ def finish_trace(
         damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
         raise ArgumentError(error.argument, None, "; ".join([str(error), *damage])) from None
     columns.pop("chunk", None)
+    # `complete` leaves ops that it could not number without a microbatch
     is_surplus = (kind >= 0) & (columns["microbatch"] < 0)
     is_numbered, surplus = passing_rows([(is_surplus, "it is one op too many")], "ops")
     columns = {name: values[is_numbered] for name, values in columns.items()}
-    # the public jobs number their garbage collections
+    # public traces give garbage collections a microbatch too, which means nothing
     columns["microbatch"][(kind[is_numbered] < 0) & (columns["stage"] == NONE)] = NONE
     columns, is_matched, unmatched = match_messages(columns, phases)
     columns = {name: values[is_matched] for name, values in columns.items()}

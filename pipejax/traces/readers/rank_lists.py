@@ -173,9 +173,11 @@ def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -
             continue
         parts = []
         for code, name in enumerate(_SERIES):
+            # start, end and microbatch; microbatches may be missing, and are then unknown
             lists = [entry.get(f"{name}_{key}") or [] for key in _KEYS.values()]
-            size = len(lists[0]) if isinstance(lists[0], list) else NONE
-            if not all(isinstance(values, list) for values in lists) or len(lists[1]) != size:
+            starts, ends, *_ = lists
+            size = len(starts) if isinstance(starts, list) else NONE
+            if not all(isinstance(values, list) for values in lists) or len(ends) != size:
                 why = f"its {name}_start and {name}_end are not lists of one length"
                 left_out.append(LeftOut(f"step {step} of rank {rank}", why))
                 break
