@@ -29,7 +29,7 @@ RIGHT = {  # what stands in an answer
     "evaluate": "33 s",
     "json": '"makespan": 33.0',
     "show": "worker 3",
-    "drawing": "drawn to",
+    "drawing": "wrote x.svg",
     "named": "?.json",  # what has no letter in ASCII
     "jitter": "p95",
     "optimize": "optimal: no order of these stages on these workers is faster",

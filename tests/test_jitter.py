@@ -296,7 +296,7 @@ def test_command_marks_what_does_not_exist(call):
 def test_samples_are_drawn(call, tmp_path):
     plot = tmp_path / "samples.svg"
     code, text, _ = call(*J, "--op", "lognormal:0.1", "--figure", plot)
-    assert (code, f"drawn to {plot}" in text) == (0, True)
+    assert (code, f"wrote {plot}" in text) == (0, True)
     picture = plot.read_text()
     for word in ("step time [s]", "gpipe", "1f1b", "without jitter", "5th, 50th and 95th"):
         assert word in picture

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from pipejax.cli.options.line import command_line, config_text, written, written_as, written_but
+from pipejax.cli.options.line import command_line, config_text, written, written_but
 from pipejax.cli.options.option import parse_share
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import printing
@@ -14,8 +14,8 @@ MODEL = ("-m", "gpt-22b", "-y", "h100", "--minibatch", 8, "--tensor-parallel", 8
 
 
 def test_what_was_written_is_written_again():
-    with written_as({"workers": 4, "link": "queued", "json": True}):
-        with written_as({"table": "a b.csv", "no_store": True}):
+    with printing(None, options={"workers": 4, "link": "queued", "json": True}):
+        with printing(None, options={"table": "a b.csv", "no_store": True}):
             assert written_but() == {"table": "a b.csv", "no_store": True}
         assert written_but() == {"workers": 4, "link": "queued"}
         assert written("link", "queues") == {"link": "queued"}

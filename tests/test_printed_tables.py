@@ -176,18 +176,15 @@ def test_a_row_without_a_value_has_a_dash():
 
 
 def test_an_answer_is_said_or_one_json_object(capsys):
-    out, figure = Output(Path("x.csv")), Output(option="--figure")
+    out, figure = Output(Path("x.csv"), is_saved=True), Output(option="--figure")
 
     def printed_case():
         yield "[bold]a[/]"
 
     for json in (False, True):
-        answer = Answer(
-            {"out": "first", "value": 1}, printed_case(), {"wrote": out, "drawn to": figure}
-        )
-        with printing(None, json=json):
-            answer.show()
-    texts = "a", "wrote x.csv", '{"out": "x.csv", "value": 1, "figure": null}'
+        with printing(None, json=json, outputs=(out, figure)):
+            Answer({"value": 1}, printed_case()).show()
+    texts = "a", "wrote x.csv", '{"value": 1, "out": "x.csv", "figure": null}'
     assert capsys.readouterr().out.splitlines() == [*texts]
 
 

@@ -487,7 +487,7 @@ def test_what_is_saved_is_said(call, folder):
     runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
     write_csv(folder / "run.csv", traces.record_runs([*runs, *runs], replicas=2))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
-    lines = text.partition("wrote these to trace")[0].splitlines()
+    lines = text.partition("wrote trace")[0].splitlines()
     message = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
     assert sorted(message) == sorted(path.name for path in Path("trace").iterdir())
     assert "deal.json" in message
@@ -714,7 +714,7 @@ def test_a_step_is_drawn_as_it_ran_and_as_replayed():
 def test_the_figure_names_workers_replicas_and_steps(call, folder, job, shares):
     pytest.importorskip("pyarrow")
     code, text, _ = call("trace", JOB, "--schedules", "1f1b", "--figure", "x.svg")
-    assert (code, "drawn to x.svg" in text) == (0, True)
+    assert (code, "wrote x.svg" in text) == (0, True)
     drawn_texts = set(re.findall(r"<text[^>]*>([^<]*)</text>", Path("x.svg").read_text()))
     assert {"worker 3", "stage 3", "replica", "step", "1043", "B3"} <= drawn_texts
     recorded = np.sort(shares.recorded)[len(shares.steps) // 2]

@@ -123,7 +123,7 @@ def calibrate(
             _number_table(links.parameters, f"{links.fit.rows} collectives and messages"),
             _error_table({"fitted": data["collectives"]}, "errors of their times"),
         ]
-    return Answer(data, view, {"written to": out}, details=details)
+    return Answer(data, view, details=details)
 
 
 def _as_json(fit: "Calibration") -> dict[str, Any]:

@@ -108,7 +108,7 @@ def compare(
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
     details = {"why the three bubbles differ": _reasons(rows, slots)}
-    return Answer(result, view, {"drawn to": figure}, details=details)
+    return Answer(result, view, details=details)
 
 
 def _row(

@@ -195,18 +195,15 @@ def evaluate(
     if fitting_change and scenario.source.workload is not None:
         fitting = dataclasses.replace(scenario.source.workload, **fitting_change)
         next_commands.append(command_line(scenario.with_workload(fitting)))
-    files = {}
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
-        result |= certificate.as_json()
-        files["wrote the certificate to"] = certificate
     view = chain(_view(evaluation, result, scenario), timing_parts)
     if not fitting_change:
         view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
     details = _details(evaluation, result, scenario, held)
     if launch is not None:
         details["launcher options"] = [*launch_lines([launch])]
-    return Answer(result, view, files, next=tuple(next_commands), details=details)
+    return Answer(result, view, next=tuple(next_commands), details=details)
 
 
 def _view(

@@ -95,7 +95,6 @@ def explain(
         | {"link": scenario.links.model}
         | _as_json(explanation, files)
         | layout_json(scenario.model_workload, table, run.launcher)
-        | write_tables.as_json()
     )
     write_tables.save(lambda draft: write_table_files(draft, explanation, files))
     details = advice_details(explanation, result["remedies"]) | {
@@ -105,9 +104,8 @@ def explain(
         title = f"{table.name}: why a step takes {seconds(explanation.step_time)}"
         text = report_page(explanation, title, _view(explanation, result), details)
         out.save(lambda draft: write_file(draft, text))
-    files_by_words = {"wrote the report to": out, "wrote tables to": write_tables}
     view, next_commands = _view(explanation, result), _plan_command(scenario)
-    return Answer(result, view, files_by_words, next=next_commands, details=details)
+    return Answer(result, view, next=next_commands, details=details)
 
 
 def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:

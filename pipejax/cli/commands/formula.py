@@ -270,7 +270,6 @@ def formula(
     if regimes is not None:
         result["map"] = pick(regimes, "parameters box shares")
     out.save_text(json_text.dumps(result, allow_nan=False))
-    written = {"wrote the form and its certificate to": out} if out.path is not None else {}
 
     def view() -> Iterator[object]:
         for comparison in comparisons:
@@ -284,7 +283,7 @@ def formula(
             yield from map(plain, family_lines(form_family, ratio))
         yield from form_view(table, form, plans)
 
-    return Answer(result, view(), {**written, "drawn to": figure}, details=form_details(form))
+    return Answer(result, view(), details=form_details(form))
 
 
 def _draw(

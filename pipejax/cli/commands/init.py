@@ -85,12 +85,11 @@ def init(
     if kind == "rows" and "system" not in text.partition("\n")[0].split(","):
         command += " --system a100"
     view = [
-        *([] if out.written is None else [plain(f"wrote {out.written}")]),
         *(plain(f"  {note}") for note in notes),
         "The documentation explains its keys. Try:",
         plain(f"  {command}"),
     ]
-    result = {"kind": kind, **out.as_json(), "used_by": command}
+    result = {"kind": kind, "used_by": command}
     return Answer(result | ({"notes": notes} if is_read else {}), view)
 
 

@@ -157,10 +157,8 @@ def jitter(
         "jitter": {name: str(value) for name, value in vars(factors).items()},
         **pick(sampling, "samples seed replicas"),
         "quantile": quantile,
-        **out.as_json(),
         "rows": rows + failed,
     }
-    files = {"samples in": out, "drawn to": figure}
     details: dict[str, Iterable[object]] = {"quantiles": [_quantiles(rows, runs)]}
     if ops:
         details["critical ops"] = _critical_ops(runs)
@@ -168,8 +166,7 @@ def jitter(
         columns = Column("schedule", "schedule"), Column("reason", "error", escape)
         details["failures"] = [rows_table(failed, columns)]
     failures = (plain(f"{row['schedule']}: not evaluated: {row['error']}") for row in failed)
-    view = chain(_view(runs, ranked, quantile), failures)
-    return Answer(result, view, files, details=details)
+    return Answer(result, chain(_view(runs, ranked, quantile), failures), details=details)
 
 
 def _run(

@@ -140,7 +140,6 @@ def optimize(
         return Answer(
             data,
             _view(outcome, rendezvous),
-            {"wrote the table to": out, "wrote the certificate to": certificate},
             next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
                 "search": [_search(outcome)],

@@ -158,23 +158,21 @@ def plan(
     if is_config:
         out.save_text(config_text(options))
         options = {"config": out.path}
+    out.is_saved = True
     from pipejax.costs.model.launchers import machine_launches
 
     best, request = planned.best, planned.request
     launches = machine_launches(best.workload, best.table, request.system, request.stack, launcher)
     stages = layout_json(planned.best.workload, planned.best.table, launcher)
     result = _result(planned, stages) | {"launch": launch_json(launches)}
-    announcement = "the best as options for --config in" if is_config else "all layouts in"
     next_commands = (
         command_line("evaluate", options),
         command_line("show", options | {"out": "plan.html"}),
     )
     details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
-    outputs = {announcement: out, "picture in": figure}
-    written = {words: output for words, output in outputs.items() if output.path is not None}
     launcher_lines = launch_lines(launches if launcher is not None else ())
     view = chain(plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)
-    return Answer(result, view, written, next=next_commands, details=details)
+    return Answer(result, view, next=next_commands, details=details)
 
 
 def _read_limit(text: str) -> float:

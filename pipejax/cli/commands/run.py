@@ -69,7 +69,6 @@ def run(
     return Answer(
         result,
         _view(result, outcome),
-        {"wrote a trace of each worker to": trace},
         holds=is_equal,
         next=() if trace.written is None else (f"pipejax trace {trace.written}",),
         details={"op times": [profile]} if op_times else {},

@@ -75,13 +75,12 @@ def sensitivity(
     def first_rows(count: int) -> TextTable:
         return _table(sensitivities, rows[:count], ends, factors)
 
-    return _answer(result, view, figure, first_rows, len(rows), "all parameters")
+    return _answer(result, view, first_rows, len(rows), "all parameters")
 
 
 def _answer(
     result: dict[str, Any],
     view: Sequence[str],
-    figure: Output,
     table: Callable[[int], TextTable],
     count: int,
     title: str,
@@ -89,7 +88,7 @@ def _answer(
     """Answer with the first of `count` rows of a table; all of them are a detail."""
     first_rows = [] if has_details() else [table(MAX_ROWS)]
     details = {title: [table(count)]} if count > MAX_ROWS or has_details() else {}
-    return Answer(result, [*view, *first_rows], {"drawn to": figure}, details=details)
+    return Answer(result, [*view, *first_rows], details=details)
 
 
 def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
@@ -131,7 +130,7 @@ def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure:
             ]
         )
 
-    return _answer(result, view, figure, table, len(ranked), "all places")
+    return _answer(result, view, table, len(ranked), "all places")
 
 
 def _ranked(sensitivities: "pj.results.Sensitivity") -> list[tuple[str, float]]:

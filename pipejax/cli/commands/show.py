@@ -25,7 +25,7 @@ from pipejax.cli.options.tables import (
     labelled,
     naming,
 )
-from pipejax.cli.output.answer import Answer, file_lines, waiting
+from pipejax.cli.output.answer import Answer, waiting
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.report import console, percent, pick, plain, print_all, table_sizes
 from pipejax.cli.output.terminal_timeline import (
@@ -186,7 +186,7 @@ def show(
         _draw(scene, paper, out, caption_out)
     if open and out.written is not None:
         webbrowser.open(out.written.resolve().as_uri())
-    result = _as_json(scene, out, missing, several=schedules is not None)
+    result = _as_json(scene, missing, several=schedules is not None)
     return Answer(result, _view(scene, missing, out, caption_out, width))
 
 
@@ -255,13 +255,11 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
     caption_out.save_text(f"![{label}]({label})\n\n{scene.caption}\n")
 
 
-def _as_json(
-    scene: Scene, out: Output, missing: Mapping[str, str], *, several: bool
-) -> dict[str, Any]:
+def _as_json(scene: Scene, missing: Mapping[str, str], *, several: bool) -> dict[str, Any]:
     """Return the object of `--json`: that of one schedule, or a list of several."""
     runs = [_run_json(run, held) for run, held in zip(scene.runs.values(), scene.held, strict=True)]
     result = {"runs": runs, "missing": missing} if several else runs[0]
-    return {**result, "caption": scene.caption, **out.as_json()}
+    return {**result, "caption": scene.caption}
 
 
 def _run_json(evaluation: "pj.Evaluation", held: HeldMemory | None) -> dict[str, Any]:
@@ -302,7 +300,8 @@ def _view(
             yield plain(f"{name} takes {time}; idle {idle}")
     for name, reason in missing.items():
         yield plain(f"{name} does not exist here: {reason}")
-    yield from file_lines({"drawn to": out, "caption in": caption_out})
+    if caption_out.written is not None:
+        yield plain(f"wrote {caption_out.written}")
     caption_out.end(json=False)
 
 

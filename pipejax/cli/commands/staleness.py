@@ -66,7 +66,6 @@ def staleness(
         result["weight_bytes"] = staleness_result.versions @ version
     if figure.path is not None:
         _draw(figure, staleness_result)
-    files = {"drawn to": figure} if figure.path is not None else {}
     details: dict[str, Iterable[object]] = {
         "workers": [_workers(staleness_result, result.get("weight_bytes"))]
     }
@@ -75,8 +74,7 @@ def staleness(
         if not has_lines():
             rows = [rows_table([result], NUMBERS), rows_table(result["histogram"], COUNTS)]
         details["delays"] = rows
-    view = _view(table, staleness_result, result)
-    return Answer(result, view, files, details=details)
+    return Answer(result, _view(table, staleness_result, result), details=details)
 
 
 def _view(

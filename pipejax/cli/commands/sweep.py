@@ -90,6 +90,7 @@ def sweep_run(
             scheduler=scheduler,
             on_progress=on_progress,
         ).close()
+    out.is_saved = True
     return _run_answer(sweep, path, done[0], time.perf_counter() - start, seconds_compiling(start))
 
 
@@ -118,7 +119,6 @@ def _run_answer(
     rate = new_points / seconds
     compile_seconds = min(compile_seconds, seconds)
     result = {
-        "out": out,
         "points": sweep.num_points,
         "dimensions": sweep.sizes,
         **{name.replace(" ", "_"): count for name, count in counts.items()},
@@ -245,7 +245,6 @@ def sweep_show(
     return Answer(
         result,
         (plain(part) if isinstance(part, str) else part for part in view),
-        {"wrote points to": out, "drawn to": figure},
         details=details,
     )
 

@@ -127,7 +127,6 @@ def trace(
     if out.path is not None:
         text = trace_page(analysis, result)
         out.save(lambda draft: write_file(draft, text))
-    written = {"wrote these to": save, "wrote the report to": out, "drawn to": figure}
     next_commands: tuple[str, ...] = ()
     before_command: list[object] = []
     if analysis.advice is not None and save.path is None:
@@ -138,7 +137,7 @@ def trace(
         next_commands = _next_commands(saved, analysis)
     view = chain(trace_view(analysis, result, before_command), _file_uses(save))
     details = trace_details(analysis, result)
-    return Answer(result, view, written, next=next_commands, details=details)
+    return Answer(result, view, next=next_commands, details=details)
 
 
 def _in_steps(text: str, measured: "pj.traces.Trace") -> Any:

@@ -364,7 +364,6 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         return Answer(
             data,
             chain(_split_view(table, system, result), launch_lines(able)),
-            {"wrote the layout to": out},
             next=(command_line(split, "show", out="layers.html"),),
             details={
                 "stages": [_split_stages(table, system, result)],

@@ -125,20 +125,13 @@ def messages(
         data = _messages_as_json(table, result, waits) | {
             "makespans": makespans,
             "waits_of": before,
-            **out.as_json(),
             "wait": {before: waits.by_worker.sum(), BEST_KEY: best_waits.by_worker.sum()},
-        }
-        files = {
-            "wrote the better table to": out,
-            "wrote the certificate to": certificate,
-            "drawn to": figure,
         }
         # `export` adds what PyTorch needs beside SEND and RECV
         torch = {"table": str(out.path), "format": "torch-csv", "out": "torch.csv"}
         return Answer(
             data,
             _messages_view(data, result),
-            files,
             next=() if out.path is None else (command_line("export", torch),),
             details={
                 "waiting transfers": _waiting(data, worst),
@@ -311,8 +304,7 @@ def microbatches(
         data = {"order": order, **sorted_lengths}
         best = _Permutation(table, link, result, data, "order", "orders")
         best.save(out)
-        view = best.view(" ".join(map(str, order)))
-        return Answer(best.result, view, {"wrote the order to": out})
+        return Answer(best.result, best.view(" ".join(map(str, order))))
 
     return run_search(search, iterations, limit, report)
 
@@ -365,9 +357,7 @@ def places(
         best.save(out)
         _draw_places(placed, result, figure)
         view = best.view(",".join(map(str, data["places"])))
-        files = {"wrote the places to": out, "drawn to": figure}
-        details = {"nodes": [_nodes(placed, places)]}
-        return Answer(best.result | figure.as_json(), view, files, details=details)
+        return Answer(best.result, view, details={"nodes": [_nodes(placed, places)]})
 
     return run_search(search, iterations, limit, report)
 
@@ -459,9 +449,8 @@ def lookahead(
         tables = {"no lookahead": search.plain, "best": best.table}
         draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)
         return Answer(
-            data | figure.as_json(),
+            data,
             _lookahead_view(data, result),
-            {"wrote the table to": out, "drawn to": figure},
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
             details={
                 "workers": [_gathering_table(data["best"])],

@@ -72,8 +72,7 @@ def validate(
         **({} if pipejax_validation is None else {"pipejax": _statistics(pipejax_validation)}),
         "tolerance": max_error,
     }
-    written = {"drawn to": figure} if figure.path is not None else {}
-    return Answer(result, _view(result, errors), written, is_within, details=_details(result))
+    return Answer(result, _view(result, errors), is_within, details=_details(result))
 
 
 def _statistics(validation: "pj.results.Validation") -> dict[str, Any]:

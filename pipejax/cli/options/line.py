@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import is_dataclass as is_record
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_origin
@@ -20,7 +19,7 @@ from pipejax.cli.options.assertions import failed_assertions, parse_assertions
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.option import COMMON, check_outputs, parser, value_kinds
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import printing
+from pipejax.cli.output.report import current_style, printing
 from pipejax.schedules.table.links import LINK_OPTIONS, LINKS
 
 if TYPE_CHECKING:
@@ -254,15 +253,14 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: 
     assertions = parse_assertions(options.command, common.get("assert_") or ())
     outputs = check_outputs(command, arguments, force=common.get("force", False))
     format = None if "format" in parameters else common.get("format")  # else that of its file
-    style = printing(format, json=common["json"], details=common["details"])
-    with style, written_as(options.typed({**common, **arguments})):
+    typed_options = options.typed({**common, **arguments})
+    style = {name: common[name] for name in ("json", "details")}
+    with printing(format, **style, options=typed_options, outputs=outputs):
         result = command(*bound.args, **bound.kwargs)
         result.show()
-    for output in outputs:
-        output.end(json=common["json"])
-    if failures := failed_assertions(assertions, result.as_json()):
-        sys.stderr.write("".join(f"{line}\n" for line in failures))
-        return 3
+        if failures := failed_assertions(assertions, result.as_json()):
+            sys.stderr.write("".join(f"{line}\n" for line in failures))
+            return 3
     return 0 if result.holds else 1
 
 
@@ -333,27 +331,16 @@ ANSWERED = (
     "assert_",
 )
 
-_written: list[Mapping[str, Any]] = [{}]  # options of the command that runs: the last one counts
-
-
-@contextmanager
-def written_as(options: Mapping[str, Any]) -> Iterator[None]:
-    """Set the options of the command that runs in this block."""
-    _written.append(options)
-    try:
-        yield
-    finally:
-        _written.pop()
-
 
 def written(*names: str) -> dict[str, Any]:
     """Return the options of the command that are among some names."""
-    return {name: _written[-1][name] for name in names if name in _written[-1]}
+    options = current_style().options
+    return {name: options[name] for name in names if name in options}
 
 
 def written_but(*names: str) -> dict[str, Any]:
     """Return all options of this command line, except `names` and those of output."""
-    return {k: v for k, v in _written[-1].items() if k not in (*names, *ANSWERED)}
+    return {k: v for k, v in current_style().options.items() if k not in (*names, *ANSWERED)}
 
 
 def command_line(command: str, options: Mapping[str, Any]) -> str:

@@ -12,8 +12,14 @@ from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
-from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import has_details, is_json, plain, print_all, print_json
+from pipejax.cli.output.report import (
+    current_style,
+    has_details,
+    is_json,
+    plain,
+    print_all,
+    print_json,
+)
 
 # Signs of life while a command takes time, on stderr and only where a person sees them
 
@@ -56,12 +62,11 @@ def waiting(what: str) -> Iterator[Console]:
 class Answer(NamedTuple):
     """Answer of a command, which is printed when the command returns it."""
 
-    # object of `--json`; files of `written` without a key in it are added
+    # object of `--json`, without the files of the command and what to go on with
     result: dict[str, Any] | list[dict[str, Any]]
     # first screen: a sentence that answers, then at most a dozen lines and tables; a generator
     # makes them only if they are printed
     view: Iterable[object] = ()
-    written: Mapping[str, Output] = {}  # files by the words that announce them
     holds: bool = True  # False if a check of the command failed: exit code 1
     next: tuple[str, ...] = ()  # command lines to go on with
     details: Mapping[str, Iterable[object]] = {}  # parts that `--details` adds, by their names
@@ -71,7 +76,7 @@ class Answer(NamedTuple):
         if not isinstance(self.result, dict):
             return self.result
         result = self.result | ({"next": self.next} if self.next else {})
-        for output in self.written.values():
+        for output in current_style().outputs:
             result = result | output.as_json()
         return result
 
@@ -86,20 +91,14 @@ class Answer(NamedTuple):
                 printed_lines = [part for part in view if isinstance(part, Text)]
                 details = chain.from_iterable(self.details.values())
                 print_all(*(part for part in details if part not in printed_lines))
-            print_all(*file_lines(self.written))
+            outputs = current_style().outputs
+            print_all(*(plain(f"wrote {output.written}") for output in outputs if output.written))
             next_lines = (plain(f"next: {line}") for line in self.next)
             print_all(*(line for line in next_lines if line not in view))
             if self.details and not has_details():
                 print_all(plain(f"more with --details: {', '.join(self.details)}"))
-        for output in self.written.values():
+        for output in current_style().outputs:
             output.end(json=is_json())
-
-
-def file_lines(written: Mapping[str, Output]) -> Iterator[Text]:
-    """Yield a line for each file that was written; `written` has files by their announcements."""
-    for words, output in written.items():
-        if output.written is not None:
-            yield plain(f"{words} {output.written}")
 
 
 @contextmanager

@@ -69,6 +69,7 @@ class Output:
     option: str = "--out"  # option that names it
     force: bool = False  # whether an existing file is replaced
     drawn_by: str = ""  # another option of the command, which draws, if there is one
+    is_saved: bool = False  # whether the file was written, or its error is known
     _error: OSError | None = None
     _unwritten: str = ""
 
@@ -126,6 +127,7 @@ class Output:
         # So the report is printed even if the file cannot be written.
         if self.path is None:
             return
+        self.is_saved = True
         try:
             with atomic_write(self.path, replace=self.force) as draft:
                 write(draft)
@@ -143,7 +145,7 @@ class Output:
     @property
     def written(self) -> Path | None:
         """Return the file if it was written."""
-        return None if self._error else self.path
+        return self.path if self.is_saved and self._error is None else None
 
     def as_json(self) -> dict[str, Any]:
         """Return its name for `--json`, or null and the content that could not be written."""

@@ -337,28 +337,36 @@ def _text(marked: str) -> str:
 
 
 class Style(NamedTuple):
-    """Style of printing: a format, and whether details are printed."""
+    """Style of printing of the command that runs, with its options and files."""
 
     format: str = "text"
     json: bool = False
     details: bool = False
+    options: Mapping[str, Any] = {}  # those that are given
+    outputs: Sequence[Any] = ()  # `Output` of each option that names one
 
 
 _styles = [Style()]  # the last one counts
 
 
 @contextmanager
-def printing(format: str | None, *, json: bool, details: bool = False) -> Iterator[None]:
-    """Set the format of everything that is printed in this block."""
-    style = Style(resolve_choice(format or "text", ("text", *FORMATS), "--format"), json, details)
-    for option, is_on in (("--details", details), (f"--format {format}", style.format != "text")):
-        if json and is_on:
+def printing(format: str | None, **style_fields: Any) -> Iterator[None]:
+    """Set the style of everything that is printed in this block, by the fields of `Style`."""
+    format = format or "text"
+    style = Style(resolve_choice(format, ("text", *FORMATS), "--format"), **style_fields)
+    for option, is_on in (("--details", style.details), (f"--format {format}", format != "text")):
+        if style.json and is_on:
             raise ValueError(f"{option} has no effect with --json")
     _styles.append(style)
     try:
         yield
     finally:
         _styles.pop()
+
+
+def current_style() -> Style:
+    """Return the style of the command that runs."""
+    return _styles[-1]
 
 
 def is_json() -> bool:
