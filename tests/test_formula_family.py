@@ -279,7 +279,7 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
         waited.append(what)
         yield
 
-    monkeypatch.setattr("pipejax.cli.commands.formula.waiting", waiting)
+    monkeypatch.setattr("pipejax.cli.commands.formula.progress", waiting)
     command = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--parameters", "F,B,c"
     _, out, _ = call(*command, "--versus", "v-half,gpipe", "--per-worker")
     assert "looking for the closed form of v-half" in waited

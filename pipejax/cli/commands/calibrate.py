@@ -9,7 +9,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.options.option import Count, Text, options
-from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import NO_OUTPUT, SYSTEM, Output
 from pipejax.cli.output.report import Column, TextTable, digits, pick, plain, rows_table, seconds
 
@@ -86,7 +86,7 @@ def calibrate(
     identified: set[str] = set()
     if collectives is not None:
         timed_collectives = pj.files.read_collectives(collectives)
-        with waiting("calibrating links: compiling and fitting"):
+        with progress("calibrating links: compiling and fitting"):
             links = pj.links.calibrate_links(timed_collectives, machine)
         machine = links.system
         identified = {number.name for number in links.parameters if number.identified}
@@ -97,7 +97,7 @@ def calibrate(
     if files:
         rows = joined([pj.files.read_rows(path, fitting.stack) for path in files])
         arguments = pick(fitting, "hold_out starts layer_times seed general")
-        with waiting("calibrating: compiling and fitting"):
+        with progress("calibrating: compiling and fitting"):
             runs = pj.calibrate(rows, machine, fit=names, **arguments)
     if links is None and runs is not None and not runs.parameters:
         data = _as_json(runs)

@@ -83,12 +83,12 @@ def compare(
     rows: list[dict[str, Any]] = []
     scenarios: list[pj.Scenario] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: that of the first row
-    with progress("evaluating", len(points)) as bar:
+    with progress("evaluating", len(points)) as on_progress:
         for point in points:
             rows.append(_row(run, listed, point, slots, scenarios))
             rows[-1]["schedule"] = label_of_name[point.name]
             slots = slots or rows[-1].get("slots")
-            bar.move(advance=1)
+            on_progress(len(rows), None, "evaluating")
     if slots is None:
         raise ValueError(rows[0]["error"])
     listed.check_used(scenarios)
@@ -358,12 +358,8 @@ def _exchanged_makespans(
     if differences.sizes or differences.other_placement:
         return []
     run, workers = runs[0], [row.worker for row in differences.rows]
-    with progress("exchanging rows", len(workers)) as bar:
-        makespans = []
-        for makespan in row_exchanges(run.table, runs[1].table, workers, run.costs, run.links):
-            makespans.append(makespan)
-            bar.move(advance=1)
-    return makespans
+    with progress("exchanging rows"):
+        return [*row_exchanges(run.table, runs[1].table, workers, run.costs, run.links)]
 
 
 def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, Any]:

@@ -79,7 +79,7 @@ def explain(
     scenario = run.scenario(settings)
     table = build(scenario)
     names = None if schedules is None else [name.strip() for name in schedules.split(",")]
-    with progress("explaining", None) as bar:
+    with progress("explaining") as on_progress:
         explanation = pj.explain(
             required(scenario),
             memory_limit=_limit(run.memory_limit, scenario),
@@ -87,7 +87,7 @@ def explain(
             schedules=names,
             launcher=run.launcher,
             search=search,
-            on_progress=bar.show,
+            on_progress=on_progress,
         )
     files = dict(table_files(explanation, write_tables.path))
     result = (

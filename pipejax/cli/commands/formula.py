@@ -15,7 +15,7 @@ from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import Count, Text, options, parse_float, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, labelled
-from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import CERTIFICATE, DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (
     facts,
@@ -248,13 +248,13 @@ def formula(
     tables, plans = [table], Plans()
     plans.add(table.name, schedule_labels[0], run.planned_for(table))
     for rival, label in zip(rivals, schedule_labels[1:], strict=True):
-        with waiting(f"building {rival.schedule}"):
+        with progress(f"building {rival.schedule}"):
             tables.append(rival.scenario(settings=rival.settings.only(rival.name or "")).table())
         plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
         settings = settings._replace(names=["F", "I", "W", "c"])  # times that all of them have
     form, *others = map(settings.form, tables)
-    with waiting("comparing"):
+    with progress("comparing"):
         comparisons = [pj.analysis.versus(form, other) for other in others]
     regimes = None
     if paper is not None:
@@ -332,7 +332,7 @@ class _FormOptions(NamedTuple):
         return named_parameters(program, names, table.worker_parts)
 
     def form(self, table: pj.ScheduleTable) -> "pj.results.Formula":
-        with waiting(f"looking for the closed form of {table.name}"):
+        with progress(f"looking for the closed form of {table.name}"):
             program, parameters = self.program(table), self.parameters(table)
             return pj.formula(program, parameters, box=self.box, max_facets=self.max_facets)
 
@@ -405,7 +405,7 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
 
     # M takes multiples of P; P takes even numbers if it is even
     step = workers if symbol == "M" else 2 - workers % 2
-    with waiting("looking for the family"):
+    with progress("looking for the family"):
         if numbers:
             return find(numbers[:-1], numbers[-1:])
         if symbol == "P":

@@ -174,11 +174,14 @@ def _run(
 ) -> "dict[str, pj.results.Jittered]":
     """Sample every table, with progress on a terminal's stderr."""
     numbers = pick(sampling, "samples seed replicas")
-    with progress("sampling", numbers["samples"] * len(scenarios)) as bar:
+    with progress("sampling", numbers["samples"] * len(scenarios)) as show:
         runs: dict[str, pj.results.Jittered] = {}
         for name, scenario in scenarios.items():
-            on_progress = bar.show_after(len(runs) * numbers["samples"])
-            options = {"link": scenario.links, "on_progress": on_progress, **numbers}
+            before = len(runs) * numbers["samples"]
+            options: dict[str, Any] = {"link": scenario.links, **numbers}
+            options["on_progress"] = lambda done, _, text, before=before: show(
+                before + done, None, text
+            )
             with naming(table := scenario.table()):
                 runs[name] = pj.jitter(table, scenario.table_costs(), factors, **options)
         return runs

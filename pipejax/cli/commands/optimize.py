@@ -2,13 +2,11 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
 from pipejax.base.files import check_writable
@@ -150,11 +148,12 @@ def optimize(
 
     try:
         scenario, room, may_offload = _read_problem(run, limit)
-        with best_so_far(report) as keep, _best_line() as show:
+        with best_so_far(report) as keep, progress("looking for a first schedule") as show:
 
             def on_best(result: "pj.results.Found[pj.results.Optimum]") -> None:
                 keep(result)
-                show(result)
+                text = f"best {seconds(result.value)}, bound {seconds(result.lower_bound)}"
+                show(0, None, f"{text}, gap {percent(result.gap)}, from {result.best.source}")
 
             result = pj.optimize(
                 scenario,
@@ -243,26 +242,6 @@ def _check_problem(link: pj.Links, minimize: str) -> None:
         importlib.import_module("ortools")
     except ModuleNotFoundError:
         raise ValueError(NO_SOLVER) from None
-
-
-@contextmanager
-def _best_line() -> "Iterator[Callable[[pj.results.Found[pj.results.Optimum]], None]]":
-    """Yield a function that shows the best plan in a line, and keeps a line per improvement."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with progress("looking for a first schedule", None, *columns) as bar:
-        values: list[float] = []  # the last one
-
-        def show(result: "pj.results.Found[pj.results.Optimum]") -> None:
-            line = (
-                f"best {seconds(result.value)}, bound {seconds(result.lower_bound)}, gap "
-                f"{percent(result.gap)}, from {result.best.source}"
-            )
-            bar.move(description=line)
-            if values != [result.value]:
-                bar.note(f"{result.best.seconds:7.1f} s  {line}")
-            values[:] = [result.value]
-
-        yield show
 
 
 class Outcome(NamedTuple):

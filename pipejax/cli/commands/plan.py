@@ -128,7 +128,7 @@ def plan(
             return None
         return f"{out.path} keeps what was evaluated, go on with --resume"
 
-    with if_interrupted(resume_hint), progress("layouts", None) as bar:
+    with if_interrupted(resume_hint), progress("layouts") as on_progress:
         planned = pj.plan(
             load_with(model, sequence),
             pj.load_system(system),
@@ -148,7 +148,7 @@ def plan(
             out=None if is_config else out.path,
             resume=resume,
             replace=out.force,
-            on_progress=bar.show,
+            on_progress=on_progress,
         )
     _draw(planned, figure)
     texts = {"model": model, "system": system, "stack": stack}

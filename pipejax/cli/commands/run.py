@@ -14,7 +14,7 @@ from pipejax.base.checks import positive, resolve_choice
 from pipejax.cli.options.option import Count, options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
-from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import NO_OUTPUT, TABLES, Output
 from pipejax.cli.output.report import grid, percent, pick, seconds, table_sizes
 
@@ -59,7 +59,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         if trace.path is not None:
             job = job._replace(trace=Path(folder, "trace"))
-        with waiting(f"running {table.name} in {name}"):
+        with progress(f"running {table.name} in {name}"):
             outcome = run_table(name, job)
         trace.save(lambda draft: shutil.copytree(Path(folder, "trace"), draft))
     is_equal = outcome.error <= largest_error

@@ -25,7 +25,7 @@ from pipejax.cli.options.tables import (
     labelled,
     naming,
 )
-from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.report import console, percent, pick, plain, print_all, table_sizes
 from pipejax.cli.output.terminal_timeline import (
@@ -364,7 +364,7 @@ def save_page(
     if scene.picture.no_critical:
         show["critical"] = False
     unit = "s" if scenario.has_times else "slots"
-    with waiting("looking for closed forms"):
+    with progress("looking for closed forms"):
         title = scene.picture.title or ""
         text = page(explored, unit=unit, show=show, view=scene.window, title=title, carried=choice)
     out.save(lambda draft: write_file(draft, text))
@@ -403,7 +403,7 @@ def _every_table(
     from pipejax.schedules import REGISTRY
 
     tables_by_name: dict[str, list[pj.ScheduleTable]] = {}
-    with waiting("building schedules to choose from"):
+    with progress("building schedules to choose from"):
         for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
             option_names = REGISTRY[name].options
             if "offload" in option_names:  # no page lowers offloads

@@ -11,8 +11,6 @@ import numpy as np
 from cyclopts import Parameter
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
-from rich.text import Text as RichText
 
 from pipejax.base.checks import resolve_choice
 from pipejax.base.printed import cell, display_scale, head, named, span, words
@@ -74,13 +72,11 @@ def sweep_run(
             return None
         return f"after {done[-1] - done[0]} points: {path} keeps them, go on with --resume"
 
-    columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
-    bar_of_points = progress("sweep", sweep.num_points, *columns, transient=False)
-    with if_interrupted(resume_hint), bar_of_points as bar:
+    with if_interrupted(resume_hint), progress("sweep", sweep.num_points) as show:
 
         def on_progress(points: float, total: float | None, text: str) -> None:
             done.append(int(points))
-            bar.show(points, total, text)
+            show(points, total, text)
 
         run_sweep(
             sweep,
@@ -92,14 +88,6 @@ def sweep_run(
         ).close()
     out.is_saved = True
     return _run_answer(sweep, path, done[0], time.perf_counter() - start, seconds_compiling(start))
-
-
-class _Rate(ProgressColumn):
-    """Points per second."""
-
-    def render(self, task: Task) -> RichText:
-        speed = task.finished_speed or task.speed
-        return RichText("-" if speed is None else f"{speed:,.0f} points/s")
 
 
 def _run_answer(

@@ -100,13 +100,13 @@ def trace(
     if out.path is not None:
         check_modules("--out: pictures need", DRAWING.modules, "figures")
     column_names = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
-    with progress("reading", None) as bar:
+    with progress("reading") as on_progress:
         sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
         sizes |= {"steps": steps, "world": world, "replicas": replicas}
-        arguments: dict[str, Any] = {"columns": column_names, **sizes, "on_progress": bar.show}
+        arguments: dict[str, Any] = {"columns": column_names, **sizes, "on_progress": on_progress}
         measured = pj.traces.read(files, **arguments)
         other = pj.traces.read(against, **arguments) if against else None
-    with progress("replaying", None) as bar:
+    with progress("replaying") as on_progress:
         analysis = pj.traces.analyse(
             measured if only_steps is None else measured.only(_in_steps(only_steps, measured)),
             against=other,
@@ -115,7 +115,7 @@ def trace(
             launcher=launcher,
             search=search,
             all_steps=all_steps,
-            on_progress=bar.show,
+            on_progress=on_progress,
         )
     folder = save.path or _new_folder(DEFAULT_FOLDER)
     saved = _saved_costs(analysis, folder)

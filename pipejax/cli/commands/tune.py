@@ -209,8 +209,6 @@ def _view(
         if step is not None and step > tuned.value > 0:
             text = f"{seconds(step)}, {percent(step / tuned.value - 1)} longer"
         yield f"{name} unchanged: {text}"
-    if tuned.stopped == "interrupted":
-        yield "interrupted: this is the best so far"
 
 
 def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.TunedSetting]":
@@ -220,12 +218,10 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
-    with progress("tuning", None) as bar:
-
-        def show_count(done: float, _: float | None, text: str) -> None:
-            bar.move(description=f"tuning: {done:,.0f} {text}")
-
-        arguments["on_progress"] = show_count
+    with progress("tuning") as show:
+        arguments["on_progress"] = lambda done, total, text: show(
+            done, total, f"tuning: {done:,.0f} {text}"
+        )
         try:
             return pj.tune(*request, **arguments)
         except NothingFitsError as error:
@@ -375,7 +371,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             },
         )
 
-    with best_so_far(report) as keep, progress("splitting", None) as bar:
+    with best_so_far(report) as keep, progress("splitting") as on_progress:
         result = pj.search.layers(
             table,
             workload,
@@ -383,7 +379,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             link=links,
             no_memory_limit=not memory_limit,
             time_limit=limit,
-            on_progress=bar.show,
+            on_progress=on_progress,
             on_best=keep,
         )
     return report(result)
@@ -431,8 +427,6 @@ def _split_view(
     elif result.stopped == "optimal":
         proof = "no split is faster"
     yield f"{proof}; memory: {gigabytes(need)} of {gigabytes(available)}"
-    if result.stopped == "interrupted":
-        yield "interrupted: this is the best so far"
 
 
 def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:

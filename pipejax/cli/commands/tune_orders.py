@@ -528,7 +528,7 @@ def chunks(
         fields = data | pick(result, SEARCH_FIELDS)
         return Answer(fields, _chunks_view(data, result), details=details)
 
-    with best_so_far(report) as keep, progress("cutting", None) as bar:
+    with best_so_far(report) as keep, progress("cutting") as on_progress:
         result = pj.search.chunks(
             prompt,
             workers,
@@ -540,7 +540,7 @@ def chunks(
             link=link,
             seed=seed,
             time_limit=parse_seconds(time_limit, "--time-limit"),
-            on_progress=bar.show,
+            on_progress=on_progress,
             on_best=keep,
         )
     return report(result)

@@ -11,7 +11,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.cli.options.option import Text, options, parse_float
-from pipejax.cli.output.answer import Answer, waiting
+from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import Column, digits, pick, plain, rows_table, seconds
 
@@ -52,7 +52,7 @@ def validate(
       pipejax validate runs.csv --system h100
     """
     max_error = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
-    with waiting("predicting"):
+    with progress("predicting"):
         validation = pj.validate(files, system, stack=stack, link=link or "delay")
     pipejax_validation = None  # of the same rows, beside the predictions of another
     if predictions is not None:

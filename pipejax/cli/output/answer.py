@@ -3,15 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import Progress
 from rich.text import Text
 
-from pipejax.base.progress import if_interrupted
+from pipejax.base.progress import OnProgress, if_interrupted
 from pipejax.cli.output.report import (
     current_style,
     has_details,
@@ -21,42 +20,19 @@ from pipejax.cli.output.report import (
     print_json,
 )
 
-# Signs of life while a command takes time, on stderr and only where a person sees them
-
-
-class ProgressBar(NamedTuple):
-    """A bar on stderr that nobody sees unless it is a terminal."""
-
-    move: Callable[..., None]  # takes `advance` or `completed`, and `description`
-    note: Callable[[str], None]  # prints a line above the bar
-
-    def show(self, done: float, total: float | None, text: str) -> None:
-        """Show the progress of a long call: the `on_progress` of the library."""
-        self.move(completed=done, total=total, description=text)
-
-    def show_after(self, done_before: float) -> Callable[[float, float | None, str], None]:
-        """Return the `on_progress` of one of several calls, to which earlier work is added."""
-        return lambda done, total, text: self.move(completed=done_before + done, description=text)
-
 
 @contextmanager
-def progress(
-    what: str, total: float | None, *columns: ProgressColumn, transient: bool = True
-) -> Iterator[ProgressBar]:
-    """Show a bar of progress, called `what`, while the block runs; only on a terminal."""
+def progress(what: str, total: float | None = None) -> Iterator[OnProgress]:
+    """Show a bar, called `what`, while the block runs, only on a terminal; yield `on_progress`."""
     err = Console(stderr=True, highlight=False)
-    bar = Progress(*columns, console=err, transient=transient, disable=not err.is_terminal)
+    bar = Progress(console=err, transient=True, disable=not err.is_terminal)
     with bar, if_interrupted(bar.stop):
-        note = partial(err.print, markup=False) if err.is_terminal else lambda text: None
-        yield ProgressBar(partial(bar.update, bar.add_task(what, total=total)), note)
+        task = bar.add_task(what, total=total)
 
+        def show(done: float, total: float | None, text: str) -> None:
+            bar.update(task, completed=done, total=total, description=text)
 
-@contextmanager
-def waiting(what: str) -> Iterator[Console]:
-    """Show a spinner while the block runs, only on a terminal; the console prints above it."""
-    err = Console(stderr=True)
-    with err.status(what) as status, if_interrupted(status.stop):
-        yield err
+        yield show
 
 
 class Answer(NamedTuple):
@@ -123,8 +99,8 @@ def run_search(
     """Run a local search under a bar, and answer with its result, if interrupted too."""
     with (
         best_so_far(lambda search: report(search.result("interrupted"))) as keep,
-        progress("searching", iterations) as bar,
+        progress("searching", iterations) as on_progress,
     ):
         keep(search)
-        result = search.run(iterations, limit, bar.show, gap)
+        result = search.run(iterations, limit, on_progress, gap)
     return report(result)

@@ -457,8 +457,6 @@ def savings(head: str, value: str, times: Mapping[str, float | None], best: floa
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:
     """Yield the bound of a search and why it stopped; `candidates` is the noun of its answers."""
-    if result.stopped == "interrupted":
-        yield "interrupted: this is the best so far"
     if not result.lower_bound:
         yield "bound: none is known, so a much better one may exist"
     elif result.gap <= 1e-12:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from pipejax.cli.output.answer import waiting
+from pipejax.cli.output.answer import progress
 from pipejax.cli.output.report import Figure, TextTable, is_number, seconds
 from pipejax.plots.palette import ink
 
@@ -71,7 +71,7 @@ def report_page(
         explored.append(Explored(run, memory, name="first remedy"))
         titles.append(remedy.what)
     title_of_first, *titles_below = titles
-    with waiting("looking for closed forms"):
+    with progress("looking for closed forms"):
         explorer = page(explored)
     return rendered(
         TEMPLATE,
