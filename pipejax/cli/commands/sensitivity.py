@@ -1,6 +1,7 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import pipejax as pj
@@ -9,8 +10,9 @@ from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build, check_alike, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import TextTable, grid, has_details, percent, pick, seconds
+from pipejax.cli.output.report import Column, has_details, percent, pick, rows_table, seconds
 
+Factors = tuple[float, float]  # by which each parameter is divided and multiplied
 Ends = tuple[float | None, float | None]  # step times at both factors; None if one is impossible
 BAR = 8  # columns of the longest bar
 MIN_ELASTICITY = 5e-5  # parameters with less are not listed
@@ -47,14 +49,10 @@ def sensitivity(
     if workload is None or system is None:
         return _answer_by_place(scenario.evaluate(), factors, figure)
     sensitivities = pj.sensitivity(table, workload, system, link=link)
-    model = workload.model
-    step_times = swings(table, workload, system, factors=factors, link=link)
-    low, high = factors
     ends: dict[str, Ends] = {}
-    for name, times in step_times.items():
-        at_low = times[0] if is_possible(model, name, low) else None
-        at_high = times[1] if is_possible(model, name, high) else None
-        ends[name] = at_low, at_high
+    for name, times in swings(table, workload, system, factors=factors, link=link).items():
+        can_have = [is_possible(workload.model, name, factor) for factor in factors]
+        ends[name] = times[0] if can_have[0] else None, times[1] if can_have[1] else None
     if figure.path is not None:
         _draw(figure, table.name, sensitivities.step_time, ends, factors)
     result = {
@@ -64,114 +62,85 @@ def sensitivity(
         "swings": ends,
     }
     bound_by = sensitivities.bound_by
-    strongest = max(sensitivities.elasticity, key=lambda name: abs(sensitivities.elasticity[name]))
+    ranked = sorted(sensitivities.elasticity.items(), key=lambda item: -abs(item[1]))
+    strongest, largest = ranked[0]
     view = [
         f"[bold]{seconds(sensitivities.step_time)}[/] per step, bound by {bound_by} "
         f"({percent(sensitivities.share[bound_by])} of the critical path)",
-        f"1 % more of {strongest} changes the step by {sensitivities.elasticity[strongest]:+.3g} %",
+        f"1 % more of {strongest} changes the step by {largest:+.3g} %",
     ]
-    rows = _ranked(sensitivities)
+    listed = [item for item in ranked if abs(item[1]) >= MIN_ELASTICITY] or ranked[:1]
+    rows = [
+        {
+            "name": name,
+            "elasticity": value,
+            "bar": f"[{'green' if value < 0 else 'red'}]"
+            f"{'█' * round(BAR * abs(value / (largest or 1.0)))}[/]",
+            "step_times": ends.get(name, (None, None)),
+        }
+        for name, value in listed
+    ]
+    columns = (
+        Column("parameter", "name"),
+        Column("elasticity", "elasticity", "{:+.3g}".format),
+        Column("", "bar"),
+        *_end_columns(factors),
+    )
+    caption = "elasticity: % of step time per % of the parameter"
+    return _answer(result, view, rows, columns, "all parameters", caption)
 
-    def first_rows(count: int) -> TextTable:
-        return _table(sensitivities, rows[:count], ends, factors)
 
-    return _answer(result, view, first_rows, len(rows), "all parameters")
+def _end_columns(factors: Factors) -> Iterator[Column]:
+    """Yield the columns of the step times at both factors."""
+    for place, factor in enumerate(factors):
+        yield Column(f"step time at x {factor:g}", partial(_step_time, place))
+
+
+def _step_time(place: int, row: Mapping[str, Any]) -> str:
+    return "" if row["step_times"][place] is None else seconds(row["step_times"][place])
 
 
 def _answer(
     result: dict[str, Any],
     view: Sequence[str],
-    table: Callable[[int], TextTable],
-    count: int,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
     title: str,
+    caption: str = "",
 ) -> Answer:
-    """Answer with the first of `count` rows of a table; all of them are a detail."""
-    first_rows = [] if has_details() else [table(MAX_ROWS)]
-    details = {title: [table(count)]} if count > MAX_ROWS or has_details() else {}
+    """Answer with the first rows of a table; all of them are a detail."""
+    first_rows = [] if has_details() else [rows_table(rows[:MAX_ROWS], columns, caption=caption)]
+    has_more = len(rows) > MAX_ROWS or has_details()
+    details = {title: [rows_table(rows, columns, caption=caption)]} if has_more else {}
     return Answer(result, [*view, *first_rows], details=details)
 
 
-def _answer_by_place(run: "pj.Evaluation", factors: tuple[float, float], figure: Output) -> Answer:
+def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> Answer:
     """Answer for measured times: by stage, worker and boundary."""
     from pipejax.analysis.uncertainty.sensitivity import place_sensitivity
 
-    places = place_sensitivity(run, factors)
-    ends: dict[str, Ends] = {
-        f"{place.what} {place.place}": (place.step_times[0], place.step_times[1])
-        for place in places
-    }
+    rows = [place._asdict() for place in place_sensitivity(run, factors)]
     if figure.path is not None:
+        ends = {f"{row['what']} {row['place']}": row["step_times"] for row in rows}
         _draw(figure, run.schedule, run.step_time, ends, factors)
-    result = {
-        "schedule": run.schedule,
-        "step_time": run.step_time,
-        "factors": factors,
-        "places": [place._asdict() for place in places],
-    }
-    ranked = sorted(places, key=lambda place: -place.step_times[-1])
+    result = {**pick(run, "schedule step_time"), "factors": factors, "places": rows}
+    ranked = sorted(rows, key=lambda row: -row["step_times"][-1])
     first = ranked[0]
     view = [
-        f"[bold]{seconds(run.step_time)}[/] per step; {first.what} of {first.place} matters most: "
-        f"{factors[1]:g} times as long makes it {seconds(first.step_times[-1])}",
-        f"{first.place} is {percent(first.share)} of the critical path",
+        f"[bold]{seconds(run.step_time)}[/] per step; {first['what']} of {first['place']} matters "
+        f"most: {factors[1]:g} times as long makes it {seconds(first['step_times'][-1])}",
+        f"{first['place']} is {percent(first['share'])} of the critical path",
     ]
-
-    def table(count: int) -> TextTable:
-        rows = ranked[:count]
-        return grid(
-            [
-                ("place", [place.place for place in rows]),
-                ("what", [place.what for place in rows]),
-                ("share of path", [percent(place.share) for place in rows]),
-                *(
-                    (f"step time at x {factor:g}", [seconds(place.step_times[k]) for place in rows])
-                    for k, factor in enumerate(factors)
-                ),
-            ]
-        )
-
-    return _answer(result, view, table, len(ranked), "all places")
-
-
-def _ranked(sensitivities: "pj.results.Sensitivity") -> list[tuple[str, float]]:
-    """Return the parameters that change the step, the strongest first, with elasticities."""
-    ranked = sorted(sensitivities.elasticity.items(), key=lambda item: -abs(item[1]))
-    return [(name, value) for name, value in ranked if abs(value) >= MIN_ELASTICITY] or ranked[:1]
-
-
-def _table(
-    sensitivities: "pj.results.Sensitivity",
-    rows: Sequence[tuple[str, float]],
-    ends: Mapping[str, Ends],
-    factors: tuple[float, float],
-) -> TextTable:
-    """Make a row for each parameter: elasticity, and step times at the two factors."""
-    strongest = max(map(abs, sensitivities.elasticity.values())) or 1.0
-    others = len(sensitivities.elasticity) - len(rows)
-    bars = [
-        f"[{'green' if value < 0 else 'red'}]{'█' * round(BAR * abs(value) / strongest)}[/]"
-        for _, value in rows
-    ]
-    return grid(
-        [
-            ("parameter", (name for name, _ in rows)),
-            ("elasticity", (f"{value:+.3g}" for _, value in rows)),
-            ("", bars),
-            *(
-                (f"step at x {factor:g}", [_step(ends.get(n, (None, None))[end]) for n, _ in rows])
-                for end, factor in enumerate(factors)
-            ),
-        ],
-        caption=f"elasticity: % of step time per % of the parameter; {others} others change less",
+    columns = (
+        *(Column(name, name) for name in ("place", "what")),
+        Column("share of path", "share", percent),
+        *_end_columns(factors),
     )
-
-
-def _step(value: float | None) -> str:
-    return "" if value is None else seconds(value)
+    return _answer(result, view, ranked, columns, "all places")
 
 
 def _draw(
-    out: Output, name: str, step_time: float, ends: Mapping[str, Ends], factors: tuple[float, float]
+    out: Output, name: str, step_time: float, ends: Mapping[str, Ends], factors: Factors
 ) -> None:
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow
 
