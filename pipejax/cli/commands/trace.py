@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
@@ -28,11 +28,6 @@ from pipejax.cli.output.trace_report import (
     trace_view,
 )
 from pipejax.schedules.table.table_files import is_csv, text_for
-
-if TYPE_CHECKING:
-    from pipejax.traces.findings.analysis import Analysis
-    from pipejax.traces.findings.attribution import Attribution
-    from pipejax.traces.findings.new_deal import NewDeal
 
 _ORDER = "the order in which ops ran, for --table"
 FILES = {  # files that --save writes, and their content and use
@@ -159,18 +154,18 @@ def _in_steps(text: str, measured: "pj.traces.Trace") -> Any:
     return np.isin(measured.step, selected_steps)
 
 
-def _table_name(analysis: "Analysis") -> str:
+def _table_name(analysis: "pj.results.Analysis") -> str:
     return "table.csv" if is_csv(analysis.pipelines.table) else "table.json"
 
 
-def _saved_costs(analysis: "Analysis", folder: Path) -> "pj.Scenario":
+def _saved_costs(analysis: "pj.results.Analysis", folder: Path) -> "pj.Scenario":
     """Return the scenario of the mean pipeline with the saved files."""
     table = pj.costing.TableFile(str(folder / _table_name(analysis)))
     costs = pj.costing.CostsFile(str(folder / "costs.json"))
     return pj.Scenario(table, costs=costs, link=analysis.replay.links)
 
 
-def _save(folder: Path, analysis: "Analysis") -> None:
+def _save(folder: Path, analysis: "pj.results.Analysis") -> None:
     """Write files for other commands and programs."""
     folder.mkdir()
     table = folder / _table_name(analysis)
@@ -197,7 +192,7 @@ def _file_uses(save: Output) -> Iterator[object]:
         yield facts((name, use) for name, use in FILES.items() if name in names)
 
 
-def _next_commands(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...]:
+def _next_commands(saved: "pj.Scenario", analysis: "pj.results.Analysis") -> tuple[str, ...]:
     """Return commands on the saved files; with `jitter` if times of ops scatter."""
     from pipejax.analysis.uncertainty.distributions import SMALLEST_SPREAD
 
@@ -209,7 +204,7 @@ def _next_commands(saved: "pj.Scenario", analysis: "Analysis") -> tuple[str, ...
     return evaluate_command, command_line("jitter", jitter_options | options)
 
 
-def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
+def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
     pipelines, replay, shares = analysis.pipelines, analysis.replay, analysis.attribution
     forecast, advice, links = analysis.forecast, analysis.advice, replay.links
     forecast_json = None
@@ -269,14 +264,14 @@ def _as_json(analysis: "Analysis", saved: "pj.Scenario", command: str) -> dict[s
     }
 
 
-def _by_kind(shares: "Attribution") -> dict[str, list[dict[str, Any]]]:
+def _by_kind(shares: "pj.results.Attribution") -> dict[str, list[dict[str, Any]]]:
     shares_by_kind: dict[str, list[dict[str, Any]]] = {}
     for share in shares.shares:
         shares_by_kind.setdefault(share.kind, []).append(pick(share, "name saves adds"))
     return shares_by_kind
 
 
-def _against_json(shares: "Attribution") -> dict[str, Any]:
+def _against_json(shares: "pj.results.Attribution") -> dict[str, Any]:
     """Return the comparison with another run for `--json`: parts of the difference by kind."""
     return {
         "step_time": float(shares.recorded.mean()),
@@ -287,7 +282,7 @@ def _against_json(shares: "Attribution") -> dict[str, Any]:
     }
 
 
-def _deal_json(deal: "NewDeal") -> dict[str, Any]:
+def _deal_json(deal: "pj.results.NewDeal") -> dict[str, Any]:
     times = (seconds.tolist() for seconds in (deal.before, deal.after, deal.least))
     return {
         "before": float(deal.before.mean()),

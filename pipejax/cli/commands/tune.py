@@ -2,16 +2,17 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
-from rich.console import Console
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
+from pipejax.base.progress import Notice
 from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
 from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
@@ -80,34 +81,24 @@ def tune(
             "--lookahead, --residency and --sharding-lane do not go with tune: tune lookahead "
             "searches how far ahead weights are gathered"
         )
-    return tune_settings(
-        scenario,
-        over,
-        over=parts,
-        method=method,
-        no_memory_limit=no_memory_limit,
-        microbatch_size=_size(over, parts, workload, microbatches, microbatch_size),
-    )
+    if microbatches is not None:
+        option = f"--microbatches {microbatches}"
+        if microbatch_size is not None:
+            raise ValueError(f"{option} and --microbatch-size say the same: give one of them")
+        if "size" in parts:
+            raise ValueError(f"{option} does not go with tune {over}, which finds it: leave it out")
+        microbatch_size = _microbatch_size(workload, microbatches)
+    arguments = {"microbatch_size": microbatch_size, "no_memory_limit": no_memory_limit}
+    return tune_settings(scenario, over, over=parts, method=method, **arguments)
 
 
-def _size(
-    over: str,
-    parts: list[str],
-    workload: "pj.Workload",
-    microbatches: int | None,
-    microbatch_size: int | None,
-) -> int | None:
-    """Return the sequences of a microbatch that the options set; None if they set none."""
-    if microbatches is None:
-        return microbatch_size
-    option = f"--microbatches {microbatches}"
-    if microbatch_size is not None:
-        raise ValueError(f"{option} and --microbatch-size say the same: give one of them")
-    if "size" in parts:
-        raise ValueError(f"{option} does not go with tune {over}, which finds it: leave it out")
+def _microbatch_size(workload: "pj.Workload", microbatches: int) -> int:
+    """Return the sequences of one of so many microbatches."""
     size, remainder = divmod(workload.minibatch, microbatches)
     if remainder:
-        raise ValueError(f"{option} must divide --minibatch {workload.minibatch}")
+        raise ValueError(
+            f"--microbatches {microbatches} must divide --minibatch {workload.minibatch}"
+        )
     return size
 
 
@@ -227,9 +218,7 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
         except NothingFitsError as error:
             if arguments["over"] != ["size"]:
                 raise
-            Console(stderr=True).print(
-                f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
-            )
+            warnings.warn(f"{error}: tuned without the memory limit", Notice, stacklevel=2)
             return pj.tune(*request, **arguments | {"no_memory_limit": True})
 
 
@@ -243,11 +232,7 @@ def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) 
         Column("fits", "fits", lambda fits: "yes" if fits else "no"),
         Column("chosen", "microbatch_size", lambda size: "yes" if size == best_size else ""),
     )
-    styles = ["bold green" if row["microbatch_size"] == best_size else "" for row in sizes]
-    title = "every legal microbatch size"
-    if tuned.stopped == "interrupted":
-        title = "microbatch sizes evaluated"
-    return rows_table(sizes, columns, styles=styles, title=title)
+    return rows_table(sizes, columns)
 
 
 def _stages(best: "pj.results.TunedSetting") -> TextTable:
@@ -316,20 +301,9 @@ def layers(
         option = "--out" if run.table is None else "--table"
         raise ValueError(f"{option} does not go with --method: leave one of them out")
     if run.microbatches is not None and microbatch_size is None:
-        microbatch_size, remainder = divmod(workload.minibatch, run.microbatches)
-        if remainder:
-            raise ValueError(
-                f"--microbatches {run.microbatches} does not divide the minibatch of "
-                f"{workload.minibatch}"
-            )
-    return tune_settings(
-        scenario,
-        "layers",
-        over=["layers"],
-        method=method,
-        no_memory_limit=no_memory_limit,
-        microbatch_size=microbatch_size,
-    )
+        microbatch_size = _microbatch_size(workload, run.microbatches)
+    arguments = {"microbatch_size": microbatch_size, "no_memory_limit": no_memory_limit}
+    return tune_settings(scenario, "layers", over=["layers"], method=method, **arguments)
 
 
 def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out: Output) -> Answer:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import compress, zip_longest
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,6 @@ class TextTable(NamedTuple):
     caption: str = ""
     # number of first columns that identify a row; a table that is too wide repeats them below
     keys: int = 1
-    styles: Sequence[str] = ()  # of rows
     is_list: bool = False  # whether it has names and values, without heads or frame
     math: Mapping[str, str] = {}  # LaTeX of a cell, by its text
 
@@ -287,9 +286,8 @@ def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
         for k, column_width in zip(part, widths, strict=True):
             side: Any = "right" if is_number(columns[k]) else "left"
             table.add_column(escape(headers[k]), width=column_width, justify=side, overflow="fold")
-        rows = zip(*(grid.columns[k] for k in part), strict=True)
-        for row, style in zip_longest(rows, grid.styles):
-            table.add_row(*row, style=style)
+        for row in zip(*(grid.columns[k] for k in part), strict=True):
+            table.add_row(*row)
         yield table
     if grid.caption:
         yield f"[italic]{grid.caption}[/]"
