@@ -38,7 +38,7 @@ def test_degrees_batches_and_stages():
     megatron, torchtitan, deepspeed = launcher_settings(data_parallel=2, zero=0)
     assert megatron.text == (
         "--micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 1 "
-        "--pipeline-model-parallel-size 4 --grad-reduce-in-bf16"
+        "--pipeline-model-parallel-size 4 --grad-reduce-in-bf16 --seq-length 8192"
     )
     assert torchtitan.text == (
         "--training.local_batch_size 16 --training.global_batch_size 32 "
@@ -47,7 +47,8 @@ def test_degrees_batches_and_stages():
         "--parallelism.pipeline_parallel_schedule 1F1B "
         "--parallelism.pipeline_parallel_first_stage_less_layers 0 "
         "--parallelism.pipeline_parallel_last_stage_less_layers 0 "
-        "--parallelism.pipeline_parallel_layers_per_stage 8 --activation_checkpoint.mode none"
+        "--parallelism.pipeline_parallel_layers_per_stage 8 --activation_checkpoint.mode none "
+        "--training.seq_len 8192"
     )
     text, program = deepspeed.text.split("; ")
     assert json.loads(text) == {
@@ -269,10 +270,12 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
         "ddp.overlap_grad_reduce=true",
         "ddp.overlap_param_gather=true",
         "model.recompute_granularity=null",
+        "model.cuda_graph_impl=none",
         "model.account_for_embedding_in_pipeline_split=false",
         "model.account_for_loss_in_pipeline_split=false",
         "ddp.grad_reduce_in_fp32=false",
         "model.virtual_pipeline_model_parallel_size=2",
+        "model.seq_length=8192",
         "'comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
         "tp_comm_overlap:true,overlap_grad_reduce:true,overlap_param_gather:true}'",
     ]
@@ -293,6 +296,7 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
         "num_pipeline_microbatches": 8,
         "num_layers_per_pipeline_stage": 4,
         "remat_policy": "full",
+        "max_target_length": 8192,
     }
     (once,) = pj.costing.launches(dataclasses.replace(workload, zero=1), table, "MaxText")
     assert once.lacks == ()
@@ -502,7 +506,18 @@ def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, sta
         assert ("compile.enable" in launch["options"]) == is_compiled, command
 
 
-def test_options_have_the_sequence_length_where_it_is_not_that_of_the_file(answer):
+def test_megatrons_have_an_option_of_graphs():
+    # full recomputation is refused beside graphs of layers, which some recipes of Bridge have
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    for graphs, (megatron, bridge) in ((0.0, (None, "none")), (1.0, ("transformer_engine",) * 2)):
+        workload = pj.Workload(LLAMA, minibatch=4, graphs=graphs)
+        (launch,) = pj.costing.launches(workload, table, "Megatron-LM")
+        assert launch.options.get("cuda-graph-impl") == megatron
+        (launch,) = pj.costing.launches(workload, table, "Megatron-Bridge")
+        assert launch.options.get("model.cuda_graph_impl") == bridge
+
+
+def test_options_have_the_sequence_length(answer):
     names = {
         "Megatron-LM": "seq-length",
         "Megatron-Bridge": "model.seq_length",
@@ -510,20 +525,17 @@ def test_options_have_the_sequence_length_where_it_is_not_that_of_the_file(answe
         "MaxText": "max_target_length",
     }
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    for model, length in (
-        (LLAMA, None),  # 8192 in its file
-        (dataclasses.replace(LLAMA, sequence=4096), 4096),
-        (dataclasses.replace(LLAMA, name="mine"), 8192),  # no launcher knows this model
-    ):
+    # also where it is that of the model's file: torchtitan and MaxText take 2048 by default
+    for model, length in ((LLAMA, 8192), (dataclasses.replace(LLAMA, sequence=4096), 4096)):
         for launch in pj.costing.launches(pj.Workload(model, minibatch=8), table):
             value = launch.options.get(names.get(launch.launcher))
             assert value == (length if launch.launcher in names else None)
     run = ("-m", "llama3-8b", *JOB, "--launcher", "megatron-lm")
-    for sequence, text in ((8192, None), (2048, 2048)):
+    for sequence in (8192, 2048):
         options = answer("evaluate", *run, "--sequence", sequence)["launch"]["Megatron-LM"][
             "options"
         ]
-        assert options.get("seq-length") == text
+        assert options["seq-length"] == sequence
 
 
 def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):

@@ -218,6 +218,29 @@ def test_a_line_that_was_cut_is_left_out(cut, tmp_path, answer):
     assert "lines that lack a number of the others are left out: 1" in notes
 
 
+def titan_of(seconds):
+    return [titan(s, f) for s, f in enumerate([120, *(2048 * 8 // value for value in seconds)], 1)]
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(
+    ("seconds", "note"),
+    [
+        ([8] * 30, ""),
+        ([8] * 20 + [16] * 10, "the last 10 of 30 steps take 2 times as long as those before"),
+        ([16] * 5 + [8] * 20, "the last 20 of 25 steps take 0.5 times as long as those before"),
+        ([8] * 12 + [32] + [8] * 12, "1 of 25 steps take up to 32 s, the median is 8 s"),
+        ([8] * 12 + [32] + [8] * 5 + [64] + [8] * 6, "2 of 25 steps take up to 64 s"),
+    ],
+)
+def test_a_mean_that_hides_slow_steps_says_so(seconds, note, tmp_path, answer):
+    lines = "\n".join(titan_of(seconds))
+    mean, _, _, notes = read_log(tmp_path / "a.log", lines, COLUMNS + BATCH, answer)
+    assert mean == pytest.approx(sum(seconds) / len(seconds), rel=1e-5)
+    assert note in notes
+    assert note or "mean of all" not in notes
+
+
 METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}"
 
 

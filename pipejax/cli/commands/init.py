@@ -83,12 +83,14 @@ def init(
     out.save_text(text)
     command = USED_BY[kind].replace("FILE", str(out.path))
     if kind == "rows" and "system" not in text.partition("\n")[0].split(","):
-        command += " --system a100"
+        command += " --system SYSTEM"
     view = [
         *(plain(f"  {note}") for note in notes),
         "The documentation explains its keys. Try:",
         plain(f"  {command}"),
     ]
+    if command.endswith("SYSTEM"):
+        view.append("SYSTEM is the machine of the runs, which their log does not say.")
     result = {"kind": kind, "used_by": command}
     return Answer(result | ({"notes": notes} if is_read else {}), view)
 

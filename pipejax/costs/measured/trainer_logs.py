@@ -8,7 +8,7 @@ import gzip
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from pipejax.costs.system.system import read_named
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBER = r"(nan|inf|[\d.,]+(?:e[+-]?\d+)?[KMB]?)"
 _FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9}
+UNSTEADY = 1.1  # ratio of step times that a mean should not hide
+MAX_BIAS = 0.02  # of a mean by single slow steps, relative to the median
+MIN_STEPS = 5  # least number of steps on each side of a lasting change
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
 
 
@@ -121,6 +124,7 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
             steady = [run[0] for run in runs]
             lines_text = "one line" if len(runs) == 1 else "first lines"
             notes.append(f"{path}: only {lines_text} of {batch} sequences, with its warm-up")
+        notes += [f"{path}: {text}" for text in _unsteady_steps(steady)]
         row: dict[str, Any] = {"global_batch": batch}
         row["seconds"] = float(f"{statistics.fmean(steady):.6g}")
         if len(steady) > 1:
@@ -129,6 +133,33 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
                 row["spread"] = spread
         rows.append(row)
     return rows, notes
+
+
+def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
+    """Yield a note if a mean of step times hides a lasting change or single slow steps."""
+    count, mean = len(seconds), statistics.fmean(seconds)
+
+    def squares_explained(cut: int) -> float:
+        """Return how much better two means, before and from a step on, fit than one."""
+        difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
+        return cut * (count - cut) * difference**2
+
+    if cuts := range(MIN_STEPS, count - MIN_STEPS + 1):
+        cut = max(cuts, key=squares_explained)
+        before, after = statistics.median(seconds[:cut]), statistics.median(seconds[cut:])
+        if max(before, after) > UNSTEADY * min(before, after):
+            yield (
+                f"the last {count - cut} of {count} steps take {after / before:.3g} times as long "
+                f"as those before ({before:.4g} s, then {after:.4g} s): the row has the mean of all"
+            )
+            return
+    median = statistics.median(seconds)
+    slow = [value for value in seconds if value > UNSTEADY * median]
+    if slow and mean > (1 + MAX_BIAS) * median:
+        yield (
+            f"{len(slow)} of {count} steps take up to {max(slow):.4g} s, the median is "
+            f"{median:.4g} s: the row has the mean of all, {mean:.4g} s"
+        )
 
 
 def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:

@@ -5,7 +5,6 @@ say who holds what, in which order it runs, and which exchanges run beside compu
 """
 
 import dataclasses
-import functools
 import json
 import math
 import re
@@ -19,7 +18,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
-from pipejax.costs.model.model import Model, load_model, model_names
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
@@ -311,6 +310,8 @@ def _megatron(job: _Job) -> Options:
         options["recompute-granularity"] = "selective"
         parts = "core_attn" if workload.recompute == "selective" else workload.recompute
         options["recompute-modules"] = parts.split("+")
+    if workload.graphs:
+        options["cuda-graph-impl"] = "transformer_engine"  # layer by layer
     if workload.rank_order != RANK_ORDERS[0]:
         options["use-tp-pp-dp-mapping"] = True
     return options
@@ -595,12 +596,6 @@ COMM_OVERLAP = "comm_overlap"
 DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 
 
-@functools.cache
-def _file_sequence(name: str) -> int | None:
-    """Return the sequence length of a model that comes with pipejax; None for others."""
-    return int(load_model(name).sequence) if name in model_names() else None
-
-
 class Launcher(NamedTuple):
     """A launcher of training: its options, and the features that it lacks."""
 
@@ -622,9 +617,8 @@ class Launcher(NamedTuple):
     stack: str = ""  # the stack whose kernels it has by default, if one is known
 
     def sequence(self, job: _Job) -> Options:
-        """Return the option of the sequence length, unless it is that of the model's file."""
-        name, length = job.workload.model.name, int(job.workload.model.sequence)
-        return {self.length: length} if self.length and length != _file_sequence(name) else {}
+        """Return the option of the sequence length, if the launcher has one."""
+        return {self.length: int(job.workload.model.sequence)} if self.length else {}
 
     def with_resets(self, options: Options) -> Options:
         """Return options, followed by those that undo settings of its recipes."""
@@ -699,6 +693,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             workload={"zero": 1, "overlap": 1.0},
             resets={
                 "recompute-granularity": None,
+                "cuda-graph-impl": "none",
                 "overlap-grad-reduce": False,
                 "overlap-param-gather": False,
                 "use-distributed-optimizer": False,
