@@ -269,13 +269,13 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
         "ddp.use_distributed_optimizer=true",
         "ddp.overlap_grad_reduce=true",
         "ddp.overlap_param_gather=true",
+        "model.seq_length=8192",
         "model.recompute_granularity=null",
         "model.cuda_graph_impl=none",
         "model.account_for_embedding_in_pipeline_split=false",
         "model.account_for_loss_in_pipeline_split=false",
         "ddp.grad_reduce_in_fp32=false",
         "model.virtual_pipeline_model_parallel_size=2",
-        "model.seq_length=8192",
         "'comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
         "tp_comm_overlap:true,overlap_grad_reduce:true,overlap_param_gather:true}'",
     ]
