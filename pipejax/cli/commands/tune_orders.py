@@ -1,7 +1,7 @@
 """`pipejax tune messages|microbatches|places|lookahead|chunks`: searches that take no WHAT."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.markup import escape
@@ -100,7 +100,7 @@ def messages(
     from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
     from pipejax.search.orders.transfers import TransferSearch
 
-    limit, max_gap = parse_seconds(time_limit, "--time-limit"), parse_share(gap, "--gap")
+    max_gap = parse_share(gap, "--gap")
     scenario = run.scenario()
     table, costs = build(scenario), required(scenario).table_costs()
     rendezvous = scenario.links
@@ -141,7 +141,7 @@ def messages(
         )
 
     search = TransferSearch(table, costs, rendezvous, seed)
-    return run_search(search, iterations, limit, report, max_gap)
+    return run_search(search, iterations, time_limit, report, max_gap)
 
 
 def _messages_as_json(
@@ -227,44 +227,35 @@ def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable
     return grid([("queues", labels), *columns.items()], title=title)
 
 
-FILE_KEYS = ("order", "lengths", "places")  # keys of `_Permutation.best` that its file holds
+FILE_KEYS = ("order", "lengths", "places")  # keys of the best permutation that its file holds
 
 
-class _Permutation(NamedTuple):
-    """Best permutation of a search."""
-
-    table: pj.ScheduleTable  # its microbatches or workers are permuted
-    links: pj.Links
-    search: "Found[Any]"
-    best: Mapping[str, Any]  # value of `best` in `--json`
-    noun: str  # of one permutation
-    plural: str
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """Return the object of `--json`."""
-        sizes = table_sizes(self.table) | {"link": self.links.model}
-        return sizes | {"best": self.best} | pick(self.search, SEARCH_FIELDS)
-
-    def save(self, out: Output) -> None:
-        """Write the permutation and its sizes to a file that other commands read."""
-        sizes = {name: size for name, size in table_sizes(self.table).items() if name != "stages"}
-        content = {name: self.best[name] for name in FILE_KEYS if name in self.best}
-        out.save_json({**sizes, **content, "makespan": self.search.value})
-
-    def view(self, values: str) -> Iterator[object]:
-        """Yield the answer and its comparison with other permutations."""
-        times = self.search.baselines
-        saved_share = saving(times["given"], self.search.value)
-        yield (
-            f"[bold]{seconds(self.search.value)}[/] with the best {self.noun}, "
-            f"{percent(saved_share)} "
-            f"less than as given ({escape(self.table.name)}, {self.table.num_workers} workers, "
-            f"{self.table.num_microbatches} microbatches, {self.links.model} links)"
-        )
-        yield f"{self.noun}: {values}"
-        yield savings(self.noun, "makespan", times, self.search.value)
-        yield from search_end(self.search, self.plural)
+def _answer_permutation(
+    table: pj.ScheduleTable,
+    links: pj.Links,
+    search: "Found[Any]",
+    best: Mapping[str, Any],
+    nouns: tuple[str, str],
+    out: Output,
+) -> Answer:
+    """Answer with the best permutation of microbatches or workers, and write it to a file."""
+    noun, plural = nouns
+    permutation = best["order" if "order" in best else "places"]
+    sizes = table_sizes(table)
+    in_file = {name: best[name] for name in FILE_KEYS if name in best}
+    file_sizes = {name: size for name, size in sizes.items() if name != "stages"}
+    out.save_json({**file_sizes, **in_file, "makespan": search.value})
+    saved_share = saving(search.baselines["given"], search.value)
+    view = [
+        f"[bold]{seconds(search.value)}[/] with the best {noun}, {percent(saved_share)} "
+        f"less than as given ({escape(table.name)}, {table.num_workers} workers, "
+        f"{table.num_microbatches} microbatches, {links.model} links)",
+        f"{noun}: {','.join(map(str, permutation))}",
+        savings(noun, "makespan", search.baselines, search.value),
+        *search_end(search, plural),
+    ]
+    result = sizes | {"link": links.model, "best": best} | pick(search, SEARCH_FIELDS)
+    return Answer(result, view)
 
 
 @options
@@ -286,7 +277,6 @@ def microbatches(
     """
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
-    limit = parse_seconds(time_limit, "--time-limit")
     scenario = run.scenario()
     table, link = build(scenario), scenario.links
     required(scenario)
@@ -301,12 +291,10 @@ def microbatches(
     def report(result: "Found[MicrobatchOrder]") -> Answer:
         order = result.best.order.tolist()
         sorted_lengths = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
-        data = {"order": order, **sorted_lengths}
-        best = _Permutation(table, link, result, data, "order", "orders")
-        best.save(out)
-        return Answer(best.result, best.view(" ".join(map(str, order))))
+        best = {"order": order, **sorted_lengths}
+        return _answer_permutation(table, link, result, best, ("order", "orders"), out)
 
-    return run_search(search, iterations, limit, report)
+    return run_search(search, iterations, time_limit, report)
 
 
 @options
@@ -332,7 +320,6 @@ def places(
     from pipejax.costs.topology import places_on
     from pipejax.search.orders.places import PlacementSearch
 
-    limit = parse_seconds(time_limit, "--time-limit")
     scenario = run.scenario()
     table, link = build(scenario), scenario.links
     required(scenario)
@@ -348,18 +335,17 @@ def places(
 
     def report(result: "Found[WorkerPlaces]") -> Answer:
         places = result.best.places
-        data = {
+        best = {
             "places": places.tolist(),
             "nodes": [workers.tolist() for workers in placed.seated(places)],
             "boundaries": placed.crossed(places).tolist(),
         }
-        best = _Permutation(table, link, result, data, "placement", "different placements")
-        best.save(out)
         _draw_places(placed, result, figure)
-        view = best.view(",".join(map(str, data["places"])))
-        return Answer(best.result, view, details={"nodes": [_nodes(placed, places)]})
+        nouns = "placement", "different placements"
+        answer = _answer_permutation(table, link, result, best, nouns, out)
+        return answer._replace(details={"nodes": [_nodes(placed, places)]})
 
-    return run_search(search, iterations, limit, report)
+    return run_search(search, iterations, time_limit, report)
 
 
 def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
@@ -415,7 +401,6 @@ def lookahead(
     from pipejax.costs.edits import ShardingCells
     from pipejax.search.tuning.lookahead import LookaheadSearch
 
-    limit = parse_seconds(time_limit, "--time-limit")
     scenario, link = required(run.scenario()), run.links()
     edit = scenario.find_edit(ShardingCells) or ShardingCells()
     for option, value in (("--lookahead", edit.lookahead), ("--residency", edit.residency)):
@@ -458,7 +443,7 @@ def lookahead(
             },
         )
 
-    return run_search(search, iterations, limit, report)
+    return run_search(search, iterations, time_limit, report)
 
 
 def _lookahead_view(data: Mapping[str, Any], result: "Found[Gathering]") -> Iterator[object]:

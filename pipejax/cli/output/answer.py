@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from pipejax.base.progress import OnProgress, if_interrupted
+from pipejax.cli.options.option import parse_seconds
 from pipejax.cli.output.report import (
     current_style,
     has_details,
@@ -94,13 +95,14 @@ def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], obj
 
 
 def run_search(
-    search: Any, iterations: int, limit: float, report: Callable[[Any], Answer], gap: float = 0.0
+    search: Any, iterations: int, limit: str, report: Callable[[Any], Answer], gap: float = 0.0
 ) -> Answer:
     """Run a local search under a bar, and answer with its result, if interrupted too."""
+    limit_seconds = parse_seconds(limit, "--time-limit")
     with (
         best_so_far(lambda search: report(search.result("interrupted"))) as keep,
         progress("searching", iterations) as on_progress,
     ):
         keep(search)
-        result = search.run(iterations, limit, on_progress, gap)
+        result = search.run(iterations, limit_seconds, on_progress, gap)
     return report(result)
