@@ -245,7 +245,9 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
     },
     "Search and samples": {
         "method": Option(NAME, "method of tuning", names=("gradient", "exhaustive")),
-        "minimize": Option(NAME, "quantity to minimize", names=("makespan", "span")),
+        "minimize": Option(
+            NAME, "quantity to minimize", names=("makespan", "span"), argument="objective"
+        ),
         "time_limit": _often(TIME, "time limit of the search; Ctrl-C ends it sooner"),
         "effort": Option(NUMBER, "deterministic work limit of the search"),
         "gap": Option(SHARE, "stop when the bound proves that no more can be saved"),
