@@ -74,35 +74,15 @@ class PictureSettings:
     labels: Text = None
 
     def check(self, out: str | None, paper: PaperSettings) -> None:
-        """Refuse options without effect on a file of this suffix, or without a file."""
+        """Refuse options without effect on a file of this suffix."""
         if self.caption is not None:
             resolve_choice(self.caption, CAPTION_PLACES, "--caption")
         drawing_options = [name for name, value in vars(paper).items() if value is not None]
-        if self.transfers:
-            drawing_options.append("transfers")
-        if self.caption == "beside":
-            drawing_options.append("caption")
-        if drawing_options and out in (None, ".html"):
-            where = "without --out" if out is None else f"on a page ({out})"
+        drawing_options += ["transfers"] if self.transfers else []
+        drawing_options += ["caption"] if self.caption == "beside" else []
+        if drawing_options and out == ".html":
             option = flag(drawing_options[0])
-            raise ValueError(f"{option} has no effect {where}: it goes with a drawing")
-        if self.title is not None and out is None:
-            raise ValueError(
-                "--title has no effect without --out: it goes with a drawing or a page"
-            )
-
-    def named(self, runs: "Sequence[pj.Evaluation]") -> "Mapping[str, pj.Evaluation]":
-        """Return the runs by their labels, or by their schedules without labels."""
-        labels = labelled(self.labels, [run.schedule for run in runs])
-        return dict(zip(labels, runs, strict=True))
-
-    def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
-        """Return the part of the time axis that the options select."""
-        from pipejax.analysis.runs.timeline import time_window
-
-        start = None if self.from_ is None else parse_seconds(self.from_, "--from")
-        stop = None if self.to is None else parse_seconds(self.to, "--to")
-        return time_window(runs, start, stop, self.part)
+            raise ValueError(f"{option} has no effect on a page ({out}): it goes with a drawing")
 
     def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
         """Return the unit of the time axis."""
@@ -116,14 +96,6 @@ class PictureSettings:
                 "--worker-times, --costs or --model"
             )
         return choose_unit(runs, resolve_choice(self.unit, TIME_UNITS, "--unit"))
-
-
-def setting_text(scenario: "pj.Scenario") -> str:
-    """Return the model, the system and the minibatch of a scenario, if it has a model."""
-    workload, system = scenario.workload, scenario.system
-    if workload is None or system is None:
-        return ""
-    return f"{workload.model.name} on {system.name}, minibatch {workload.minibatch}"
 
 
 class Scene(NamedTuple):
@@ -206,6 +178,7 @@ def _scene(
     limit: MemoryLimit | None,
 ) -> Scene:
     """Run the tables."""
+    from pipejax.analysis.runs.timeline import time_window
     from pipejax.plots.caption import caption_of_runs
 
     runs, sizes, held = [], [], []
@@ -218,9 +191,15 @@ def _scene(
         if limit is not None:
             limits = limit.levels(table, sizes[-1], activations, scenario.workload)
         held.append(sizes[-1].held(runs[-1])._replace(limits=limits) if memory else None)
-    runs_by_name = picture.named(runs)
+    labels = labelled(picture.labels, [run.schedule for run in runs])
+    runs_by_name = dict(zip(labels, runs, strict=True))
     unit = picture.time_unit(runs, in_slots=not scenarios[0].has_times)
-    window, setting = picture.window(runs), setting_text(scenarios[0])
+    start = None if picture.from_ is None else parse_seconds(picture.from_, "--from")
+    stop = None if picture.to is None else parse_seconds(picture.to, "--to")
+    window, setting = time_window(runs, start, stop, picture.part), ""
+    workload, system = scenarios[0].workload, scenarios[0].system
+    if workload is not None and system is not None:
+        setting = f"{workload.model.name} on {system.name}, minibatch {workload.minibatch}"
     caption = caption_of_runs(runs_by_name, unit, setting=setting, window=window)
     return Scene(runs_by_name, sizes, held, unit, window, messages, picture, caption)
 

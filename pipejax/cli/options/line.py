@@ -53,12 +53,11 @@ NEEDS: Mapping[str, Needs] = {
         for name, option in LINK_OPTIONS.items()
         if option.models != LINKS
     },
-    "sequence_parallel": Needs("tensor_parallel"),
-    "scatter_gather": Needs("tensor_parallel"),
+    **dict.fromkeys(("sequence_parallel", "scatter_gather"), Needs("tensor_parallel")),
     "repair": Needs("table"),
-    "size": Needs("figure", otherwise="out"),
-    "font": Needs("figure", otherwise="out"),
-    "font_size": Needs("figure", otherwise="out"),
+    **dict.fromkeys(("size", "font", "font_size"), Needs("figure", otherwise="out")),
+    **dict.fromkeys(("title", "transfers"), Needs("out")),
+    "caption": Needs("out", legal=("beside",)),
     "distinct_counts": Needs("paths"),
     "exchange": Needs("diff"),
 }
