@@ -57,9 +57,7 @@ def parse_scenario(
     """Read a scenario from options of tables and costs, or those of one of several schedules."""
     link = getattr(run, "links", pj.Links)()  # a closed form has its own, and no costs
     settings = settings or run.settings
-    costs = getattr(run, "cost_fields", None)
-    if costs is None:
-        costs = CostFields(pj.costing.SlotCosts(), (), {})
+    costs = getattr(run, "cost_fields", None) or CostFields(pj.costing.SlotCosts(), (), {})
     if point is None:
         fields = _parse_table(run, settings)
     else:
@@ -70,10 +68,9 @@ def parse_scenario(
     if isinstance(fields["schedule"], str):
         settings.check([fields["schedule"]])
         options = settings.for_schedule(fields["schedule"])
-        if "memory_limit" in options:
-            workload = costs.costs.workload
-            options["memory_limit"] = _parse_room(fields, options, workload)
         workload = costs.costs.workload  # its weight share holds for any schedule
+        if "memory_limit" in options:
+            options["memory_limit"] = _parse_room(fields, options, workload)
         if workload is not None and options.get("weight_share") == workload.weight_share:
             options.pop("weight_share", None)
         fields["options"] = options
@@ -95,7 +92,9 @@ def scenario_options(scenario: "pj.Scenario") -> Options:
     options = _table_options(scenario)
     options |= _source_options(scenario)
     options |= _edit_options(scenario)
-    options |= _link_options(scenario.links)
+    for name, value in scenario.links.changed().items():
+        text = value if isinstance(value, str) else seconds_text(value)
+        options["link" if name == "model" else name] = text
     if "launcher" in scenario.files:
         options["launcher"] = scenario.files["launcher"]
     return {name: options[name] for name in CATALOGUE if name in options}
@@ -210,13 +209,6 @@ _EDITS = (  # options that change costs, and need some
     *("offload", "lengths", "microbatch_scale", "microbatch_order", "recompute_again"),
     *("pair_factor", "stragglers", "scale"),
 )
-_NO_MESSAGES = {  # why message times do not go with the source of op times
-    "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
-    "message times",
-    "costs": "--comm, --latency and --transmit do not go with --costs: its file gives message "
-    "times",
-    "": "--comm, --latency and --transmit need op times: give --stage-times or --worker-times",
-}
 
 
 def parse_costs(run: Any) -> CostFields:
@@ -319,8 +311,11 @@ def _parse_source(
     if stray and run.model is None:
         raise ValueError(f"{flag(stray[0])} needs --model")
     way = ways[0] if ways else ""
-    if any(messages) and way in _NO_MESSAGES:
-        raise ValueError(_NO_MESSAGES[way])
+    if any(messages) and way not in ("stage_times", "worker_times"):
+        raise ValueError(
+            "--comm, --latency and --transmit go with op times of --stage-times or --worker-times "
+            "alone: a model and a file of costs have message times"
+        )
     if way == "":
         return None
     stages = run.measured_stages
@@ -495,15 +490,14 @@ def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
 
 def _parse_order(text: str) -> list[int]:
     """Read an order such as 2,0,1, or the file that `pipejax tune microbatches` wrote."""
-    if (numbers := whole_numbers(text)) is not None:
-        return numbers
-    if "," in text:
-        raise ValueError(
-            f"--microbatch-order must be numbers of microbatches, as 2,0,1, or a file, got {text!r}"
-        )
-    order = load_json(text).get("order")
+    order = whole_numbers(text)
+    if order is None and "," not in text:
+        order = load_json(text).get("order")
     if not isinstance(order, list):
-        raise ValueError(f'{text}: "order" must be a list, got {order!r}')
+        raise ValueError(
+            "--microbatch-order must be numbers of microbatches, as 2,0,1, or a file with a list "
+            f'"order", got {text!r}'
+        )
     return order
 
 
@@ -560,10 +554,10 @@ def parse_gathering(lane: str | None, lookahead: str | None, residency: str | No
     return None if gathering == pj.costing.ShardingCells() else gathering
 
 
-def _write_gathering(edit: "pj.costing.ShardingCells") -> Options:
-    numbers = {"lookahead": edit.lookahead, "residency": edit.residency}
-    options: Options = {name: list_text(value) for name, value in numbers.items() if value}
-    return options if edit.lane is None else {"sharding_lane": edit.lane, **options}
+def _write_numbers(edit: Any, names: str) -> Options:
+    """Write lists of numbers of an edit that are given."""
+    values = {name: getattr(edit, name) for name in names.split()}
+    return {name: list_text(value) for name, value in values.items() if value}
 
 
 def _write_host_times(edit: "pj.costing.HostTimes") -> Options:
@@ -571,11 +565,6 @@ def _write_host_times(edit: "pj.costing.HostTimes") -> Options:
         return {"offload": BY_LINK}
     times = {"offload": edit.offload, "load": edit.load}
     return {name: ",".join(map(seconds_text, t)) for name, t in times.items() if t is not None}
-
-
-def _write_microbatches(edit: "pj.costing.Microbatches") -> Options:
-    numbers = {"microbatch_scale": edit.scale, "microbatch_order": edit.order}
-    return {name: list_text(value) for name, value in numbers.items() if value is not None}
 
 
 _WRITERS: Mapping[str, Callable[[Any], str]] = {
@@ -590,9 +579,14 @@ _WRITERS: Mapping[str, Callable[[Any], str]] = {
 def _edit_options(scenario: "pj.Scenario") -> Options:
     writers: Mapping[type, Callable[[Any], Options]] = {
         pj.costing.RecomputeCells: lambda _: {"recompute_cells": True},
-        pj.costing.ShardingCells: _write_gathering,
+        pj.costing.ShardingCells: lambda edit: (
+            _write_numbers(edit, "lookahead residency")
+            | ({} if edit.lane is None else {"sharding_lane": edit.lane})
+        ),
         pj.costing.HostTimes: _write_host_times,
-        pj.costing.Microbatches: _write_microbatches,
+        pj.costing.Microbatches: lambda edit: {
+            f"microbatch_{name}": text for name, text in _write_numbers(edit, "scale order").items()
+        },
         pj.costing.RecomputedAgain: lambda _: {"recompute_again": True},
         pj.costing.PairFactor: lambda edit: {"pair_factor": _WRITERS["pair_factor"](edit.factor)},
         pj.costing.SlowWorkers: lambda edit: {"stragglers": _WRITERS["stragglers"](edit.factors)},
@@ -606,15 +600,6 @@ def _edit_options(scenario: "pj.Scenario") -> Options:
             raise ValueError("lengths are in no file: write them, and name it in files")
         options["lengths"] = scenario.files["lengths"]
     return options
-
-
-# links
-
-
-def _link_options(links: pj.Links) -> Options:
-    """Return the options of links that differ from the defaults."""
-    texts = {k: v if isinstance(v, str) else seconds_text(v) for k, v in links.changed().items()}
-    return {"link" if name == "model" else name: text for name, text in texts.items()}
 
 
 # Checks and results of scenarios, for commands
