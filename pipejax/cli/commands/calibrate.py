@@ -192,15 +192,14 @@ def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[
     if data.get("starts", 1) > 1:
         details["starts"] = [f"{data['starts']} starts agree to {100 * fit.starts_differ:.2g} %"]
     if fit.outliers:
-        details["outliers"] = map(_outlier, fit.outliers)
+        details["outliers"] = [
+            plain(
+                f"outlier: {row.file}, row {row.row}: measured {seconds(row.measured)}, predicted "
+                f"{seconds(row.predicted)} ({row.error:+.3g} %)"
+            )
+            for row in fit.outliers
+        ]
     return details
-
-
-def _outlier(row: Any) -> object:
-    return plain(
-        f"outlier: {row.file}, row {row.row}: measured {seconds(row.measured)}, predicted "
-        f"{seconds(row.predicted)} ({row.error:+.3g} %)"
-    )
 
 
 def _error_table(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:

@@ -13,7 +13,7 @@ from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions
-from pipejax.cli.options.scenario import build, command_line, named_launch, required, step_tokens
+from pipejax.cli.options.scenario import build, command_line, named_launch, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output, certify
 from pipejax.cli.output.plans import (
@@ -338,8 +338,12 @@ def summary(
     if "UNSHARD" in evaluation.table.grammar.lanes:
         result["gathered_weights"] = pick(pj.analysis.gathered_weights(evaluation), "peak peak_at")
     result["critical_path"] = dict(evaluation.path_share)
-    if scenario.microbatches.lengths is not None:
-        result["tokens_per_second"] = step_tokens(scenario) / (evaluation.makespan or np.inf)
+    if (lengths := scenario.microbatches.lengths) is not None:
+        from pipejax.costs.stage.microbatches import Packed
+
+        replicas = getattr(scenario.source.workload, "data_parallel", 1)
+        tokens = replicas * float(Packed.from_lengths(lengths).tokens.sum())
+        result["tokens_per_second"] = tokens / (evaluation.makespan or np.inf)
     if scenario.workload is not None and scenario.system is not None:
         result |= step_json(evaluation, scenario.workload, scenario.system)
         result |= memory_json(evaluation.table, scenario.workload, scenario.system, held)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
-from pipejax.base.checks import is_number
+from pipejax.base.checks import share
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.option import CountIfGiven, options, parse_ratio
@@ -123,8 +123,7 @@ def jitter(
 
     listed, link = run.listed, run.links()
     factors = sampling.factors()
-    if not is_number(quantile) or quantile > 1:
-        raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
+    share(quantile, "--quantile")
     listed.options.check(listed.names)
     points = listed.sized(None if microbatches is None else [microbatches])
     sizes = {(point.workers, point.microbatches) for point in points}
@@ -161,7 +160,12 @@ def jitter(
     }
     details: dict[str, Iterable[object]] = {"quantiles": [_quantiles(rows, runs)]}
     if ops:
-        details["critical ops"] = _critical_ops(runs)
+        details["critical ops"] = [
+            values_by_phase(op_values(run.evaluation, run.node_share), "often", percent)._replace(
+                title=f"{name}: share of samples in which ops are on the critical path"
+            )
+            for name, run in runs.items()
+        ]
     if failed and not has_lines():
         columns = Column("schedule", "schedule"), Column("reason", "error", escape)
         details["failures"] = [rows_table(failed, columns)]
@@ -273,9 +277,3 @@ def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, pj.results.Jittered]
     count = len(next(iter(runs.values())).makespans)
     title = f"step time over {count} samples"
     return rows_table([row | row["quantiles"] for row in rows], columns, title=title)
-
-
-def _critical_ops(runs: "dict[str, pj.results.Jittered]") -> Iterator[object]:
-    for name, run in runs.items():
-        yield f"{name}: share of samples in which ops are on the critical path"
-        yield values_by_phase(op_values(run.evaluation, run.node_share), "often", percent)

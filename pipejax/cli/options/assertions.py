@@ -47,7 +47,9 @@ class Assertion(NamedTuple):
         """
         values = [*inner_values(result, self.path)]
         if not values and not has_list(result, self.path):
-            raise ValueError(f"--assert {self.text!r}: this answer has no {values_name(self.path)}")
+            parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+            name = "".join(parts).lstrip(".")
+            raise ValueError(f"--assert {self.text!r}: this answer has no {name}")
         failing = [(where, value) for where, value in values if not self.holds(value)]
         if not failing:
             return None
@@ -76,12 +78,6 @@ def failed_assertions(assertions: Sequence[Assertion], answer: Any) -> list[str]
         return []
     result = json.loads(json_text(answer))
     return [line for line in (assertion.failure(result) for assertion in assertions) if line]
-
-
-def values_name(path: KeyPath) -> str:
-    """Write a path."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return "".join(parts).lstrip(".")
 
 
 def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:

@@ -706,16 +706,6 @@ def check_alike(scenario: "pj.Scenario", command: str) -> None:
         )
 
 
-def step_tokens(scenario: "pj.Scenario") -> float:
-    """Count the tokens of a step whose microbatches have lengths, of all replicas."""
-    from pipejax.costs.stage.microbatches import Packed
-
-    workload = scenario.source.workload
-    replicas = 1 if workload is None else workload.data_parallel
-    tokens = Packed.from_lengths(scenario.microbatches.lengths or []).tokens
-    return replicas * float(tokens.sum())
-
-
 def memory_room(scenario: "pj.Scenario", table: pj.ScheduleTable) -> Options:
     """Return the memory that workers need, and whether the system has it; empty without a model."""
     workload, system = scenario.workload, scenario.system

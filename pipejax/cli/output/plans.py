@@ -109,15 +109,11 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        reason = _reason_not_ranked(entry)
+        evidence, reason = entry.evidence, f"{entry.regime} is not measured on this machine"
+        reason += " with this software"
+        if evidence is not None and evidence.is_many and not evidence.differs:
+            reason = f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
         yield plain(f"not ranked, {reason}: {seconds(entry.step_time)} with {_long_text(entry)}")
-
-
-def _reason_not_ranked(entry: "PlannedLayout") -> str:
-    evidence = entry.evidence
-    if evidence is None or evidence.differs or not evidence.is_many:
-        return f"{entry.regime} is not measured on this machine with this software"
-    return f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
