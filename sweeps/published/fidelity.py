@@ -179,10 +179,11 @@ def out_of_box(validations: Sequence[Validation], *reasons: str) -> Section:
         once = validation.by_configuration
         rows += judged(name, machines, time_errors(once), *table_limits(OUT_OF_BOX, name))
     text = (
-        "Step times of every table, predicted with the machine's file and the stack that come "
-        "with pipejax. Each configuration has one row. Numbers of the A100's kernels and of the "
-        "host are fitted to vTrain's rows. Other rates come from data sheets and published "
-        "measurements of kernels. Some tables have no limit."
+        "pipejax predicts the step times of every table of measured runs, with the system file of "
+        "the machine and the software stack that come with pipejax. Each configuration of a run "
+        "counts as one row. The numbers of the A100's kernels and of the host are fitted to the "
+        "runs of vTrain. All other rates come from data sheets and published measurements of "
+        "kernels. For some tables, no limit of the error is set."
     )
     return Section("Out of the box", text, tuple(rows), reasons)
 
@@ -214,9 +215,10 @@ def bridge(validations: Sequence[Validation]) -> Section:
             name = part.measured.system[0]
             rows += judged(kind, name, time_errors(part.by_configuration))
     text = (
-        "Each configuration has one row, the mean over releases. Options follow the recipes of "
-        "each release, and nothing is fitted. Releases of one framework differ by up to a factor "
-        "of two on one layout."
+        "Each configuration counts as one row, with the mean over software releases. The options "
+        "of these runs follow the recipes of each release, and no number is fitted to the runs. "
+        "For one layout, step times of different releases of a framework differ by up to a factor "
+        "of two."
     )
     return Section("Megatron-Bridge, by kind of model", text, tuple(rows))
 
@@ -239,10 +241,11 @@ def nanotron() -> Section:
             rows += judged(NANOTRON, name + what, errors, PLAYBOOK[is_above])
     rows += judged(NANOTRON, "pipelines that a fault slowed, mended since", time_errors(slow))
     text = (
-        "Runs of nanotron on 8 to 512 H100, with the bandwidth that each job measured between its "
-        "nodes. Pipelines that a fault of the framework slowed are counted separately. Other jobs "
-        "measured 425 or 458 GB/s within a node. If a model size is left out, numbers of the "
-        "machine are fitted to other sizes with the same bandwidth."
+        "pipejax predicts runs of nanotron on 8 to 512 H100, with the bandwidth that each job "
+        "measured between its nodes. Pipelines that a fault of the framework slowed are counted "
+        "separately. Within a node, the bandwidth is 425 or 458 GB/s, which other jobs measured. "
+        "In rows with `size left out`, numbers of the machine are fitted to runs of other model "
+        "sizes with the same bandwidth."
     )
     return Section(
         "The Hugging Face playbook's runs", text, tuple(rows), (out_of_memory(validation),)
@@ -279,10 +282,11 @@ def out_of_memory(validation: Validation) -> str:
         assert verdicts is not None
         shares += [f"{verdicts.recall:.1f}", f"{verdicts.precision:.1f} %"]
     return (
-        f"{int(rows.out_of_memory.sum()):,} runs ended for lack of memory: {shares[0]} % of them "
-        f"are predicted, and {shares[1]} of the predicted ones did. With the allocator's reserve "
-        f"({factor.min():.2f} to {factor.max():.2f} times the tensors, from runs of other sizes) "
-        f"the shares are {shares[2]} and {shares[3]} (90 wanted for each)."
+        f"Of {int(rows.out_of_memory.sum()):,} runs that ended for lack of memory, pipejax "
+        f"predicts {shares[0]} % to do so; of the runs that it predicts to lack memory, "
+        f"{shares[1]} did. If the allocator's reserve is included ({factor.min():.2f} to "
+        f"{factor.max():.2f} times the tensors, from runs of other model sizes), these shares are "
+        f"{shares[2]} and {shares[3]} (we aim at 90 % for each)."
     )
 
 
@@ -299,8 +303,8 @@ def memory(validations: Sequence[Validation]) -> Section:
         if errors is not None:
             rows += judged(name, "all", errors, *table_limits(MEMORY, name))
     text = (
-        "Tables have the allocated memory of the fullest accelerator, torchtitan's table the "
-        "allocator's reserved memory, which is larger."
+        "The measured memory is the allocated memory of the fullest accelerator. For torchtitan, "
+        "it is the memory that its allocator reserves, which is larger."
     )
     return Section("Memory", text, tuple(rows))
 
@@ -337,12 +341,14 @@ def calibrated(fits: Sequence[Fitted]) -> Section:
         runs = " + ".join(fit.tables)
         rows += judged(runs, fit.what, errors, *fit.limits)
         if coverage is not None:
-            share = f"{coverage:.1f} % of the rows left out of it"
-            reasons.append(f"{runs}, {fit.what}: the 90 % band holds {share} (85 to 95 wanted).")
+            share = f"{coverage:.1f} % of the rows that were left out"
+            aim = "(we aim at 85 to 95 %)"
+            reasons.append(f"{runs}, {fit.what}: the 90 % band contains {share} {aim}.")
     text = (
-        "`pipejax calibrate` fits numbers of the machine to some rows and predicts the rows that "
-        "are left out: groups of hidden size, tensor parallelism and microbatch size, model "
-        "sizes, or all but eight rows. The last line fits all rows, with a factor for the layer "
+        "`pipejax calibrate` fits numbers of the machine to some rows of a table and predicts the "
+        "other rows. The rows left out of the fit are those of one hidden size, tensor "
+        "parallelism and microbatch size (h, t, b), those of one model size, or all but eight "
+        "rows. For the last line of this table, all rows are fitted, with a factor for the layer "
         "time of each shape."
     )
     return Section("Calibrated, on rows that were left out", text, tuple(rows), tuple(reasons))
@@ -373,8 +379,9 @@ def from_five(name: str) -> list[Accuracy]:
 def five(tables: Sequence[list[Accuracy]]) -> Section:
     """Report the gain of five rows of a user's runs."""
     text = (
-        "`pipejax calibrate` fits the machine to five random rows of a table and one stack, and "
-        "predicts the other rows. Lines `as is` predict the same rows without a fit."
+        "`pipejax calibrate` fits the numbers of the machine to five random rows of a table that "
+        "have the same stack, and predicts the other rows. Lines with `as is` show the errors on "
+        "the same rows without this fit."
     )
     return Section("From five rows", text, tuple(row for table in tables for row in table))
 
@@ -415,9 +422,10 @@ def mlperf() -> Section:
         rows += judged("mlperf_h100", what, time_errors(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
-        "A line, through the medians at the smallest and the largest number of microbatches M, "
-        "predicts the medians at every other M. In the last two rows, the machine is fitted to "
-        "runs of one model and predicts runs of the other."
+        "In the first two rows, a straight line through the median step times at the smallest and "
+        "the largest number of microbatches M predicts the median step times at every other M. In "
+        "the last two rows, numbers of the machine are fitted to runs of one model, and runs of "
+        "the other model are predicted."
     )
     return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
 
@@ -443,8 +451,9 @@ def megatron() -> str:
 
     sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))
     return (
-        f"{MEGATRON}: the source states neither b nor the stages per worker. Bias without a "
-        f"pipeline: {sizes}; with one: {bias(deep)} as assumed, "
+        f"{MEGATRON}: the source states neither the microbatch size b nor the stages per worker. "
+        f"The bias on runs without a pipeline is {sizes}. The bias on runs with a pipeline is "
+        f"{bias(deep)} with the assumed stages per worker, and "
         f"{bias(deep, stages_per_worker=1, schedule='1f1b')} with one stage per worker."
     )
 
@@ -465,8 +474,8 @@ def llama3() -> Section:
     """Share of the peak of Llama-3 405B, in percentage points."""
     rows, reason = llama3_accuracy.accuracies(pj.load_system("h100"))
     text = (
-        "The table compares the MFU of three runs of the Llama 3 report (Table 4), in percentage "
-        "points, with predictions for the data sheet's H100."
+        "The table compares the MFU of three runs in the Llama 3 report (Table 4) with "
+        "predictions for an H100 by its data sheet; errors are in percentage points."
     )
     return Section("Llama-3 405B on 8,192 and 16,384 H100", text, tuple(rows), (reason,))
 
@@ -482,8 +491,9 @@ def simulators(validations: Sequence[Validation]) -> Section:
         rows += judged(table, "pipejax", time_errors(ours), Limit(time_errors(theirs).mape))
         rows += judged(table, name, time_errors(theirs))
     text = (
-        "The table compares predictions published by authors of other simulators with those of "
-        "pipejax on the same rows. The limit is the mean error of the other simulator."
+        "The table compares predictions that the authors of other simulators published with "
+        "predictions of pipejax for the same rows. The limit of pipejax's error is the mean error "
+        "of the other simulator."
     )
     return Section("Beside other simulators", text, tuple(rows))
 
@@ -638,8 +648,9 @@ def by_class(unseen: Sequence[Validation]) -> Section:
         errors_of_class = prediction_errors(1 + selected, np.ones(len(selected)))
         rows += judged(name, "by configuration", errors_of_class, *([limit] if limit else []))
     text = (
-        "No number was fitted to these runs, but terms were chosen with their errors in sight. "
-        "Each configuration counts once, with the stack of its framework."
+        "No number was fitted to these runs, but we knew the errors on them when we chose the "
+        "terms of the cost model. Each configuration counts once, with the software stack of its "
+        "framework."
     )
     return Section(UNSEEN, text, tuple(rows))
 
@@ -660,14 +671,15 @@ def sources_left_out(unseen: Sequence[Validation], runs: Sequence[Runs]) -> Sect
         are_inside = np.concatenate([*inside.values()])
         by_source = ", ".join(f"{name} {sum(x)} of {len(x)}" for name, x in inside.items())
         reasons.append(
-            f"The 90 % range holds {100 * are_inside.mean():.1f} % of {len(are_inside)} "
-            f"configurations {what} (85 to 95 wanted; the mean of sources is "
-            f"{100 * np.mean([np.mean(x) for x in inside.values()]):.1f} %): {by_source}."
+            f"The 90 % range contains the measured step time of {100 * are_inside.mean():.1f} % of "
+            f"{len(are_inside)} configurations {what} (we aim at 85 to 95 %; the mean over sources "
+            f"is {100 * np.mean([np.mean(x) for x in inside.values()]):.1f} %): {by_source}."
         )
     text = (
-        "No number was fitted to these tables. `evaluate` and `plan` give a 90 % "
-        "range of each step time. It follows from the errors of all tables whose machine was not "
-        "fitted to them. To judge it, each source is left out in turn."
+        "No number was fitted to these tables of measured runs. `evaluate` and `plan` give a 90 % "
+        "range of each step time. The range follows from the errors on all tables of measured "
+        "runs to which the numbers of their machine were not fitted. To judge the 90 % range, the "
+        "errors of each source of runs are left out in turn."
     )
     return Section("Sources that were left out", text, tuple(rows), tuple(reasons))
 

@@ -9,17 +9,17 @@ ABOUT = """\
 # Accuracy
 
 This page compares predicted step times and memory with published measurements. `make fidelity`
-writes the page and its figure. Tables of measured runs are in
-[`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md), with sources and
-assumptions. An error is predicted / measured - 1. *Bias* is the mean error. The columns *mean*,
-*median*, *90 % within* and *largest* describe absolute errors.
+writes the page and its figure. The tables of measured runs, with their sources and assumptions, are
+in [`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md). The error of a
+prediction is predicted / measured - 1. *Bias* is the mean of these errors. The columns *mean*,
+*median*, *90 % within* and *largest* describe their absolute values.
 """
 EXPECTED = """\
 ## What to expect of other runs
 
-Terms of the cost model were chosen with all other tables in sight, so the sources that were left
-out say most of new runs. We expect these mean absolute errors, without any fit and after five rows
-of the same stack:
+We knew all other tables of measured runs when we chose the terms of the cost model, so the sources
+that were left out predict best how far off new runs will be. For new runs, we expect these mean
+absolute errors, without any fit and after a fit to five rows of the same stack:
 
 | runs | without a fit | five rows |
 | --- | ---: | ---: |
@@ -36,14 +36,14 @@ of the same stack:
 BENCHMARK = """\
 ## A benchmark of simulators
 
-The measured tables can judge any simulator. Predict the rows of a table, and write a CSV file with
-the columns `row` (of the table, from 1), `seconds` and, if known, `memory_bytes`; rows may be left
-out.
+The tables of measured runs can serve to judge any simulator. Predict the rows of a table, and write
+a CSV file with the columns `row` (number in the table, from 1), `seconds` and, if the simulator
+predicts it, `memory_bytes`; rows may be left out.
 
     pipejax validate pipejax/costs/data/measured/mlperf_h100.csv --predictions THEIRS.csv
 
-The command prints the simulator's errors by group, the worst rows, and pipejax's errors on the same
-rows. The exit code is 0 if the mean error is within `--tolerance PERCENT`, else 1.
+This command prints the simulator's errors by group, the worst rows, and pipejax's errors on the
+same rows. The exit code is 0 if the mean error is within `--tolerance PERCENT`, else 1.
 """
 HEAD = ("", "runs", "rows", "mean", "median", "90 % within", "largest", "bias", "allowed", "")
 
@@ -68,7 +68,7 @@ def page(sections: Sequence[Section], figure: str) -> str:
     """Write the page in Markdown."""
     judged = [row for section in sections for row in section.accuracies if row.allowed]
     within = sum(row.holds for row in judged)
-    count = f"{within} of {len(judged)} errors with a limit are within it.\n"
+    count = f"{within} of {len(judged)} errors that have a limit are within this limit.\n"
     parts = [ABOUT, count, f"![Predicted against measured step times]({figure})\n"]
     for section in sections:
         parts += [f"## {section.title}\n", f"{section.text}\n", table(section.accuracies)]

@@ -72,7 +72,7 @@ def test_calibrations_are_judged_by_what_they_left_out():
     rows = [(row.measure, row.tolerance, row.holds) for row in section.accuracies]
     assert rows[:2] == [("mean", 7.0, True), ("bias", 2.0, False)]
     assert len(section.reasons) == len(fidelity.FITS)
-    assert "holds 91.5 % of the rows" in section.reasons[0]
+    assert "contains 91.5 % of the rows" in section.reasons[0]
 
 
 def test_errors_are_listed_by_microbatches(result):
@@ -94,7 +94,7 @@ def test_the_page_says_what_is_beyond_its_limit():
     text = page(
         [Section("Out of the box", "As it comes.", (*rows, Accuracy("t", "", errors)))], "a.png"
     )
-    assert "2 of 3 errors with a limit are within it." in text
+    assert "2 of 3 errors that have a limit are within this limit." in text
     assert (
         "| t | each | 2 | 6.00 % | 6.00 % | 9.20 % | 10.00 % | -4.00 % | each 9 % | **beyond** |"
         in text
