@@ -1,4 +1,4 @@
-"""Everything that a certificate of a run claims, derived from the run."""
+"""Derivation of all claims that a certificate makes about a run."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Curve = list[tuple[float, float]]  # moments, and the memory that a worker holds
 
 
 class Discrepancy(NamedTuple):
-    """One claim that does not hold."""
+    """A claim of a certificate that does not hold."""
 
     claim: str  # name of the value, with op, worker and slot
     claimed: Any  # value in the certificate, or None
@@ -23,7 +23,7 @@ class Discrepancy(NamedTuple):
     why: str = ""  # reason of the derived value
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Describe the discrepancy in one line."""
         claimed, derived = (
             "nothing" if value is None else value for value in (self.claimed, self.derived)
         )
@@ -32,7 +32,7 @@ class Discrepancy(NamedTuple):
 
 
 def derive(run: Run, memory: Prices) -> dict[str, Any]:
-    """Return the claims and the proof that a run supports, by the keys of a certificate."""
+    """Derive claims and proof from a run, under the keys that a certificate has."""
     workers = range(len(run.table.rows))
     on_compute = [run.worker_events(worker) for worker in workers]
     spans = []
@@ -60,7 +60,7 @@ def derive(run: Run, memory: Prices) -> dict[str, Any]:
 
 
 def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
-    """Return the claims that a run supports as the answer of a search."""
+    """Derive from a run the claims of a certificate for the answer of a search."""
     starts = {
         f"{stage}{letters}{microbatch}": run.start[cell]
         for (letters, stage, microbatch), cell in run.table.cell.items()
@@ -70,10 +70,10 @@ def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
 
 
 def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
-    """Return the largest number of activations that a worker holds, in the order of its row."""
+    """Return the largest number of activations that a worker holds as it executes its row."""
 
     def change(cell: list[TableOp], moment: str) -> float:
-        """Return the change by ops of added kinds at "at_start" or "at_end" of a cell."""
+        """Return the change in activations by a cell's grammar-defined ops at its start or end."""
         kinds = (rules.kinds[op.letters] for op in cell if op.letters in rules.kinds)
         return sum(
             count * rules.items.get(part, 1)
@@ -92,7 +92,7 @@ def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
 
 
 def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
-    """Return (time, memory from then on) of a worker, once for each time of a change."""
+    """List (time of a change, memory from then on) for a worker's memory."""
     changes: dict[float, float] = defaultdict(float)
     for slot, cell in enumerate(run.table.rows[worker]):
         event = worker, slot
@@ -110,9 +110,9 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return changes of memory at the start and the end of any op of `op`'s microbatch and stage.
+    """Return the memory changes at start and end of ops on the microbatch and stage of `op`.
 
-    Both are by the letters of the op.
+    Each is a dict by the letters of the op.
     """
     letters, rules = op.letters, run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
@@ -138,21 +138,21 @@ def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], d
 
 
 class Tolerance(NamedTuple):
-    """Largest differences between claimed and derived numbers."""
+    """Largest allowed differences between claimed and derived numbers."""
 
     time: float
     memory: float
     counts: float
 
     def for_claim(self, claim: str) -> float:
-        """Return the tolerance of one claim."""
+        """Return the allowed difference for a claim, given the claim's key."""
         if claim in ("peak_memory", "held"):
             return self.memory
         return self.counts if claim in ("peak_in_flight", "offloaded") else self.time
 
 
 def tolerance(derived: dict[str, Any], memory: Prices, rules: TableRules) -> Tolerance:
-    """Return the tolerances of a run; 0 for counts without items, which are whole."""
+    """Return the tolerances for a run; counts must be exact, unless the grammar has items."""
     sizes = [size for key in ("sizes", "checkpoints") for size in _numbers(memory[key])]
     largest = max([*sizes, *derived["peak_memory"].values()])
     counts = max(derived["peak_in_flight"].values()) if rules.items else 0
@@ -168,7 +168,7 @@ def _numbers(values: Any) -> Iterator[float]:
 
 
 def differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
-    """List the differences of a claim from the derived value, down to single numbers."""
+    """List where a claim differs from the derived value, comparing nested values one by one."""
     if isinstance(claimed, dict) and isinstance(derived, dict):
         for key in [*derived, *(key for key in claimed if key not in derived)]:
             pair = claimed.get(key), derived.get(key)

@@ -1,4 +1,4 @@
-"""Closed forms: a claim of all runs of a table, and its proof in whole numbers.
+"""Check of closed forms, which claim the makespan at all parameters, in integer arithmetic.
 
 A makespan T is the largest of many linear functions of the parameters, so it is convex. Let E be
 the largest facet. Cells, simplices of rays, cover the domain. On each cell one facet is the largest
@@ -33,7 +33,7 @@ Row = list[int]
 
 
 class Form(NamedTuple):
-    """A closed form; a point is in the domain if its product with each row is at least 0."""
+    """A closed form; a point x is in its domain if row . x >= 0 for each row of `domain`."""
 
     table: Table
     links: Prices
@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
 
 def read_form(data: Mapping[str, Any], name: str) -> Form:
-    """Read the parts of a closed form's certificate, and check their shapes."""
+    """Read the certificate of a closed form, and check the shapes of its parts."""
     costs, claim, proof = data["costs"], data["claim"], data["proof"]
     table = Table(data["table"])
     links = read_links(costs["links"], table, f"{name}: links")
@@ -72,7 +72,7 @@ def read_form(data: Mapping[str, Any], name: str) -> Form:
 def _read_parameters(
     parameters: Any, table: Table, name: str
 ) -> tuple[list[str], list[int], list[Prices]]:
-    """Return names, units and weights of parameters; weights are costs by key, 0 if not given."""
+    """Return names, units and weights of the parameters; missing weights are 0."""
     is_valid = isinstance(parameters, list) and len(parameters) > 0
     require(is_valid, f"{name}: parameters", "a list", parameters)
     keys = [*TIMED, *table.rules.kinds, *MESSAGE, "pair"]
@@ -105,7 +105,7 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 
 def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
-    """Return the rows of the domain: parameters are at least 0, and within their bounds."""
+    """Return the rows of the domain, which keep parameters at least 0 and within their bounds."""
     # A point x of the domain has row . x >= 0 for every row.
     is_valid = isinstance(box, dict) and set(box) <= set(names)
     require(is_valid, where, f"an object with bounds of {', '.join(names)}", box)
@@ -136,7 +136,7 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
 
 
 def box_text(names: Collection[str], box: Mapping[str, Any]) -> str:
-    """Write the ranges of parameters as `F = 1, B from 1 to 3`, without those that are free."""
+    """Write the ranges of all bounded parameters, as `F = 1, B from 1 to 3`."""
     texts = []
     for name in names:
         low, high = box.get(name, (None, None))
@@ -151,7 +151,7 @@ def box_text(names: Collection[str], box: Mapping[str, Any]) -> str:
 
 
 def form_text(form: Form) -> str:
-    """Write the claim of a closed form, as "exact for F = 1, B from 1 to 3"."""
+    """Describe the claim of a closed form, as "exact for F = 1, B from 1 to 3"."""
     numerator, denominator = form.gap
     claim = f"at most {100 * numerator / denominator:.2g} % too small" if numerator else "exact"
     box = box_text(form.names, form.box)
@@ -159,7 +159,7 @@ def form_text(form: Form) -> str:
 
 
 def check_form(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
-    """List the claims of a closed form and of its report that do not hold."""
+    """List all claims in a closed form's certificate and report that do not hold."""
     yield from _check_report(form, report)
     try:
         runs = CountedRuns(form)
@@ -192,17 +192,17 @@ def _dot(row: Sequence[int], other: Row) -> int:
 
 
 def _sum(parts: list[Any]) -> Any:
-    """Return the sum of nested lists of one shape."""
+    """Add nested lists of equal shape, entry by entry."""
     if isinstance(parts[0], list):
         return [_sum([*entries]) for entries in zip(*parts, strict=True)]
     return sum(parts)
 
 
 class CountedRuns:
-    """Runs of a table in whole numbers, which count the parameters on a longest path."""
+    """Integer runs of a table that count how often each parameter is on a longest path."""
 
     def __init__(self, form: Form) -> None:
-        """Run the table with the sum of all weights, which orders events, and with each of them."""
+        """Run the table with all weights summed, to order events, and with each weight alone."""
         # `durations` and the lags in `waits` have a count for each parameter.
         total = {key: _sum([w[key] for w in form.weights]) for key in form.weights[0]}
         run = Run(form.table, form.links, total)
@@ -220,11 +220,11 @@ class CountedRuns:
                 self.waits[event].append((other, lag))
 
     def ends(self, point: Row) -> dict[Event, int]:
-        """Return the end of each event at a point, the values of the parameters."""
+        """Return the end of each event at a point (values of all parameters)."""
 
         @functools.cache  # few counts differ
         def value(counts: tuple[int, ...]) -> int:
-            """Return the value of a sum of parameters, given by its counts."""
+            """Return the sum of count x parameter at this point."""
             return _dot(counts, point)
 
         end: dict[Event, int] = {}
@@ -234,7 +234,7 @@ class CountedRuns:
         return end
 
     def counts(self, point: Row) -> Row:
-        """Return the counts of a longest path at a point."""
+        """Return how often each parameter is on a longest path at a point."""
         end = self.ends(point)
         event = max(end, key=lambda event: end[event])
         counts = self.durations[event]
@@ -245,7 +245,7 @@ class CountedRuns:
 
 
 def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
-    """Check that each facet is the count of a path, and that none stands twice."""
+    """Check that each facet has the counts of a longest path, and that all facets differ."""
     for k, (facet, point) in enumerate(zip(form.facets, form.points, strict=True)):
         counts = runs.counts(point)
         if facet != counts:
@@ -255,7 +255,7 @@ def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
 
 
 def _check_cover(form: Form) -> Iterator[Discrepancy]:
-    """Check that the cells cover the domain: two share each wall, or the border holds it."""
+    """Check that cells cover the domain: a wall is shared by two cells or lies on the border."""
     # A straight line from inside a cell to any point of the domain then never leaves the cells. A
     # cell is (facet, ray, ray, ..); a wall of it lacks one of the rays.
     rays, cells = form.rays, form.cells
@@ -291,7 +291,7 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
 
 
 def determinant_sign(matrix: list[Row]) -> int:
-    """Return the sign of a determinant, by elimination in whole numbers (Bareiss 1968)."""
+    """Return the sign of a determinant, by integer elimination (Bareiss 1968)."""
     # Dividing by the previous pivot leaves whole numbers. [2 1], [4 5]: the row below becomes
     # (2 [4 5] - 4 [2 1]) / 1 = [0 6], and 6 is the determinant.
     rows, sign, previous_pivot = [*matrix], 1, 1
@@ -311,7 +311,7 @@ def determinant_sign(matrix: list[Row]) -> int:
 
 
 def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
-    """Check that each facet is the largest on its cells, and that no run is longer."""
+    """Check that each facet is the largest on its cells, and that no run exceeds the gap."""
     points = [ray[: len(form.names)] for ray in form.rays]
     sums = [[_dot(facet, point) for facet in form.facets] for point in points]
     largest = [*map(max, sums)]

@@ -1,4 +1,4 @@
-"""Prices of a run as a certificate states them: links, seconds and memory."""
+"""Readers of a certificate's links, op times and memory sizes, which check them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ Prices = dict[str, Any]
 
 
 def read_links(record: Any, table: Table, where: str) -> Prices:
-    """Return checked links, with `pairs` (model by pair of workers) and `has_rendezvous`."""
+    """Check a record of links; add `pairs` (model by pair of workers) and `has_rendezvous`."""
     check_keys(record, NO_LINKS.keys(), where)
     check_word(record["model"], MODELS, f"{where}: model")
     check_word(record["queues"], QUEUES, f"{where}: queues")
@@ -84,7 +84,7 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
 
 
 def full_shape(key: str, table: Table, *values: Any) -> tuple[int, ...]:
-    """Return the shape of times or sizes, with an axis of microbatches if a value has it."""
+    """Return the shape of times or sizes, with a microbatch axis if one of the values has it."""
     scope = table.rules.scope(key)
     shape: tuple[int, ...] = (table.num_stages,)
     if key in MESSAGE:
@@ -105,7 +105,7 @@ def _check_values(
 def read_seconds(
     seconds: Any, table: Table, where: str, *, is_in_units: bool, has_bounds: bool
 ) -> Prices:
-    """Return checked times [s]; every op has one."""
+    """Check that every op of a table has a time [s], and return the times."""
     require(isinstance(seconds, dict), where, "an object of times", seconds)
     if {"pair", "pair_factor"} <= set(seconds):
         raise MalformedError(f"{where}: pair and pair_factor both price a fused pair")
@@ -123,7 +123,7 @@ def read_seconds(
 
 
 def read_memory(memory: Any, table: Table, where: str) -> Prices:
-    """Return the checked sizes of activations, and of the memory of B, I and W at work if given."""
+    """Check and return the sizes of activations, and the memory held while B, I and W run."""
     has_work = isinstance(memory, dict) and AT_WORK in memory
     check_keys(memory, (*SIZES, AT_WORK) if has_work else SIZES, where)
     for key in SIZES:

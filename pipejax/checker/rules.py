@@ -1,4 +1,4 @@
-"""Kinds and rules: the usual ones of every table, and those that a table adds."""
+"""Op kinds and dependency rules: the usual kinds and rules, and those that a table adds."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -43,7 +43,7 @@ _RULE = re.compile(
 
 
 class TableOp(NamedTuple):
-    """One op of a table."""
+    """An op of a table, by letters, stage and microbatch."""
 
     letters: str
     stage: Any  # an op of no stage has its worker, as "worker 0"
@@ -51,7 +51,7 @@ class TableOp(NamedTuple):
 
 
 class RuleEnd(NamedTuple):
-    """Consumer or producer of a rule: a stage or microbatch is None where any is meant."""
+    """Consumer or producer of a rule; a stage or microbatch of None matches any."""
 
     letters: str
     stage: Any
@@ -60,7 +60,7 @@ class RuleEnd(NamedTuple):
 
 
 class TableRule(NamedTuple):
-    """Rule of a table: ops of the consumer wait for ops of the producer."""
+    """A rule that a table adds, by which consumer ops wait for producer ops."""
 
     text: str
     consumer: RuleEnd
@@ -71,10 +71,10 @@ class TableRule(NamedTuple):
 
 
 class TableRules:
-    """Kinds, by letters, and rules that a table adds to the usual ones."""
+    """Op kinds and dependency rules of a table, both the usual and the added ones."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        """Read the keys of a table from `slices` to `rules`."""
+        """Read the keys of a table's grammar, such as `slices` and `rules`."""
         self.slices = data.get("slices", 1)
         require(is_whole(self.slices, 1), "slices", "a whole number of at least 1", self.slices)
         self.forward_only = data.get("forward_only", False)
@@ -102,7 +102,7 @@ class TableRules:
         self.rules = [self._read_rule(text) for text in _list(data, "rules", str)]
 
     def _add_kind(self, kind: dict[str, Any]) -> None:
-        """Check a kind of op, and record it with its defaults by its letters."""
+        """Check an op kind that the table defines, fill in defaults and record it."""
         letters = kind.get("letters")
         where = f"kind {letters!r}"
         is_valid = set(kind) <= KIND_KEYS
@@ -135,7 +135,7 @@ class TableRules:
         self.kinds[str(letters)] = full
 
     def _read_rule(self, text: str) -> TableRule:
-        """Read a rule as "F <- G@-1 [message]": F waits for a message from the last stage's G."""
+        """Read "F <- G@-1 [message]": F waits for a message from G of the previous stage."""
         match = _RULE.fullmatch(text.strip())
         if match is None:
             raise MalformedError(f"{text!r} is not a rule as 'consumer <- producer'")
@@ -159,7 +159,7 @@ class TableRules:
         return rule
 
     def _read_end(self, fields: tuple[Any, ...], text: str) -> RuleEnd:
-        """Return the consumer or producer of a rule, from the groups of its pattern."""
+        """Return the consumer or producer of a rule, given the matched groups of its text."""
         stage, letters, microbatch, slice_text, place = fields
         if letters not in self.kinds and letters not in LETTERS:
             raise MalformedError(f"rule {text!r}: unknown letters {letters!r}")
@@ -173,13 +173,13 @@ class TableRules:
         return RuleEnd(letters, int(stage) if stage else None, number, int(place or 0))
 
     def scope(self, letters: str) -> str:
-        """Return the part of the work that an op belongs to, as "microbatch"."""
+        """Return the scope of an op kind: "microbatch", "stage", "copy" or "worker"."""
         if letters in self.kinds:
             return str(self.kinds[letters]["of"])
         return "stage" if letters in SHARDING else "microbatch"
 
     def lane(self, letters: str) -> str:
-        """Return the lane of an op; communication cells stand on compute here."""
+        """Return the lane of an op kind; communication cells count as compute here."""
         if letters in self.kinds:
             return str(self.kinds[letters]["lane"])
         if letters in self.lanes:
@@ -187,32 +187,32 @@ class TableRules:
         return "host" if letters in ("O", "L") else "compute"
 
     def has_other_lane(self, letters: str, other: str) -> bool:
-        """Return whether ops of one worker are on two lanes; a host link counts as compute."""
+        """Return whether two op kinds are on different lanes; the host lane counts as compute."""
         lanes = {"compute" if lane == "host" else lane for lane in map(self.lane, (letters, other))}
         return len(lanes) == 2
 
     def stage_cells(self, letters: str) -> list[str]:
-        """List the letters on lanes whose last cell of its stage an op waits for."""
+        """List which sharding cells on lanes (UNSHARD, REDUCE_GRAD) an op of a stage waits for."""
         computes = letters in tuple("FBIWR") or (letters in self.kinds and self.is_counted(letters))
         is_end = letters in ("WAIT_REDUCE_GRAD", "U")
         needs = (("UNSHARD", computes), ("REDUCE_GRAD", is_end))
         return [cell for cell, is_needed in needs if is_needed and cell in self.lanes]
 
     def is_counted(self, letters: str) -> bool:
-        """Return whether ops of some letters are compute of a microbatch."""
+        """Return whether an op kind runs on compute and belongs to a microbatch."""
         return self.lane(letters) == "compute" and self.scope(letters) == "microbatch"
 
     def is_row_op(self, letters: str) -> bool:
-        """Return whether an op counts in its row: sharding cells and waits do not."""
+        """Return whether an op kind counts as an op of the row; sharding cells and waits do not."""
         added = letters in self.kinds and self.scope(letters) != "stage"
         return letters in tuple("FBIWRU") or added
 
     def is_collective(self, letters: str) -> bool:
-        """Return whether the cells of all workers are one op."""
+        """Return whether an op kind is a collective of all workers."""
         return letters in self.kinds and bool(self.kinds[letters]["together"])
 
     def is_gradient(self, letters: str) -> bool:
-        """Return whether an op frees an activation, or the part that W needs."""
+        """Return whether an op kind ends a backward, by freeing the last part of an activation."""
         if letters not in self.kinds:
             return letters in ("B", "W")
         changes = self.kinds[letters]["at_end"]
@@ -221,20 +221,20 @@ class TableRules:
         return self.is_counted(letters) and frees
 
     def recomputing(self) -> list[str]:
-        """List the letters of kinds that make an activation from its checkpoint."""
+        """List the op kinds that recompute an activation from its checkpoint, by letters."""
         takes = (x for x, kind in self.kinds.items() if kind["at_start"].get("checkpoint", 0) < 0)
         return [letters for letters in takes if self.scope(letters) == "microbatch"]
 
     def sources(self, stage: int) -> list[int]:
-        """List the stages that lead to a stage."""
+        """List the stages whose forward output a stage receives."""
         return [a for a, b in self.graph if b == stage] if self.graph else [stage - 1]
 
     def targets(self, stage: int) -> list[int]:
-        """List the stages that a stage leads to."""
+        """List the stages that receive the forward output of a stage."""
         return [b for a, b in self.graph if a == stage] if self.graph else [stage + 1]
 
     def route(self, source: int, target: int) -> tuple[int, int] | None:
-        """Return the direction of a message (0 forth, 1 back) and its boundary, if any."""
+        """Return a message's direction (0 forward, 1 backward) and boundary; None if no edge."""
         if not self.graph:
             return int(source > target), min(source, target)
         edges = enumerate(self.graph)
@@ -243,7 +243,7 @@ class TableRules:
         )
 
     def usual_inputs(self, op: TableOp) -> Iterator[TableOp]:
-        """List the ops that an op waits for by the usual rules, in the table or not."""
+        """List the inputs of an op by the usual rules, even those that the table lacks."""
         letters, stage, microbatch = op
         for input_letters in INPUTS.get(letters, ""):
             yield op._replace(letters=input_letters)
@@ -258,7 +258,7 @@ class TableRules:
                 yield from (TableOp(gradient, stage, microbatch + 1) for gradient in "IB")
 
     def is_consumer(self, rule: TableRule, op: TableOp, num_stages: int) -> bool:
-        """Return whether an op waits by a rule."""
+        """Return whether an op is a consumer of a rule."""
         end = rule.consumer
         stage = num_stages - 1 if end.stage == "last" else end.stage
         is_place = stage in (None, op.stage) and end.microbatch in (None, op.microbatch)
@@ -267,7 +267,7 @@ class TableRules:
     def added_inputs(
         self, op: TableOp, worker: int, num_stages: int, num_microbatches: int
     ) -> Iterator[tuple[TableOp, bool, int]]:
-        """List (producer, whether by message, rule) for each input of an op by added rules."""
+        """List an op's inputs by added rules: (producer, whether by message, number of rule)."""
         _, stage, microbatch = op
         for number, rule in enumerate(self.rules):
             if not self.is_consumer(rule, op, num_stages):
@@ -297,7 +297,7 @@ class TableRules:
     def check_rule(
         self, rule: TableRule, ops: Collection[TableOp], stages: int, count: int
     ) -> None:
-        """Check that a rule names stages and microbatches of the table, and that an op waits."""
+        """Check that the table has a rule's stages and microbatches, and an op that waits by it."""
         text = f"rule {rule.text}"
         for end in (rule.consumer, rule.producer):
             is_stage = end.stage in (None, "last", *range(stages))
@@ -308,7 +308,7 @@ class TableRules:
         require_legal(has_consumer, f"{text}: the table holds no op that waits by it")
 
     def op_text(self, op: TableOp) -> str:
-        """Return the text of an op; slice k of microbatch m is m.k."""
+        """Write an op as in a table, with slice k of microbatch m as m.k."""
         stage = "" if isinstance(op.stage, str) else op.stage
         text = "" if op.microbatch < 0 else str(op.microbatch)
         if text and self.slices > 1:

@@ -1,4 +1,4 @@
-"""The run of a table: events that wait for events.
+"""The run of a table, as events that wait for other events.
 
 An event is a cell (worker, slot), a message by its SEND, or an all-reduce ("A", ..) or an update
 ("U", ..) at the end of the step. It starts when the last event that it waits for has ended.
@@ -20,17 +20,17 @@ UNIT_TIMES = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
 
 
 class DeadlockError(Exception):
-    """Error of a run in which events wait for each other in a circle."""
+    """Error of a run in which events wait for each other in a cycle."""
 
     def __init__(self, run: "Run", cycle: list[Event]) -> None:
-        """Name the events of the circle."""
+        """Name the events of the cycle."""
         names = " waits for ".join(map(run.name, [*cycle, cycle[0]]))
         super().__init__(f"deadlock: {names}")
         self.run, self.cycle = run, cycle
 
 
 class TableMessage(NamedTuple):
-    """Message between workers, which arrives `lag` seconds after it frees its link."""
+    """Message between workers; it arrives `lag` seconds after its transmission ends."""
 
     sender: int
     receiver: int
@@ -41,12 +41,12 @@ class TableMessage(NamedTuple):
 
 
 class Run:
-    """Start and end of all events of a table [s]; `waits` has (other event, lag after its end)."""
+    """Start and end of a table's events [s]; `waits` lists (awaited event, lag after its end)."""
 
     def __init__(
         self, table: Table, links: Prices, seconds: Prices, *, is_unit: bool = False
     ) -> None:
-        """Collect the events, and run them."""
+        """Collect the events and their waits, and compute start and end of each event."""
         self.table, self.rules, self.links = table, table.rules, links
         self.seconds, self.is_unit = seconds, is_unit
         self.durations: dict[Event, float] = {}
@@ -66,11 +66,11 @@ class Run:
         self._run()
 
     def _wait(self, event: Event, *producers: Event | None) -> None:
-        """Let an event wait for the end of others."""
+        """Let an event wait for the end of its producers."""
         self.waits[event] += [(producer, 0.0) for producer in producers if producer is not None]
 
     def unit_end(self, cell: Cell) -> float:
-        """Return the end of a cell in the unit run, which orders messages without cells."""
+        """Return a cell's end in the message-free run, which orders messages without cells."""
         if self._unit is None:
             length = max(self.table.num_stages, len(self.table.rows))  # of lists by either
             slots: dict[str, Any] = {x: UNIT_TIMES.get(x, 0) for x in TIMED}
@@ -81,7 +81,7 @@ class Run:
         return self._unit.end[cell]
 
     def duration(self, cell: list[TableOp]) -> float:
-        """Return the duration of a cell [s]: one op, or a fused pair."""
+        """Return the duration of the op or fused pair in a cell [s]."""
         seconds, (_, stage, microbatch) = self.seconds, cell[0]
         if len(cell) == 2 and "pair" in seconds:
             return at_microbatch(seconds["pair"][stage], microbatch)
@@ -95,7 +95,7 @@ class Run:
         return float(sum(times))
 
     def _add_rows(self) -> None:
-        """Add the executed cells, each after the last one of its lane in its row."""
+        """Add the executed cells; each waits for the previous cell of its row on the same lane."""
         skipped = COMMUNICATION if self.links["has_rendezvous"] else COMMUNICATION + WAIT_SEND
         self.previous: dict[Cell, Event | None] = {}  # last cell on compute before each cell
         self.next_op: dict[Event, Event] = {}  # op after each op of a row
@@ -115,7 +115,7 @@ class Run:
                 self.last[worker] = self.lane_cell["compute"]
 
     def _add_cell(self, event: Cell, cell: list[TableOp]) -> None:
-        """Add an executed cell after those before it in its row, and make it the last of these."""
+        """Add an executed cell, let it wait for earlier cells of its row, and record it as last."""
         worker, (letters, stage, _) = event.worker, cell[0]
         lane, previous = self.rules.lane(letters), self.previous[event]
         self.durations[event] = self.duration(cell)
@@ -135,7 +135,7 @@ class Run:
         self.lane_cell[lane] = event
 
     def _add_host_links(self) -> None:
-        """Queue the offloads and loads of workers that share a host link by slot, then worker."""
+        """Queue offloads and loads on each host link, ordered by slot, then by worker."""
         groups = {worker: group for group in self.links["host_links"] for worker in group}
         for op, (worker, slot) in self.table.cell.items():
             if self.rules.lane(op.letters) == "host":
@@ -143,7 +143,7 @@ class Run:
                 self.queues[queue].append(((slot, worker), (worker, slot)))
 
     def _add_step_end(self) -> None:
-        """Add all-reduces and updates, if any of them takes time."""
+        """Add gradient all-reduces and optimizer updates, if any of them takes time."""
         times = [*self.seconds["A"]]
         for update in self.seconds["U"]:
             times += update if depth(update) else [update]
@@ -178,7 +178,7 @@ class Run:
             self.last[worker] = self.last_op[worker] = update
 
     def _add_reduction(self, stage: int, workers: list[int], gradients: list[Cell]) -> None:
-        """Add the all-reduce of a stage after its last gradient on each of its workers."""
+        """Add a stage's all-reduce, which waits for the last gradient on each of its workers."""
         reduction = "A", stage, -1
         self.durations[reduction] = float(self.seconds["A"][stage])
         cells = [*gradients, *(cell for w in workers for cell in self.reduced[stage, w])]
@@ -191,14 +191,14 @@ class Run:
             self.queues[group].append(((end, len(self.table.rows), stage), reduction))
 
     def _groups(self, sender: int, receiver: int) -> list[Event]:
-        """Name the groups of shared links that carry messages of a directed pair."""
+        """Name the groups of shared links that carry messages from a sender to a receiver."""
         shared = self.links["shared_links"]
         if shared == "pairs":
             return [("shared", *sorted((sender, receiver)))]
         return [("shared", k) for k, group in enumerate(shared) if [sender, receiver] in group]
 
     def _add_inputs(self) -> None:
-        """Let ops wait for their inputs, by messages if these are on other workers."""
+        """Let ops wait for their inputs; inputs from another worker arrive as messages."""
         cells = self.table.cell
         # by producer, cell and stage of the consumer, since one message serves a cell
         consumers_by_message: dict[Any, list[tuple[int, int, TableOp]]] = defaultdict(list)
@@ -218,7 +218,7 @@ class Run:
                 self._wait(cell, awaited_op(op))
 
     def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
-        """Add the message from a producer to an op, with the resources that its model blocks."""
+        """Add the message from a producer to an op, and the queues in which it waits."""
         source, target = self.table.cell[producer], self.table.cell[op]
         (sender, slot), receiver = source, target.worker
         send, receive = message_cells(producer, op)
@@ -263,7 +263,7 @@ class Run:
             self.queues[group].append((self._turn(producer, rank), event))
 
     def _model(self, sender: int, receiver: int, transmit: float) -> str:
-        """Name the link model of a message."""
+        """Return the link model of a message; small messages under rendezvous are queued."""
         pairs = self.links["pairs"]
         back = pairs.get((receiver, sender), self.links["model"])
         model = str(pairs.get((sender, receiver), back))
@@ -271,12 +271,12 @@ class Run:
         return "queued" if is_small else model
 
     def _turn(self, producer: TableOp, rank: Event) -> Event:
-        """Return the rank of a message in a queue of a table without cells for it."""
+        """Return the sort key of a message in a queue that no SEND and RECV cells order."""
         cell = self.table.cell[producer]
         return self.unit_end(cell), cell.worker, producer.stage, producer.microbatch, *rank
 
     def _join_collectives(self) -> None:
-        """Let all cells of a collective op wait for the inputs of each of them."""
+        """Let each cell of a collective op wait for the inputs of all its cells."""
         groups = defaultdict(list)
         for (letters, _, microbatch), cell in self.table.cell.items():
             if self.rules.is_collective(letters):
@@ -286,7 +286,7 @@ class Run:
             self.waits.update(dict.fromkeys(cells, waits))
 
     def _run(self) -> None:
-        """Set start and end of each event, from the last arrival that it waits for."""
+        """Start each event when the last event that it waits for has arrived, and set its end."""
         self.start: dict[Event, float] = {}
         self.end: dict[Event, float] = {}
         self.last_wait: dict[Event, Event] = {}
@@ -311,7 +311,7 @@ class Run:
             raise DeadlockError(self, self._cycle())
 
     def _cycle(self) -> list[Event]:
-        """Return a circle of events that wait for each other, each for the next one."""
+        """Return a cycle of events in which each event waits for the next."""
         event = next(event for event in self.durations if event not in self.end)
         path: list[Event] = []
         while event not in path:
@@ -320,27 +320,27 @@ class Run:
         return path[path.index(event) :]
 
     def letters(self, event: Event) -> str:
-        """Return the letters of a cell, "" for other events."""
+        """Return the letters of the op in a cell, or "" if the event is no cell."""
         if not isinstance(event[0], int):
             return ""
         worker, slot = event
         return self.table.rows[worker][slot][0].letters
 
     def worker_events(self, worker: int) -> list[Event]:
-        """List the executed cells on a worker's compute, then its updates at the step's end."""
+        """List a worker's executed compute cells, then its updates at the end of the step."""
         cells = (event for event in self.end if event[0] == worker and self.letters(event))
         events = [event for event in cells if self.rules.lane(self.letters(event)) == "compute"]
         return events + [event for event in self.end if event[0] == "U" and event[2] == worker]
 
     def is_span_op(self, event: Event) -> bool:
-        """Return whether a span may begin or end with an event."""
+        """Return whether the span of a worker may begin or end with an event."""
         letters = self.letters(event)
         if letters in SHARDING + WAIT_SEND:
             return False
         return not letters or self.rules.scope(letters) != "stage"
 
     def name(self, event: Event) -> str:
-        """Name an event as certificates do."""
+        """Return the name that certificates use for an event."""
         if event in self.messages:
             message = self.messages[event]
             return f"{message.name} (worker {message.sender} to {message.receiver})"
@@ -356,10 +356,10 @@ class Run:
 
 
 def by_worker(values: Iterable[Any]) -> dict[str, Any]:
-    """Name the workers of a certificate."""
+    """Return a dict of values under the names of workers in a certificate."""
     return {f"worker {worker}": value for worker, value in enumerate(values)}
 
 
 def _index(place: Any) -> int:
-    """Return the index of a stage like 2, or of a worker like "worker 2"."""
+    """Return the number in a stage, as 2, or in the name of a worker, as "worker 2"."""
     return int(place.removeprefix("worker ")) if isinstance(place, str) else int(place)

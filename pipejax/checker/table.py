@@ -1,4 +1,4 @@
-"""Tables of certificates: their form, and the checks that they can run."""
+"""Reader of a certificate's table, which checks that the table is legal."""
 
 import math
 import re
@@ -34,17 +34,17 @@ PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
 
 class Cell(NamedTuple):
-    """A place in the rows of a table."""
+    """A place in a table, by worker and slot."""
 
     worker: int
     slot: int
 
 
 class CellReader:
-    """Reader of cells, by the letters of a table."""
+    """Reader of the text of cells, given the op letters of a table."""
 
     def __init__(self, rules: TableRules) -> None:
-        """Compile the pattern of an op: stage, letters, microbatch or slice, lane."""
+        """Compile the pattern of an op's text: stage, letters, microbatch or slice, lane."""
         letters = sorted([*LETTERS, *rules.kinds], key=len, reverse=True)
         number = "([0-9]{0,9})()"
         if rules.slices > 1:
@@ -53,7 +53,7 @@ class CellReader:
         self.form = re.compile(rf"([0-9]{{0,9}})({'|'.join(letters)}){number}(?:@(\w+))?")
 
     def read_cell(self, text: str, worker: int) -> list[TableOp]:
-        """Return the ops of a cell: none, one, or the two of a fused pair."""
+        """Return the ops in a cell's text: no op, one op, or the two ops of a fused pair."""
         text = text.strip()
         pair = PAIR.fullmatch(text)
         if not pair:
@@ -64,7 +64,7 @@ class CellReader:
         return cell
 
     def _read_op(self, text: str, worker: int) -> TableOp:
-        """Return an op like "0F3", "1UNSHARD@net" or "0F3.1", slice 1 of microbatch 3."""
+        """Read an op such as "0F3", "1UNSHARD@net", or "0F3.1" (slice 1 of microbatch 3)."""
         match = self.form.fullmatch(text.strip())
         if not match:
             raise IllegalError(f"{text!r} on worker {worker} is not an op")
@@ -81,10 +81,10 @@ class CellReader:
 
 
 class Table:
-    """A legal table: ops by cell, and cells by op."""
+    """A legal table, with the ops of each cell and the cell of each op."""
 
     def __init__(self, data: Any) -> None:
-        """Read a table and check that it is legal."""
+        """Read a table from JSON data and check that it is legal."""
         self._read(data)
         for stage in {stage for edge in self.rules.graph for stage in edge}:
             require_legal(stage < self.num_stages, f"graph: stage {stage} does not exist")
@@ -121,7 +121,7 @@ class Table:
                 self._check_gathered(worker, [op for cell in row for op in cell])
 
     def _read(self, data: Any) -> None:
-        """Read and check all keys of a table but its cells."""
+        """Read and check all keys of a table, except the text of its cells."""
         optional = {"weights", *RULE_KEYS}
         is_valid = isinstance(data, dict)
         require(is_valid, "the table", f"an object with the keys {', '.join(sorted(KEYS))}", data)
@@ -168,7 +168,7 @@ class Table:
         require(is_valid, "weights: behind", "a whole number or null", self.weight_lag)
 
     def _check_microbatches(self) -> None:
-        """Check that each microbatch has a pipe, the same for all of its slices."""
+        """Check that each microbatch has a pipe, and that all its slices have the same pipe."""
         count, slices = self.num_microbatches, self.rules.slices
         reason = f"pipe_of_microbatch names {len(self.pipes)} microbatches, the rows hold {count}"
         require_legal(len(self.pipes) == count, reason)
@@ -178,7 +178,7 @@ class Table:
             require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
 
     def _place(self, op: TableOp, cell: Cell) -> None:
-        """Record the cell of an op; check its numbers, its worker, and that it stands once."""
+        """Record an op's cell; check its stage, microbatch and worker, and that it is unique."""
         _, stage, microbatch = op
         text = f"op {self.rules.op_text(op)} on worker {cell.worker}"
         count = self.num_microbatches
@@ -195,7 +195,7 @@ class Table:
         self.cell[op] = cell
 
     def inputs(self, op: TableOp) -> Iterator[tuple[TableOp, bool, int]]:
-        """List (producer, whether a message may lead from it, rule) for each input of an op."""
+        """List the inputs of an op as (producer, whether a message is possible, number of rule)."""
         for producer in self.rules.usual_inputs(op):
             if producer in self.cell:
                 yield producer, True, USUAL_RULE
@@ -209,7 +209,7 @@ class Table:
         require_legal(False, f"missing op {self.rules.op_text(op)}: {why}")
 
     def _check_complete(self) -> None:
-        """Check that microbatches pass all stages, and that each wait has its op."""
+        """Check that microbatches pass all stages, and that wait cells have an op to wait for."""
         rules = self.rules
         is_usual = not rules.kinds or any(op.letters in tuple("FBIW") for op in self.cell)
         for stage in range(self.num_stages if is_usual else 0):
@@ -222,7 +222,7 @@ class Table:
                     self._miss(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
-        """Check that a microbatch has its passes through a stage."""
+        """Check that a microbatch has a forward, a backward and both or no offload cells on a stage."""
         ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:
@@ -243,7 +243,7 @@ class Table:
             require_legal(not is_split, f"op {text} does the backward twice: it is also split")
 
     def _check_order(self) -> None:
-        """Check that no op waits for a later op of its row, and that messages have a link."""
+        """Check that no op waits for a later op of its row, and that messages follow edges."""
         rules = self.rules
         for op, (worker, slot) in self.cell.items():
             producers = [producer for producer, *_ in self.inputs(op)]
@@ -263,14 +263,14 @@ class Table:
             require_legal(has_way, f"{text}: no message leads there")
 
     def crossing(self) -> Iterator[tuple[TableOp, TableOp]]:
-        """List (producer, consumer) of all messages, which are on different workers."""
+        """List (producer, consumer) of all messages between workers."""
         for op, (worker, _) in self.cell.items():
             for producer, has_message, _ in self.inputs(op):
                 if has_message and self.cell[producer].worker != worker:
                     yield producer, op
 
     def _check_communication(self) -> None:
-        """Check that each message has one SEND and one RECV, at their places."""
+        """Check that each message has a SEND after its producer and a RECV before its consumer."""
         message_ops = set()
         for producer, op in self.crossing():
             send, receive = message_cells(producer, op)
@@ -288,7 +288,7 @@ class Table:
             require_legal(not is_idle, f"{self.rules.op_text(op)} transfers no message")
 
     def _check_updates(self) -> None:
-        """Follow the updates of each row; without any, check that weights have no rule."""
+        """Check the U cells of each row; without U cells, check that there is no weight rule."""
         self.has_updates = any(op.letters == "U" for op in self.cell)
         self.applied: dict[TableOp, TableOp] = {}
         if self.has_updates:
@@ -299,7 +299,7 @@ class Table:
             require_legal(is_plain, "weights have a rule, and no U cell updates them")
 
     def _follow_updates(self, row: list[TableOp]) -> None:
-        """Check that each gradient is applied, and that no forward reads later weights."""
+        """Check that each gradient is applied, and that no forward reads weights of the future."""
         # by stage and run of LocalSGD:
         gradients: dict[Any, list[TableOp]] = defaultdict(list)  # which no update applied yet
         num_updates: dict[Any, int] = defaultdict(int)  # so far
@@ -329,7 +329,7 @@ class Table:
             require_legal(not ops, f"the gradient of {texts} is never applied")
 
     def _check_gathered(self, worker: int, row: list[TableOp]) -> None:
-        """Check that a row gathers and drops weights in turn, and has them when ops need them."""
+        """Check that UNSHARD and RESHARD alternate in a row, and that ops have gathered weights."""
         changes = ("UNSHARD", "RESHARD")
         has_weights = {op.stage: False for op in row if op.letters in changes}
         for op in row:
@@ -344,12 +344,12 @@ class Table:
 
 
 def message_cells(producer: TableOp, consumer: TableOp) -> tuple[TableOp, TableOp]:
-    """Return the SEND and the RECV of a message."""
+    """Return the SEND and RECV cells of the message from a producer to a consumer."""
     letter = "F" if producer.stage < consumer.stage else "B"
     send, receive = f"SEND_{letter}", f"RECV_{letter}"
     return producer._replace(letters=send), consumer._replace(letters=receive)
 
 
 def awaited_op(wait: TableOp) -> TableOp:
-    """Return the op that a cell such as WAIT_O waits for."""
+    """Return the op that a wait cell, such as WAIT_O, waits for."""
     return wait._replace(letters=wait.letters.removeprefix("WAIT_"))

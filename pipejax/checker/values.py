@@ -1,4 +1,4 @@
-"""Values that a certificate may hold, and the two ways to refuse one."""
+"""Checks of single values in a certificate, and the two errors that refuse a certificate."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -8,21 +8,21 @@ MAX_VALUE_TEXT = 100  # characters of a value in an error
 
 
 class MalformedError(ValueError):
-    """Error of data that is no certificate."""
+    """Error of data that does not have the form of a certificate."""
 
 
 class IllegalError(Exception):
-    """Error of a table that cannot run."""
+    """Error of a certificate whose table cannot run."""
 
 
 def require_legal(condition: object, reason: str) -> None:
-    """Raise an `IllegalError` unless a condition holds."""
+    """Raise an `IllegalError` with a reason, unless a condition holds."""
     if not condition:
         raise IllegalError(reason)
 
 
 def require(condition: object, where: str, allowed: str, value: Any) -> None:
-    """Raise a `MalformedError` that names a value unless a condition holds."""
+    """Unless a condition holds, raise a `MalformedError` that names allowed and actual value."""
     if not condition:
         text = repr(value)
         shown = text if len(text) <= MAX_VALUE_TEXT else f"{text[:MAX_VALUE_TEXT]}..."
@@ -30,7 +30,7 @@ def require(condition: object, where: str, allowed: str, value: Any) -> None:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Return whether a value is a whole number of at least `least`, and not a boolean."""
+    """Return whether a value is an integer of at least `least`, and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**300
 
 
@@ -63,7 +63,7 @@ FORMS: dict[Callable[[Any], bool], str] = {
 
 
 def check_keys(section: Any, keys: Collection[str], where: str) -> dict[str, Any]:
-    """Return a section, which has exactly these keys."""
+    """Check that a section has exactly the given keys, and return it."""
     if not isinstance(section, dict) or set(section) != set(keys):
         got = sorted(map(str, section)) if isinstance(section, dict) else section
         raise MalformedError(f"{where} must have the keys {', '.join(keys)}, got {got!r}")
@@ -71,7 +71,7 @@ def check_keys(section: Any, keys: Collection[str], where: str) -> dict[str, Any
 
 
 def check_word(value: Any, words: Collection[str], where: str) -> None:
-    """Check that a value is one of some words, letter for letter."""
+    """Check that a value is one of the given words, with the same case."""
     is_word = isinstance(value, str) and value in words
     require(is_word, where, f"one of {', '.join(words)}", value)
 
@@ -79,7 +79,7 @@ def check_word(value: Any, words: Collection[str], where: str) -> None:
 def check_numbers(
     value: Any, shape: tuple[int, ...], where: str, check: Callable[[Any], bool] = is_time
 ) -> None:
-    """Check that a value is a number, or a list of lists of numbers of a shape."""
+    """Check that a value is a number, or nested lists of numbers of the given shape."""
     if not shape:
         require(check(value), where, FORMS[check], value)
         return
@@ -90,16 +90,16 @@ def check_numbers(
 
 
 def check_table_of_numbers(value: Any, width: int, where: str) -> None:
-    """Check that a value is a list of lists of so many whole numbers."""
+    """Check that a value is a list of lists, each of `width` integers."""
     require(isinstance(value, list), where, "a list", value)
     check_numbers(value, (len(value), width), where, is_whole)
 
 
 def depth(value: Any) -> int:
-    """Return the number of nested lists around the first entry."""
+    """Return how many levels of nested lists a value has."""
     return 1 + depth(value[0]) if isinstance(value, list) and value else 0
 
 
 def at_microbatch(time: Any, microbatch: int) -> float:
-    """Return a time that is one number, or has one for each microbatch [s]."""
+    """Return the time of a microbatch [s], given one time for all or a list by microbatch."""
     return float(time[microbatch] if isinstance(time, list) else time)

@@ -1,4 +1,4 @@
-"""`check`: everything that a certificate claims, derived again and compared."""
+"""`check` derives all claims of a certificate again and compares them."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 
 
 class PipeStage(NamedTuple):
-    """A stage of a pipe that has microbatches; times [s] and sizes are the least over these."""
+    """A stage of a pipe; times [s] and sizes are the minima over the pipe's microbatches."""
 
     worker: int
     stage: int
@@ -53,7 +53,7 @@ class PipeStage(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The question that bounds answer."""
+    """The quantity that lower bounds are about: objective, memory limits, and offloads."""
 
     is_span: bool
     limits: list[float] | None
@@ -66,7 +66,7 @@ Group = list[tuple[list[PipeStage], float]]  # stages and limits of workers that
 def derive_bounds(
     table: Table, links: Prices, seconds: Prices, memory: Prices, question: Question
 ) -> dict[str, float]:
-    """Return the largest lower bound [s] of each kind in `DERIVED` that applies."""
+    """Derive the lower bounds [s] that apply, by their kind in `DERIVED`."""
     is_span, limits, may_offload = question
     bounds = {}
     if not is_span:  # a span excludes the time before its first op
@@ -96,14 +96,14 @@ def derive_bounds(
 
 
 def _minima(values: Any, axes: int) -> Any:
-    """Return nested lists with the smallest over microbatches, the axis after `axes` others."""
+    """Return minima over the microbatch axis, if any, which comes after `axes` other axes."""
     if axes:
         return [_minima(entry, axes - 1) for entry in values]
     return min(values) if isinstance(values, list) else values
 
 
 def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
-    """Return lower bounds [s] of each stage of a pipe; an empty list without microbatches."""
+    """List the stages of a pipe, with lower bounds [s]; an empty list without microbatches."""
     count, workers = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []
@@ -113,7 +113,7 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     stages = range(table.num_stages)
 
     def hop(way: int, boundary: int) -> float:
-        """Return the time of a message over a boundary, 0 within a worker [s]."""
+        """Return the time of a message across a stage boundary [s]; 0 within a worker."""
         if workers[boundary] == workers[boundary + 1]:
             return 0.0
         return float(sum(times[key][way][pipe][boundary] for key in MESSAGE))
@@ -155,7 +155,7 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
 
 
 def worker_end(stages: list[PipeStage], is_span: bool) -> float:
-    """Return the least end of a worker: time to its first op, all its ops, then the step end."""
+    """Bound a worker's end from below: time to its first op, all its ops, and the step end."""
     busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
     if is_span or not stages:
         return busy
@@ -169,7 +169,7 @@ def worker_end(stages: list[PipeStage], is_span: bool) -> float:
 
 
 def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
-    """Return the length of the longest path through one stage."""
+    """Return the length of the longest path through all ops of one stage [s]."""
     # Each F follows the last one, each input gradient the last one and its own F. If the limit has
     # no room for an activation, its F waits for gradients.
     forward, ends = 0.0 if is_span else s.head, [0.0]  # end of the last F, and of input gradients
@@ -194,13 +194,13 @@ def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
 
 # --------------------------------------------------------------------------------- memory area
 def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
-    """Return the least end by which the shared host link of a group can carry enough [s]."""
+    """Return the earliest end of a run [s] in which a host link can carry all needed offloads."""
     stages = [s for worker_stages, _ in group for s in worker_stages]
     idle = min(_head(s, is_span) + s.forward for s in stages)
     idle += min(s.input_gradient + _tail(s, is_span) for s in stages)
 
     def is_enough(end: float) -> bool:
-        """Return whether all offloads and loads fit on the link in a run that ends then."""
+        """Return whether the host link can carry the needed offloads and loads before `end`."""
         needed = sum(link_time(s, limit, end, is_span, may_offload) for s, limit in group)
         return needed <= max(0.0, end - idle)
 
@@ -222,7 +222,7 @@ def _tail(s: PipeStage, is_span: bool) -> float:
 
 
 def _usable(stages: list[PipeStage], limit: float) -> float:
-    """Return the memory that whole activations can fill, if all have one size; else all of it."""
+    """Return the memory that activations can fill: a multiple of their size if all are equal."""
     room = max(0.0, min(limit, sum(s.microbatches * s.size for s in stages)))
     sizes = {s.size for s in stages}
     size = min(sizes)
@@ -234,7 +234,7 @@ def _usable(stages: list[PipeStage], limit: float) -> float:
 def link_time(
     stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
 ) -> float:
-    """Return the seconds of the host link that a worker needs for a run that ends at `end`."""
+    """Return how long a worker needs the host link in a run that ends at `end` [s]."""
     # Activations need memory times time, an area; offloads must make up for the area that lacks.
     length = end - min(_head(s, is_span) for s in stages)
     length -= min(_tail(s, is_span) for s in stages)
@@ -262,7 +262,7 @@ def link_time(
 
 
 def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
-    """Return the memory times time that no activation can use."""
+    """Return the area (memory x time) that no activation can use."""
     # At the start, one F after the other takes memory, and at the end, one input gradient after the
     # other frees it. While an activation's share for W is kept, fewer others may fit.
     largest, total = max(s.size for s in stages), sum(s.microbatches * s.size for s in stages)
@@ -282,7 +282,7 @@ def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bo
 
 
 def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bool) -> list[float]:
-    """List the durations above 0 of all ops and messages [s]."""
+    """List all durations of ops and messages that are above 0 [s]."""
     times: list[float] = []
     for letters in (*"FBIWAU", *("OL" if may_offload else "")):
         for time in seconds.get(letters, []):
@@ -300,7 +300,7 @@ def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bo
 
 
 def common_unit(times: list[float]) -> float | None:
-    """Return the unit of which all durations are whole multiples, if there is one."""
+    """Return the largest unit of which all times are integer multiples; None if there is none."""
     if not times:
         return None
     scale = 10.0 ** math.ceil(math.log10(max(times)))
@@ -315,7 +315,7 @@ def common_unit(times: list[float]) -> float | None:
 
 
 def round_up(bound: float, unit: float | None) -> float:
-    """Round a bound up to whole units, as ends of runs are."""
+    """Round a lower bound up to a multiple of the unit, because every end of a run is one."""
     if unit is None or not math.isfinite(bound) or unit <= ROUNDING * bound:
         return bound
     return math.ceil(bound / unit * (1 - ROUNDING)) * unit
@@ -351,7 +351,7 @@ NOT_DERIVED = (
 
 
 class CheckedBound(NamedTuple):
-    """A lower bound that a certificate claims."""
+    """A lower bound that a certificate claims, and whether the checker derived it."""
 
     value: float  # in the unit of the verdict
     by: str  # one of `DERIVED`, or another name that its author gives, as "solver"
@@ -382,7 +382,7 @@ class Verdict(NamedTuple):
 
 
 def check(data: Mapping[str, Any], name: str = "certificate") -> Verdict:
-    """Check all claims of a certificate; raise a `MalformedError` if it has another form."""
+    """Check all claims of a certificate; raise a `MalformedError` if its form is wrong."""
     report, data = split_report(data)
     read_envelope(data, name)
     try:
@@ -395,14 +395,14 @@ def check(data: Mapping[str, Any], name: str = "certificate") -> Verdict:
 
 
 def split_report(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Split the report of a closed form into itself and its certificate; others have no report."""
+    """Split data into report and certificate; only closed forms have a report."""
     inner = data.get("certificate")
     is_report = isinstance(inner, dict) and inner.get("kind") == "formula"
     return (data, inner) if is_report and isinstance(inner, dict) else ({}, data)
 
 
 def read_envelope(data: Mapping[str, Any], name: str) -> None:
-    """Check kind, version and keys of a certificate."""
+    """Check the kind, the version and the keys of a certificate."""
     kind, version = data.get("kind"), data.get("version")
     if not (isinstance(kind, str) and kind in KINDS) or (type(version), version) != (int, VERSION):
         kinds = ", ".join(f'"{kind}"' for kind in KINDS)
@@ -416,14 +416,14 @@ def read_envelope(data: Mapping[str, Any], name: str) -> None:
 
 
 def certificate_checksum(data: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a certificate without its own checksum."""
+    """Return the SHA-256 of a certificate, computed without its checksum."""
     proof = {key: value for key, value in data["proof"].items() if key != "checksum"}
     text = json.dumps({**data, "proof": proof}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
-    """Check the claims of a run, or of a solved problem, by a run of its table."""
+    """Check the claims about a run or an optimum by running the table."""
     costs, claims = data["costs"], {**data["claim"], **data["proof"]}
     is_optimum = data["kind"] == "optimum"
     _check_bounds_form(claims["lower_bounds"], name)
@@ -459,7 +459,7 @@ def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
 
 
 def _read_question(claims: Prices, table: Table, name: str) -> Question:
-    """Return the objective, memory limits and offloads that a claim is about."""
+    """Return the objective, the memory limits and the use of offloads that claims refer to."""
     check_word(claims["objective"], ("makespan", "span"), f"{name}: objective")
     offload = claims["offload"]
     require(isinstance(offload, bool), f"{name}: offload", "true or false", offload)
@@ -469,7 +469,7 @@ def _read_question(claims: Prices, table: Table, name: str) -> Question:
 
 
 def _check_bounds_form(bounds: Any, name: str) -> None:
-    """Check that lower bounds are a list of {"by": text, "value": number}."""
+    """Check that claimed lower bounds have the form [{"by": text, "value": number}, ..]."""
     require(isinstance(bounds, list), f"{name}: lower_bounds", "a list", bounds)
     for bound in bounds:
         check_keys(bound, ("by", "value"), f"{name}: a lower bound")
@@ -481,7 +481,7 @@ def _check_bounds_form(bounds: Any, name: str) -> None:
 def _check_bounds(
     bounds: list[dict[str, Any]], derived: Mapping[str, float], value: float, tolerance: float
 ) -> Iterator[Discrepancy]:
-    """List the bounds above the derived ones, or above the value of the run."""
+    """List claimed lower bounds that exceed the derived bound or the value of the run."""
     for claimed in bounds:
         by, bound = claimed["by"], claimed["value"]
         claim = f"lower bound by {by}"
@@ -492,7 +492,7 @@ def _check_bounds(
 
 
 def _explain(run: Run, problem: Discrepancy) -> Discrepancy:
-    """Add to the problem of a wrong start the op or transfer that arrived last before it."""
+    """Add to a wrong start of an op the input that arrived last, as explanation."""
     _, _, name = problem.claim.partition(": ")
     if not name.endswith((": start", ": leaves")):
         return problem
