@@ -11,7 +11,7 @@ import pytest
 from launch_reader import read_launch
 
 import pipejax as pj
-from pipejax.costs.model.launchers import LAUNCHERS, find_launcher
+from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file
 from pipejax.sweep import run_sweep
@@ -666,3 +666,60 @@ def test_a_launcher_of_a_sweep_has_its_defaults_and_lacks(tmp_path, answer):
     assert data.reason.sel(schedule="zb-h1").values.tolist() == [*lacks]
     with pytest.raises(ValueError, match="h100 under Megatron-LM and h100 under torchtitan have"):
         swept(launcher=["Megatron-LM", "torchtitan"])
+
+
+@pytest.mark.parametrize("recompute", ["full", "half_products"])
+def test_checkpoints_of_pytorch_recompute_in_w_too(answer, tmp_path, recompute):
+    # one autograd task for I and one for W: each unpacks the checkpoints
+    job = ("-m", "llama3-8b", "-y", "h100", "--tensor-parallel", 2, "--data-parallel", 2)
+    run = (*job, "--minibatch", 16, "--recompute", recompute, "--launcher", "torchtitan")
+    split = ("-s", "interleaved-zb", "-P", 4, "-M", 16)
+    single = answer("evaluate", *split, *run)
+    table = pj.schedules.build("interleaved-zb", num_workers=4, num_microbatches=16)
+    record = find_launcher("torchtitan")
+    model, stack, fields = launcher_defaults(
+        "torchtitan", pj.load_model("llama3-8b"), pj.load_system("h100")
+    )
+    assert fields["recompute_again"] is record.workload["recompute_again"] is True
+    fields = fields | {"tensor_parallel": 2, "data_parallel": 2, "recompute": recompute}
+    system = stack.on(pj.load_system("h100"))
+    again = pj.Workload(model, 16, **fields)
+    once = dataclasses.replace(again, recompute_again=False)
+    expected = pj.evaluate(table, pj.stage_costs(again, system, table)).step_time
+    assert expected > 1.03 * pj.evaluate(table, pj.stage_costs(once, system, table)).step_time
+    assert single["makespan"] == pytest.approx(expected, rel=1e-9)
+    schedules = ("--schedules", "1f1b,interleaved-zb", "-P", 4, "-M", 16)
+    rows = {row["schedule"]: row for row in answer("compare", *schedules, *run)["rows"]}
+    assert rows["interleaved-zb"]["makespan"] == pytest.approx(expected, rel=1e-9)
+    one_pass = answer("evaluate", "-s", "1f1b", "-P", 4, "-M", 16, *run)
+    assert rows["1f1b"]["makespan"] == pytest.approx(one_pass["makespan"], rel=1e-9)
+    grid = {"schedules": ["interleaved-zb"], "workers": 4, "minibatch": 16, "microbatch_size": 1}
+    grid |= {"models": "llama3-8b", "systems": "h100", "tensor_parallel": 2, "data_parallel": 2}
+    swept = run_sweep(grid | {"launcher": "torchtitan", "recompute": recompute}, tmp_path / "s")
+    assert swept.load().step_time.item() == pytest.approx(expected, rel=1e-9)
+    advice = answer(
+        "explain", "-s", "1f1b", "-P", 4, "-M", 16, *run, "--schedules", *schedules[1:2]
+    )
+    for remedy in advice["remedies"]:
+        if remedy["what"].startswith("schedule interleaved-zb"):
+            assert remedy["step_time"] == pytest.approx(expected, rel=1e-9)
+    planned = ("--gpus", 16, "--pipeline", 4, "-V", 2, "--tensor", 2, "--microbatch-size", 1)
+    plan = answer(
+        *("plan", *planned, "-m", "llama3-8b", "-y", "h100", "--minibatch", 32, "--zero", 1),
+        *("-S", "interleaved-zb", "--recompute", recompute, "--launcher", "torchtitan"),
+    )
+    assert plan["best"]["step_time"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_torchtitan_has_no_w_that_keeps_what_i_recomputed():
+    workload = pj.Workload(LLAMA, 8, recompute="full", zero=1, data_parallel=2)
+    table = pj.schedules.build("interleaved-zb", num_workers=2, num_microbatches=8)
+    again = dataclasses.replace(workload, recompute_again=True)
+    no_w = "W without recomputation of its own (--recompute-again)"
+    for refused, lacks in (
+        (workload, [no_w]),
+        (again, []),
+        (dataclasses.replace(workload, recompute="none"), []),
+    ):
+        (launch,) = pj.costing.launches(refused, table, launcher="torchtitan")
+        assert [lack for lack in launch.lacks if "W " in lack] == lacks

@@ -170,6 +170,41 @@ def test_w_that_recomputes_again_lasts_w_and_r(recompute, layers, cells):
     assert again.input_grad.tolist() == costs.input_grad.tolist()
 
 
+@pytest.mark.parametrize("recompute", ["mlp", "half_products", "layernorm+mlp"])
+def test_parts_of_layers_are_recomputed_in_w_too(recompute):
+    # W lasts as much longer as I does for the same parts, and all that F kept stays until W
+    table, h100 = build("zb-h1", 4, 16), pj.load_system("h100")
+    none, once = (pj.Workload(LLAMA, 16, recompute=parts) for parts in ("none", recompute))
+    twice = dataclasses.replace(once, recompute_again=True)
+    costs = [pj.stage_costs(workload, h100, table) for workload in (none, once, twice)]
+    input_grads, weight_grads = (
+        np.array([getattr(cost, field) for cost in costs])
+        for field in ("input_grad", "weight_grad")
+    )
+    np.testing.assert_allclose(
+        weight_grads[2] - weight_grads[1], input_grads[1] - input_grads[0], rtol=1e-3
+    )
+    assert input_grads[2].tolist() == input_grads[1].tolist()
+    assert weight_grads[1].tolist() == weight_grads[0].tolist()
+    memory = stage_bytes(twice, table)
+    assert memory.activations.tolist() == stage_bytes(once, table).activations.tolist()
+    assert memory.weight_share[1:3].tolist() == [1.0, 1.0]  # without edges
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "block:3", "uniform:2", "half_products"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "gpipe", "zb-h1"])
+def test_recomputing_again_concerns_split_backwards_with_recomputation(schedule, recompute):
+    table, h100 = build(schedule, 4, 16), pj.load_system("h100")
+    once = pj.Workload(LLAMA, 16, recompute=recompute, weight_share=0.5)
+    again = dataclasses.replace(once, recompute_again=True)
+    (step, need), other = (
+        (pj.evaluate(table, pj.stage_costs(w, h100, table)).step_time, pj.memory_bytes(w, table))
+        for w in (once, again)
+    )
+    is_equal = other[0] == step and (other[1] == need).all()
+    assert is_equal == (schedule != "zb-h1" or recompute == "none")
+
+
 def test_recompute_again_at_the_command_line(answer, mistake):
     run = ["evaluate", "-s", "zb-h1", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100"]
     run += ["--minibatch", 16]
@@ -181,8 +216,6 @@ def test_recompute_again_at_the_command_line(answer, mistake):
     assert sum(again["breakdown"].values()) == pytest.approx(again["step_time"])
     message = mistake(*run, "--recompute-again")
     assert "--recompute-again has no effect: no R in zb-h1" in message
-    message = mistake(*run, "--recompute", "mlp", "--recompute-again")
-    assert "recompute-again goes with recompute full, block:N, uniform:N" in message
 
 
 # ------------------------------------------------------------------------------------------ forms

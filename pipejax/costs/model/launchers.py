@@ -24,6 +24,7 @@ from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.registry import schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -461,6 +462,9 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield f"experts in {workload.expert_tensor} parts (1 and as many as of a layer are there)"
     if workload.recompute not in ("none", "full", "half_products"):
         yield f"recomputation {workload.recompute} (none, full and half_products are there)"
+    has_w = bool((job.table.phase == Phase.W).any())
+    if has_w and workload.recompute != "none" and not workload.recompute_again:
+        yield "W without recomputation of its own (--recompute-again)"
     if workload.rank_order != RANK_ORDERS[0]:
         yield f"rank order {workload.rank_order}"
     yield from _lacks_of_experts(workload)
@@ -653,8 +657,8 @@ class Launcher(NamedTuple):
 # Defaults of gradients and exchanges. Megatron-LM overlaps nothing unless it is told to.
 # Megatron-Bridge: its recipes for pretraining (recipes/common.py). torchtitan reduces gradients in
 # float32 (mixed_precision_reduce), prefetches weights (FSDP2), leaves experts whole, and compiles
-# nothing (compile.enable). MaxText: grad_dtype of base.yml. DeepSpeed's gradients depend on its
-# optimizer: unknown.
+# nothing (compile.enable); PyTorch's checkpoints recompute once for I and once for W. MaxText:
+# grad_dtype of base.yml. DeepSpeed's gradients depend on its optimizer: unknown.
 LAUNCHERS: Mapping[str, Launcher] = {
     launcher.name: launcher
     for launcher in (
@@ -717,6 +721,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "zero": 1,
                 "embedding_units": 1,
                 "loss_units": 1,
+                "recompute_again": True,
             },
             alone={"zero": 3, "embedding_units": 0, "loss_units": 0},
             length="training.seq_len",

@@ -92,7 +92,8 @@ class Workload:
         "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
         of layers joined by +, as "core_attn+mlp" (`MODULES`).
       recompute_layers: N of "block:N" beside "full", which becomes that text; all layers if 0.
-      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them.
+      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them;
+        without effect on backwards in one pass and without recomputation.
       frozen: whether the model's weights have no gradients, as below what is trained: I passes
         through, W and update are of adapters only.
       lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of
@@ -165,12 +166,6 @@ class Workload:
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
-        if self.recompute_again and self.recompute_in_layer != "none":
-            raise MismatchError(
-                "recompute_again goes with recompute full, block:N, uniform:N, or none and R "
-                f"cells, got recompute {self.recompute}",
-                "recompute_again",
-            )
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
         check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))

@@ -162,7 +162,7 @@ WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     # in Python and sweeps: block:N of recompute as a number of its own
     "recompute_layers": WorkloadField("whole", least=0),
     # on the command line an option of any costs
-    "recompute_again": WorkloadField("flag"),
+    "recompute_again": WorkloadField("flag", in_plan=True),
     # in Python and sweeps: fine-tuning
     "frozen": WorkloadField("flag"),
     "lora_rank": WorkloadField("whole", least=0),

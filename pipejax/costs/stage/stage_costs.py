@@ -141,6 +141,13 @@ def _op_seconds(
     weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
     if work.again is not None:
         weight_grad = weight_grad + _layers(two_passes, FORWARD, work.again)
+    if work.plain_kinds is not None:
+        plain = work._replace(kinds=work.plain_kinds)
+        plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
+        plain_apart = [ways[APART] for ways in plain_seconds]
+        again = _layers(two_passes, INPUT_GRAD, work.layers)
+        again = again - _layers(plain_apart, INPUT_GRAD, work.layers)
+        weight_grad = weight_grad + xp.where(_IS_WEIGHTS, 0.0, again)
     return {
         "forward": _phase(work, system, two_passes, FORWARD),
         "backward": backward,

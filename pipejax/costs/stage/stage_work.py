@@ -41,7 +41,7 @@ from pipejax.costs.layers.layer_ops import (
     whole_layer,
 )
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import KINDS, Model
+from pipejax.costs.model.model import KINDS, Model, recomputed_modules
 from pipejax.costs.model.workload import (
     ParameterCounts,
     PerStage,
@@ -102,6 +102,8 @@ class StageWork(NamedTuple):
     # 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split; None without
     in_cells: Float[NumpyArray, " phases"] | None = None
     again: PerKind | None = None  # (stages) layers of each kind that W runs again
+    # work of one layer by kind without the parts that it recomputes, if W runs these again
+    plain_kinds: tuple[PartWork, ...] | None = None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -130,13 +132,9 @@ def stage_work(
         find_stages(workload, table, assigned),
         recompute=workload.recompute_in_layer,
         offloads=offloads or table.offloads,
-    )._replace(in_cells=in_cells(table))
-    if not workload.recompute_again:
-        return work
-    has_r = is_recomputed(table).max(axis=1)  # stages on which R recomputes all layers
-    counts = zip(work.layers, work.recomputed, strict=True)
-    again = tuple(xp.where(has_r, layers, recomputed) for layers, recomputed in counts)
-    return work._replace(again=again)
+        has_r=is_recomputed(table).max(axis=1),
+    )
+    return work._replace(in_cells=in_cells(table))
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
@@ -147,25 +145,33 @@ def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
 
 
 def work_of_stages(
-    model: Model, layout: Layout, stages: Stages, *, recompute: str = "none", offloads: bool = False
+    model: Model,
+    layout: Layout,
+    stages: Stages,
+    *,
+    recompute: str = "none",
+    offloads: bool = False,
+    has_r: Any = np.False_,
 ) -> StageWork:
     """Count the work of stages from numbers alone, all of which may be traced."""
     # `recompute` names the parts that a layer itself recomputes, never "full": full recomputation
-    # repeats the forward of layers in I, or in R if the table has R cells for the stage.
+    # repeats the forward of layers in I, or in R if the table has R cells for the stage (`has_r`).
     trained = layout.trains_base
     offload = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
     head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
     has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
     tied = trained * has_copies * model.head_parameters / layout.tensor
-    message = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
-    outputs = 1 + model.mtp_layers * stages.mtp_before  # with further tokens'
-    return StageWork(
-        layout=layout,
-        stages=stages,
-        layers=all_layers_by_kind(model, layout, stages),
-        recomputed=layers_by_kind(model, layout, stages, stages.recomputed),
-        kinds=tuple(
+    all_layers = all_layers_by_kind(model, layout, stages)
+    recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
+    again = None
+    if layout.recompute_again:
+        counts = zip(all_layers, recomputed, strict=True)
+        again = tuple(xp.where(has_r, *layers) for layers in counts)
+
+    def kinds(recompute: str) -> tuple[PartWork, ...]:
+        """Return the work of one layer of each kind that itself recomputes parts."""
+        return tuple(
             PartWork(
                 ops=layer_ops(model, kind_layout, kind, recompute),
                 collectives=layer_collectives(model, kind_layout, kind, recompute=recompute),
@@ -175,7 +181,17 @@ def work_of_stages(
                 trained=layer_weights(model, layout, base=trained)[kind],
             )
             for kind, kind_layout in layer_kinds(model, layout)
-        ),
+        )
+
+    is_again_in_layer = layout.recompute_again and recomputed_modules(model, recompute)
+    message = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
+    outputs = 1 + model.mtp_layers * stages.mtp_before  # with further tokens'
+    return StageWork(
+        layout=layout,
+        stages=stages,
+        layers=all_layers,
+        recomputed=recomputed,
+        kinds=kinds(recompute),
         embedding=PartWork(
             ops=embedding_ops(model, layout),
             collectives=embedding_collectives(model, layout),
@@ -200,6 +216,8 @@ def work_of_stages(
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
         offload_bytes=offload,
+        again=again,
+        plain_kinds=kinds("none") if is_again_in_layer else None,
     )
 
 
@@ -258,13 +276,14 @@ def stage_bytes(
     stages = find_stages(workload, table, assigned)
     if table.grammar.forward_only:
         return _forward_bytes(workload.model, layout, stages)
+    has_r = is_recomputed(table).max(axis=1)
     memory = bytes_of_stages(
         workload.model,
         layout,
         stages,
         workload.recompute_in_layer,
         table.grammar.slices,
-        has_r=is_recomputed(table).max(axis=1),
+        has_r=has_r,
     )
     has_cells = in_cells(table)
     if has_cells is not None and has_cells[0]:  # cells gather whole stages: counted elsewhere
@@ -275,7 +294,8 @@ def stage_bytes(
             workload.model, unsplit, stages, workload.recompute_in_layer
         )
         memory = memory._replace(gradients=unsplit_memory.gradients)
-    if workload.weight_share is None or layout.recompute_again:
+    is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
+    if workload.weight_share is None or is_again:
         return memory
     # the workload's share is of all memory while I runs
     activations: Any = memory.activations
@@ -327,7 +347,7 @@ def bytes_of_stages(
     stages: Stages,
     recompute: str = "none",
     slices: int = 1,
-    has_r: Numbers = 0.0,
+    has_r: Any = np.False_,
 ) -> StageBytes:
     """Return the memory of stages from numbers alone, which may be traced and padded."""
     first, last = stages.first, stages.last
@@ -367,9 +387,11 @@ def bytes_of_stages(
     head_for_w = last * head_weight_grad_bytes(model, layout)
     needed_by_w, held_in_w = has_w * needed_by_w + head_for_w, 0.0 * last
     if layout.recompute_again:  # W starts from the checkpoints, as I does
-        needed_by_w = xp.where(has_r, checkpoint, activations) - edges + head_for_w
-        held_in_i = layer_peak
-        held_in_w = xp.where(has_r, activations - checkpoint, layer_peak)
+        is_again = (has_r + stages.recomputed + len(recomputed_modules(model, recompute))) > 0
+        until_w = xp.where(has_r, checkpoint, activations) - edges + head_for_w
+        needed_by_w = xp.where(is_again, until_w, needed_by_w)
+        held_in_i = xp.where(is_again, layer_peak, held_in_i)
+        held_in_w = is_again * xp.where(has_r, activations - checkpoint, layer_peak)
     parameters = stage_parameters(model, layout, stages)
     trained = stage_parameters(model, layout, stages, base=layout.trains_base)
     optimizer = _split_bytes(layout, trained, model.optimizer_bytes, 1)

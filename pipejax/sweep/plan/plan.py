@@ -121,7 +121,8 @@ def plan(
         0.1.
       **shared: fields of `Workload` for all layouts: overlap, tensor_overlap, precision,
         rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs,
-        optimizer_offload, attention_precision, head_precision, wide_first, wide_last.
+        optimizer_offload, attention_precision, head_precision, wide_first, wide_last,
+        recompute_again.
 
     Returns:
       The best layout, runners-up, and estimates of all layouts.
