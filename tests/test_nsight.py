@@ -133,6 +133,21 @@ def test_labels_of_frameworks_name_the_planted_ops(grammar, files, tmp_path):
             assert times[op] == pytest.approx((start, end), abs=2e-9), op
 
 
+def test_a_slow_machine_is_named_by_the_rank_of_the_files(tmp_path):
+    """Ranks 0 to 3 run one pipeline, 4 to 7 another, whose second worker is rank 5."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    runs = []
+    for factor in (1.0, 1.3):
+        seconds = np.array([1.0, factor, 1.0, 1.0]) * 1e-3
+        runs.append(pj.evaluate(table, pj.Costs(forward=seconds, backward=2 * seconds)))
+    processes = [process for run in runs for process in run_processes(run, one_stage)]
+    for rank, process in enumerate(processes):
+        write_export(tmp_path / f"rank{rank}.sqlite", [process])
+    analysis = pj.traces.analyse(read(tmp_path, replicas=2), schedules=["1f1b"])
+    assert analysis.finding.name == "1 of replica 1 (rank 5)"
+    assert analysis.finding.place == {"worker": 1, "replica": 1, "rank": 5}
+
+
 # budgets
 
 
@@ -466,7 +481,8 @@ def test_replicas_are_dealt_as_ops_follow_their_inputs(labels, order, tmp_path):
         assert sorted(recorded(pipeline, 1)) == sorted(planted(run))
     if labels is megatron:
         with pytest.raises(
-            ValueError, match="as one pipeline, the 6 ranks need other clocks; give --replicas 2 or"
+            ValueError,
+            match="pipeline of 6 ranks ops would start before their inputs; --replicas 2 would",
         ):
             read(tmp_path, stages_per_worker=1)
         with pytest.raises(ValueError, match="replicas must divide the 6 ranks of the run, got 4"):

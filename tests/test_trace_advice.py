@@ -11,12 +11,12 @@ import pipejax as pj
 STEPS = 5
 
 
-def record(stalls, table=None, steps=range(STEPS), replicas=1):
+def record(stalls, table=None, steps=range(STEPS), replicas=1, recorded=STEPS):
     """Return a trace in which ops (worker, phase, microbatch) start so much later in these steps."""
     # F takes 1 s, B 2 s and a message no time
     table = table or pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     shape, runs = (table.num_stages, table.num_microbatches), []
-    for step in range(STEPS):
+    for step in range(recorded):
         costs = {"F": np.full(shape, 1.0), "B": np.full(shape, 2.0)}
         for (worker, phase, microbatch), seconds in stalls.items() if step in steps else ():
             costs[phase][worker, microbatch] += seconds
@@ -82,11 +82,33 @@ def test_a_stall_of_one_replica_names_it():
     assert analysis.replay.mean_error == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("recorded", "steps"), [(1, "the only step"), (2, "2 of 2 steps")])
+def test_a_stall_in_all_of_few_steps_is_a_late_launch(recorded, steps):
+    # torchtitan writes one folder for each profiled step
+    analysis, rows = launches(record({(0, "F", 2): 3.0}, recorded=recorded))
+    assert rows == {"0F2 on worker 0": pytest.approx(3.0)}
+    assert analysis.finding.why == f"0F2 on worker 0 starts 3 s late in {steps}"
+
+
 @pytest.mark.parametrize("steps", [[2], [1, 3]])
 def test_a_stall_in_few_steps_is_no_late_launch(steps):
     analysis, rows = launches(record({(0, "F", 2): 1.0}, steps=steps))
     assert rows == {}
     assert len(analysis.stalls) == len(steps)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_layers_do_not_move_away_from_one_machine_of_one_replica(slow):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    factor = np.where(np.arange(4) == slow, 1.4, 1.0)
+    healthy = pj.evaluate(table, pj.Costs(forward=[1.0] * 4, backward=[2.0] * 4))
+    ill = pj.evaluate(table, pj.Costs(forward=1.0 * factor, backward=2.0 * factor))
+    for runs, moves in (([healthy, ill] * STEPS, False), ([ill, ill] * STEPS, True)):
+        trace = pj.traces.record_runs(runs, replicas=2)
+        analysis = pj.traces.analyse(trace, schedules=["1f1b"], stage_layers=[10] * 4)
+        kinds = {remedy.kind for remedy in analysis.advice.remedies}
+        assert ("layers" in kinds) == moves
+        assert analysis.finding.kind == ("stage" if moves else "worker")
 
 
 def test_the_report_begins_with_the_late_launch(tmp_path, call):

@@ -72,6 +72,7 @@ class Trace:
       inferred: sentences on numbers that no file states: their value, and its reason.
       has_step_clocks: whether the clock of a worker restarts at 0 in every step.
       budgets: parts of the steps of each rank, if the files have work of devices.
+      ranks: number of the rank in the files by (replica, worker), if they are files of ranks.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -99,6 +100,7 @@ class Trace:
     inferred: tuple[str, ...] = ()
     has_step_clocks: bool = False
     budgets: tuple[StepBudget, ...] = ()
+    ranks: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = len(self.start)

@@ -99,11 +99,12 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         f"{request.gpus} {request.system.name}: {_long_text(best)}"
     )
     yield plain(
-        f"MFU {percent(best.mfu)}; memory {gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
+        f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
+        f"{gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
     )
     yield from _measured_memory(plan)
-    evidence = evidence_json(best.evidence, best.step_time)
-    yield evidence_line(evidence, best.regime, request.system.name)
+    best_evidence = evidence_json(best.evidence, best.step_time)
+    yield evidence_line(best_evidence, best.regime, request.system.name)
     yield _memory_limit(plan)
     yield from _assumptions(plan)
     if plan.runners_up:

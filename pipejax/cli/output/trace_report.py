@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MAX_OTHERS = 2  # other suspects on the first screen
 MAX_SHARES = 8  # shares of a kind in a table
 MAX_ROWS = 50  # rows of other tables
+EXACT = 5e-5  # mean error of a replay that is called exact
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
 # noun of a suspect, and an action of its owner, by its kind
@@ -256,12 +257,13 @@ def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     orders = f", {result['orders']} orders" if result["orders"] > 1 else ""
     num_parts = len(analysis.left_out)
     left_out = f"; {_count(num_parts, 'part')} of the files left out" if num_parts else ""
+    error = analysis.replay.mean_error
+    fit = "exactly" if error < EXACT else f"within {percent(error)} on average"
     return (
         f"rests on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{orders}: {_count(result['steps'], 'step')} of "
-        f"{_count(result['replicas'], 'replica')}, replayed within "
-        f"{percent(analysis.replay.mean_error)} on average{left_out}"
+        f"{_count(result['replicas'], 'replica')}, replayed {fit}{left_out}"
     )
 
 

@@ -407,6 +407,9 @@ def analyse(
             remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
             if finding is not None and finding.kind == "stage":
                 remedies.sort(key=lambda remedy: remedy.kind != "layers")
+            if finding is not None and finding.kind == "worker" and "replica" in finding.place:
+                # moved layers would make up for one machine of one replica, in all of them
+                remedies = [remedy for remedy in remedies if remedy.kind != "layers"]
             advice = dataclasses.replace(advice, remedies=remedies)
     return Analysis(
         pipelines,

@@ -31,7 +31,7 @@ def find_late_launches(replayed: Replay) -> Pipelines:
     max_places = max(2.0, MAX_PLACES * len(pipelines.pipelines[0].slices) * len(trace.replicas))
     if 0 < len(stalled) <= max_places * num_steps:
         for rows in group_ops(trace, stalled[~_has_cause(pipelines, stalled, delay)]):
-            if 2 * len(rows) > max(num_steps, 2):
+            if 2 * len(rows) > num_steps:
                 late[rows] = delay[rows] + pipelines.gaps[rows]
     return dataclasses.replace(pipelines, late_launches=late) if late.any() else pipelines
 

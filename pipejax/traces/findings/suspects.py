@@ -122,7 +122,8 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         return weight * suspect.seconds / num_steps
 
     results.sort(key=cost_per_step, reverse=True)
-    results = [*_without_explained(results, usual)]
+    ranks = pipelines.trace.ranks
+    results = [_with_rank(result, ranks) for result in _without_explained(results, usual)]
     return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
@@ -133,6 +134,17 @@ def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
     words += [f"in step {place['step']}"] if "step" in place else []
     number = "worker {source} to {target}".format(**place) if kind == "link" else place[kind]
     return Suspect(kind, " ".join([str(number), *words]), 0.0, ratio, z, WHY[kind], place)
+
+
+def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspect:
+    """Add the rank of the files to a worker or a host, where it is not the worker's number."""
+    place = suspect.place
+    if suspect.kind not in ("worker", "host"):
+        return suspect
+    rank = ranks.get((place.get("replica", 0), place["worker"]), place["worker"])
+    if rank == place["worker"]:
+        return suspect
+    return suspect._replace(name=f"{suspect.name} (rank {rank})", place={**place, "rank": rank})
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
@@ -580,7 +592,8 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
         label, seconds = op_name(trace, slices[0]), float(np.mean(excess))
         name = f"{label} on " + " of ".join(f"{name} {place[name]}" for name in names)
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-        why = f"{name} starts {time} late in {len(slices)} of {num_steps} steps"
+        steps = f"{len(slices)} of {num_steps} steps" if num_steps > 1 else "the only step"
+        why = f"{name} starts {time} late in {steps}"
         saved = _savings(job_steps(replayed), place, odd, (factors, links)) or [seconds]
         yield Suspect("launch", name, float(np.mean(saved)), None, 0.0, why, place)
 

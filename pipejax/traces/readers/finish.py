@@ -242,8 +242,11 @@ def deal_ranks(
         divisors = [count for count in range(2, world // 2 + 1) if world % count == 0]
         possible = [count for count in divisors if any(map(_is_causal, list_traces(count)))]
         if possible:
-            options = " or ".join(f"--replicas {count}" for count in (*possible, 1))
-            why = f"as one pipeline, the {world} ranks need other clocks; give {options}"
+            options = " or ".join(f"--replicas {count}" for count in possible)
+            why = (
+                f"in one pipeline of {world} ranks ops would start before their inputs; {options} "
+            )
+            why += "would do, or --replicas 1 if only the clocks differ"
             raise wrong("files", f"must state their replicas: {why}")
     if faults and not traces:
         raise faults[0]

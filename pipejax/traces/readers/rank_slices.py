@@ -244,7 +244,8 @@ def join_ranks(
         sizes_of_run = sizes._replace(workers=workers)
         trace = finish_trace(columns, phases, sizes_of_run, left_out, inferred)
         budgets = _budget_steps(trace, merged, places, origin)
-        return dataclasses.replace(trace, budgets=(*budgets,))
+        ranks = {place: rows.rank * stride for place, rows in zip(places, merged, strict=True)}
+        return dataclasses.replace(trace, budgets=(*budgets,), ranks=ranks)
 
     if is_ours:
         return build([(0, rank) for rank in numbers], world)
