@@ -12,7 +12,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.file_fields import read_cell, whole
-from pipejax.cli.options.option import Count, Text, options, parse_float, parse_seconds
+from pipejax.cli.options.option import Count, Text, options, parse_float, parse_pairs, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, labelled
 from pipejax.cli.output.answer import Answer, progress
@@ -425,11 +425,9 @@ def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
     """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed."""
     ranges: dict[str, tuple[float, float]] = {}
     has_unit = False
-    for entry in text.split(",") if text is not None else ():
-        name, _, bounds = (part.strip() for part in entry.partition("="))
+    form = "--box must be as F=1:2,c=0:0.5 or F=1, each once"
+    for name, bounds in ({} if text is None else parse_pairs(text, form)).items():
         low, colon, high = bounds.partition(":")
-        if not low or name in ranges:
-            raise ValueError(f"--box must be as F=1:2,c=0:0.5 or F=1, each once, got {text!r}")
         ends = [end.strip() for end in (low, high if colon else low)]
         ranges[name] = (
             parse_seconds(ends[0], f"--box: {name}"),

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.option import Text, options, parse_columns
+from pipejax.cli.options.option import Text, options, parse_pairs
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import plain
@@ -135,7 +135,7 @@ def _rows_from(
             "the one of the log"
         )
     trained_model = load_model(file_beside(out, model))
-    cells = parse_columns(columns, "tensor=2,pipeline=4") if columns else {}
+    cells = parse_pairs(columns, "--columns must be as tensor=2,pipeline=4") if columns else {}
     for name in cells:
         resolve_choice(name, COLUMNS, "--columns")
     if system is not None:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_columns, parse_layers
+from pipejax.cli.options.option import CountIfGiven, Text, options, parse_layers, parse_pairs
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
@@ -94,7 +94,11 @@ def trace(
         check_modules("--save: datasets need", SWEEPS, "sweeps")
     if out.path is not None:
         check_modules("--out: pictures need", DRAWING.modules, "figures")
-    column_names = None if columns is None else parse_columns(columns, "replica=dp,start=begin")
+    column_names = (
+        None
+        if columns is None
+        else parse_pairs(columns, "--columns must be as replica=dp,start=begin")
+    )
     with progress("reading") as on_progress:
         sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
         sizes |= {"steps": steps, "world": world, "replicas": replicas}

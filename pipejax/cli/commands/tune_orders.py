@@ -15,6 +15,7 @@ from pipejax.cli.options.option import (
     CountIfGiven,
     Text,
     options,
+    parse_pairs,
     parse_seconds,
     parse_share,
 )
@@ -435,7 +436,12 @@ def lookahead(
         draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)
         return Answer(
             data,
-            _lookahead_view(data, result),
+            [
+                f"[bold]{seconds(result.value)}[/] with weights gathered {_range(best.lookahead)} "
+                f"uses ahead, at most {_range(best.residency)} stages of a worker at once "
+                f"({escape(table.name)}, {table.num_workers} workers)",
+                savings("lookahead", "makespan", result.baselines, result.value),
+            ],
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
             details={
                 "workers": [_gathering_table(data["best"])],
@@ -444,16 +450,6 @@ def lookahead(
         )
 
     return run_search(search, iterations, time_limit, report)
-
-
-def _lookahead_view(data: Mapping[str, Any], result: "Found[Gathering]") -> Iterator[object]:
-    lookahead, residency = data["best"]["lookahead"], data["best"]["residency"]
-    yield (
-        f"[bold]{seconds(result.value)}[/] with weights gathered {_range(lookahead)} uses ahead, "
-        f"at most {_range(residency)} stages of a worker at once ({escape(data['schedule'])}, "
-        f"{data['workers']} workers)"
-    )
-    yield savings("lookahead", "makespan", result.baselines, result.value)
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -507,11 +503,18 @@ def chunks(
 
     def report(result: "Found[PromptChunks]") -> Answer:
         sizes, durations = result.best.sizes, np.asarray(result.best.costs.forward)[0]
-        best = {"sizes": sizes, "ends": np.cumsum(sizes), "seconds": durations}
+        ends = np.cumsum(sizes)
+        best = {"sizes": sizes, "ends": ends, "seconds": durations}
         data = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
-        details = {"chunks": [_chunks_table(best)], "search": search_end(result, "cuts")}
-        fields = data | pick(result, SEARCH_FIELDS)
-        return Answer(fields, _chunks_view(data, result), details=details)
+        view = [
+            f"[bold]{seconds(result.value)}[/] until the first token with {len(sizes)} chunks of "
+            f"{min(sizes)} to {max(sizes)} tokens on {workers} workers",
+            savings("chunks", "first token", result.baselines, result.value),
+        ]
+        columns = [("chunk", range(len(sizes))), ("tokens", sizes), ("ends at", ends)]
+        table = grid([*columns, ("first stage", map(seconds, durations))])
+        details = {"chunks": [table], "search": search_end(result, "cuts")}
+        return Answer(data | pick(result, SEARCH_FIELDS), view, details=details)
 
     with best_so_far(report) as keep, progress("cutting") as on_progress:
         result = pj.search.chunks(
@@ -533,25 +536,9 @@ def chunks(
 
 def _parse_times(text: str) -> dict[str, Any]:
     """Read times such as a=2ms,b=5us,c=0.7ns; those of other letters are 0."""
-    times: dict[str, Any] = {}
-    for letter, _, value in (entry.partition("=") for entry in text.split(",")):
-        name = LETTERS[resolve_choice(letter.strip(), tuple(LETTERS), "--stage-times: letter")]
-        if name in times:
-            raise ValueError(f"--stage-times must have each letter once, got {text!r}")
-        times[name] = parse_seconds(value.strip(), f"--stage-times: {letter.strip()}")
-    return dict.fromkeys(LETTERS.values(), 0.0) | times
-
-
-def _chunks_view(data: Mapping[str, Any], result: "Found[PromptChunks]") -> Iterator[object]:
-    sizes = data["best"]["sizes"]
-    yield (
-        f"[bold]{seconds(result.value)}[/] until the first token with {len(sizes)} chunks of "
-        f"{min(sizes)} to {max(sizes)} tokens on {data['workers']} workers"
-    )
-    yield savings("chunks", "first token", result.baselines, result.value)
-
-
-def _chunks_table(best: Mapping[str, Any]) -> object:
-    count, durations = len(best["sizes"]), map(seconds, best["seconds"])
-    columns = [("tokens", best["sizes"]), ("ends at", best["ends"]), ("first stage", durations)]
-    return grid([("chunk", range(count)), *columns])
+    times: dict[str, Any] = dict.fromkeys(LETTERS.values(), 0.0)
+    form = f"--stage-times must have each letter once, as {TIMES}"
+    for letter, value in parse_pairs(text, form).items():
+        name = LETTERS[resolve_choice(letter, tuple(LETTERS), "--stage-times: letter")]
+        times[name] = parse_seconds(value, f"--stage-times: {letter}")
+    return times

@@ -34,27 +34,6 @@ Count = int
 CountIfGiven = int | None
 
 
-def parse_times(text: str, option: str) -> dict[str, float]:
-    """Read op times such as "F=1,B=2,pair=2.5": by field, of kinds of a table by letters."""
-    from pipejax.costs.costs import TIME_FIELDS
-
-    times: dict[str, float] = {}
-    for entry in text.split(","):
-        letter, _, value = (part.strip() for part in entry.partition("="))
-        field = TIME_FIELDS.get(letter, letter)
-        if letter not in TIME_FIELDS and not re.fullmatch("[A-Z][A-Za-z_]*", letter):
-            raise ValueError(
-                f"{option}: {entry.strip()!r} is not LETTER=TIME: letters are "
-                f"{', '.join(TIME_FIELDS)}"
-            )
-        if field in times:
-            raise ValueError(f"{option}: {letter} is given twice")
-        times[field] = parse_seconds(value, f"{option}: {letter}")
-    if "forward" not in times and not times.keys() - TIME_FIELDS.values():
-        raise ValueError(f"{option}: F is missing, got {text!r}")
-    return times
-
-
 def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
     """Read finite numbers of at least 0, such as "1,1,2", or times."""
     parse = parse_seconds if seconds else parse_number
@@ -116,13 +95,13 @@ def for_each(
     return np.broadcast_to(np.array(values, float), (count,)).copy()
 
 
-def parse_columns(text: str, example: str) -> dict[str, str]:
-    """Read names of columns from a text as replica=dp,step=it, each at most once."""
+def parse_pairs(text: str, form: str) -> dict[str, str]:
+    """Read values by name from a text as replica=dp,step=it; `form` is the error of another."""
     pairs = [[part.strip() for part in entry.partition("=")] for entry in text.split(",")]
-    columns = {name: value for name, _, value in pairs if name and value}
-    if len(columns) < len(pairs):
-        raise ValueError(f"--columns must be as {example}, got {text!r}")
-    return columns
+    values = {name: value for name, _, value in pairs if name and value}
+    if len(values) < len(pairs):
+        raise ValueError(f"{form}, got {text!r}")
+    return values
 
 
 def parse_seconds(text: str, where: str) -> float:

@@ -5,6 +5,7 @@ Each part has its two functions side by side. Nothing below this folder knows na
 
 import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,6 @@ from pipejax.cli.options.option import (
     parse_list,
     parse_number,
     parse_seconds,
-    parse_times,
     parse_whole,
     seconds_text,
     whole_numbers,
@@ -333,17 +333,30 @@ def _parse_source(
 
 
 def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Read times of ops, and check them before any table is built."""
+    """Read times of ops such as "F=1,B=2,pair=2.5": by field, of kinds of a table by letters."""
     from pipejax.costs.costs import TIME_FIELDS, check_backward
 
-    times = parse_times(text, flag(way))
-    try:
+    option, times = flag(way), dict[str, float]()
+    for entry in text.split(","):
+        letter, _, value = (part.strip() for part in entry.partition("="))
+        field = TIME_FIELDS.get(letter, letter)
+        if letter not in TIME_FIELDS and not re.fullmatch("[A-Z][A-Za-z_]*", letter):
+            raise ValueError(
+                f"{option}: {entry.strip()!r} is not LETTER=TIME: letters are "
+                f"{', '.join(TIME_FIELDS)}"
+            )
+        if field in times:
+            raise ValueError(f"{option}: {letter} is given twice")
+        times[field] = parse_seconds(value, f"{option}: {letter}")
+    if "forward" not in times and not times.keys() - TIME_FIELDS.values():
+        raise ValueError(f"{option}: F is missing, got {text!r}")
+    try:  # before any table is built
         check_backward(times)
         usual = {name: time for name, time in times.items() if name in TIME_FIELDS.values()}
         for message in messages:
             pj.Costs(**usual, **message)
     except ValueError as error:
-        raise ValueError(f"{flag(way)} {text}: {error}") from None
+        raise ValueError(f"{option} {text}: {error}") from None
     return times
 
 

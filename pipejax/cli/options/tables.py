@@ -12,7 +12,14 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_list, parse_number
+from pipejax.cli.options.option import (
+    CountIfGiven,
+    Text,
+    options,
+    parse_list,
+    parse_number,
+    parse_pairs,
+)
 from pipejax.cli.options.scenario import (
     PLANNED,
     check_used,
@@ -226,11 +233,11 @@ SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSett
 
 def _parse_options(text: str) -> dict[str, Any]:
     """Read options of a schedule of the user's own: numbers, true, false, or texts."""
+    form = "--schedule-options must be as depth=2,kind=wide"
     options: dict[str, Any] = {}
-    for entry in text.split(","):
-        name, equals, value = (part.strip() for part in entry.partition("="))
-        if not (name.isidentifier() and equals and value) or name in options:
-            raise ValueError(f"--schedule-options must be as depth=2,kind=wide, got {text!r}")
+    for name, value in parse_pairs(text, form).items():
+        if not name.isidentifier():
+            raise ValueError(f"{form}, got {text!r}")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -239,13 +246,11 @@ def _parse_options(text: str) -> dict[str, Any]:
 
 
 def _parse_slots(text: str) -> dict[str, float]:
-    slots: dict[str, float] = {}
-    for entry in text.split(","):
-        letter, _, value = (part.strip() for part in entry.partition("="))
-        duration = parse_number(value, f"--slots: {letter}")
-        if letter not in "FBIW" or letter in slots or duration == 0:
-            raise ValueError(f"--slots: expected F, B, I, W once each, above 0, got {text!r}")
-        slots[letter] = duration
+    form = "--slots: expected F, B, I, W once each, above 0"
+    texts = parse_pairs(text, form)
+    slots = {letter: parse_number(value, f"--slots: {letter}") for letter, value in texts.items()}
+    if slots.keys() - {*"FBIW"} or 0 in slots.values():
+        raise ValueError(f"{form}, got {text!r}")
     if {"I", "W"} <= set(slots):
         slots.setdefault("B", slots["I"] + slots["W"])
     if not {"F", "B"} <= set(slots):
