@@ -110,11 +110,11 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        evidence, reason = entry.evidence, f"{entry.regime} is not measured on this machine"
-        reason += " with this software"
-        if evidence is not None and evidence.is_many and not evidence.differs:
-            reason = f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
-        yield plain(f"not ranked, {reason}: {seconds(entry.step_time)} with {_long_text(entry)}")
+        nearest, reason = entry.evidence, "is not measured on this machine with this software"
+        if nearest is not None and nearest.is_many and not nearest.differs:
+            reason = f"is predicted {nearest.mean_error:.3g} % off on this machine"
+        layout = f"{seconds(entry.step_time)} with {_long_text(entry)}"
+        yield plain(f"not ranked, {entry.regime} {reason}: {layout}")
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
