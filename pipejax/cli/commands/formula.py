@@ -37,46 +37,18 @@ if TYPE_CHECKING:
 MAX_SUMS = 12  # sums, and regions, that are printed
 
 
-class Plans:
-    """Schedules planned for fixed times: their forms keep this order of ops."""
+# by schedule and letter, times that it was planned for; its form keeps this order of ops
+Plans = Mapping[str, Mapping[str, Any]]
 
-    def __init__(self) -> None:
-        self.times: dict[str, dict[str, Any]] = {}  # by schedule, then by letter; c is a message
-        self._labels: dict[str, dict[str, str]] = {}  # by times as text, then by schedule
 
-    def add(self, name: str, label: str, times: dict[str, Any]) -> None:
-        """Add a schedule, if it was planned for times."""
-        if times:
-            self.times[name] = times
-            self._labels.setdefault(_times_text(times), {})[name] = label
-
-    @property
-    def caption(self) -> str:
-        """Write the caption of a picture: the times that each order is planned for."""
-        return "; ".join(
-            f"{', '.join(labels.values())} planned for {text}"
-            for text, labels in self._labels.items()
+def _plan_lines(plans: Plans) -> Iterator[str]:
+    """Yield the times for which schedules were planned."""
+    for name, times in plans.items():
+        offload = ", --planned-offload" if "O" in times else ""
+        yield (
+            f"{name}: in the order planned for {_times_text(times)} (--slots, --planned-comm"
+            f"{offload}); evaluate and compare plan one for the times of a run, which may be faster"
         )
-
-    def lines(self) -> Iterator[str]:
-        """Yield the times for which schedules were planned."""
-        for text, labels in self._labels.items():
-            options = ["--slots", "--planned-comm"]
-            if any("O" in self.times[name] for name in labels):
-                options.append("--planned-offload")
-            yield (
-                f"{', '.join(labels)}: in the order planned for {text} ({', '.join(options)}); "
-                "evaluate and compare plan one for the times of a run, which may be faster"
-            )
-
-    def called(self, name: str) -> str:
-        """Return the name of a schedule, marked if its order is a plan for certain times."""
-        return f"{name} as planned" if name in self.times else name
-
-    def called_in_full(self, name: str) -> str:
-        """Return the name of a schedule with the times of its plan."""
-        times = f" for {_times_text(self.times[name])}" if name in self.times else ""
-        return self.called(name) + times
 
 
 def _times_text(times: Mapping[str, Any]) -> str:
@@ -97,7 +69,7 @@ def form_view(
         text = escape(form.text)
     yield f"makespan = {text}, {escape(_quality(form))}"
     yield f"{heading(table_sizes(table))}, {form.program.links.model} links"
-    yield from map(plain, plans.lines())
+    yield from map(plain, _plan_lines(plans))
 
 
 def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
@@ -140,7 +112,7 @@ def versus_lines(
     versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
     """Yield the faster of two schedules, by regions in the box of the form."""
-    first, second = map(plans.called, versus.names)
+    first, second = (f"{name} as planned" if name in plans else name for name in versus.names)
     verdict = {
         "one is never slower": f"{first} is never slower",
         "other is never slower": f"{second} is never slower",
@@ -148,7 +120,11 @@ def versus_lines(
         f"or {second} up to {percent(versus.other_slower[1] - 1)}",
     }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
-    yield f"{' against '.join(map(plans.called_in_full, versus.names))}: {verdict}{box}"
+    plan_times = (
+        f" for {_times_text(plans[name])}" if name in plans else "" for name in versus.names
+    )
+    names = map("".join, zip((first, second), plan_times, strict=True))
+    yield f"{' against '.join(names)}: {verdict}{box}"
     sides = (
         (first, second, versus.one_at_most, versus.one_slower),
         (second, first, versus.other_at_most, versus.other_slower),
@@ -245,12 +221,12 @@ def formula(
     form_family = None if symbol is None else _family(settings, symbol, numbers)
     rivals = [] if versus is None else [settings.rival(name.strip()) for name in versus.split(",")]
     schedule_labels = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
-    tables, plans = [table], Plans()
-    plans.add(table.name, schedule_labels[0], run.planned_for(table))
-    for rival, label in zip(rivals, schedule_labels[1:], strict=True):
+    tables, plans = [table], {table.name: run.planned_for(table)}
+    for rival in rivals:
         with progress(f"building {rival.schedule}"):
             tables.append(rival.scenario(settings=rival.settings.only(rival.name or "")).table())
-        plans.add(tables[-1].name, label, rival.planned_for(tables[-1]))
+        plans[tables[-1].name] = rival.planned_for(tables[-1])
+    plans = {name: times for name, times in plans.items() if times}
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
         settings = settings._replace(names=["F", "I", "W", "c"])  # times that all of them have
     form, *others = map(settings.form, tables)
@@ -259,8 +235,14 @@ def formula(
     regimes = None
     if paper is not None:
         forms = dict(zip(schedule_labels, [form, *others], strict=True))
-        regimes = _draw(forms, plans.caption, paper, figure)
-    result = form.as_json() | {"planned_for": plans.times, "certificate": form.certificate(table)}
+        labels_of_tables = zip(schedule_labels, tables, strict=True)
+        captions = (
+            f"{label} planned for {_times_text(plans[table.name])}"
+            for label, table in labels_of_tables
+            if table.name in plans
+        )
+        regimes = _draw(forms, "; ".join(captions), paper, figure)
+    result = form.as_json() | {"planned_for": plans, "certificate": form.certificate(table)}
     if form_family is not None:
         fit = pick(form_family, "first period found_on verified_on")
         result["family"] = {"text": str(form_family)} | fit
