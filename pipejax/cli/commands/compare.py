@@ -307,7 +307,7 @@ def difference(
     exchange: bool,
 ) -> Answer:
     """Compare two tables cell by cell."""
-    from pipejax.analysis.comparison.table_difference import table_difference
+    from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
 
     names, options = listed.names, listed.options
     if len(names) != 2 or len(microbatches or [1]) > 1:
@@ -328,9 +328,15 @@ def difference(
             runs.append(scenario.evaluate())
     differences = table_difference(tables[0], tables[1])
     num_cells = len(differences.rows) * tables[0].num_workers * tables[0].num_slots
-    exchanged: list[float | None] = []
-    if exchange or num_cells <= MAX_QUICK_CELLS:
-        exchanged = _exchanged_makespans(differences, runs)
+    is_quick = exchange or num_cells <= MAX_QUICK_CELLS
+    exchanges: list[dict[str, Any]] = []  # of the first table with each row of the second
+    if is_quick and not (differences.sizes or differences.other_placement):
+        workers = [row.worker for row in differences.rows]
+        costs, links = runs[0].costs, runs[0].links
+        with progress("exchanging rows"):
+            makespans = [*row_exchanges(tables[0], tables[1], workers, costs, links)]
+        pairs = zip(workers, makespans, strict=True)
+        exchanges = [{"worker": worker, "makespan": makespan} for worker, makespan in pairs]
     names = with_labels(labels, [run.schedule for run in runs])
     result = {
         "link": scenarios[0].links.model,
@@ -340,26 +346,10 @@ def difference(
             for run, scenario, name in zip(runs, scenarios, names, strict=True)
         ],
         **_as_json(differences, tables[0].grammar),
-        "exchanges": [
-            {"worker": row.worker, "makespan": makespan}
-            for row, makespan in zip(differences.rows, exchanged, strict=bool(exchanged))
-        ],
+        "exchanges": exchanges,
     }
     parts = differences, result, tables[0].grammar
     return Answer(result, _difference_view(*parts), details=_difference_details(*parts))
-
-
-def _exchanged_makespans(
-    differences: "TableDifference", runs: Sequence["pj.Evaluation"]
-) -> list[float | None]:
-    """Return makespans of the first table with each row of the second; empty without a match."""
-    from pipejax.analysis.comparison.table_difference import row_exchanges
-
-    if differences.sizes or differences.other_placement:
-        return []
-    run, workers = runs[0], [row.worker for row in differences.rows]
-    with progress("exchanging rows"):
-        return [*row_exchanges(run.table, runs[1].table, workers, run.costs, run.links)]
 
 
 def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, Any]:
@@ -460,8 +450,7 @@ def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
     if differences.other_placement and not differences.sizes:
         sentences.append("stages lie on other workers, or microbatches go another way")
     for name, count in zip("AB", differences.split, strict=True):
-        if count:
-            sentences.append(f"backwards that {name} alone splits into I and W: {count}")
+        sentences += [f"backwards that {name} alone splits into I and W: {count}"] if count else []
     if differences.fused != (0, 0):
         sentences.append("fused pairs: A has {}, B has {}".format(*differences.fused))
     only = [
@@ -469,17 +458,15 @@ def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
         *((f"ops {p.name}", ab) for p, ab in differences.only.items() if p not in COMMUNICATION),
     ]
     for what, counts in only:
-        for name, count in zip("AB", counts, strict=True):
-            if count:
-                sentences.append(f"{what} that only {name} has: {count}")
+        pairs = zip("AB", counts, strict=True)
+        sentences += [f"{what} that only {name} has: {count}" for name, count in pairs if count]
     if differences.moved:
         op, (worker_in_a, worker_in_b) = next(iter(differences.moved.items()))
         example = f"{grammar.text((op,))}: {worker_in_a} in A, {worker_in_b} in B"
         sentences.append(f"ops on another worker: {len(differences.moved)}, as {example}")
     if differences.rows:
-        num_reordered = sum(row.reordered for row in differences.rows)
-        note = f"; at least {num_reordered} of their ops run in another order"
-        note = note if num_reordered else ""
+        count = sum(row.reordered for row in differences.rows)
+        note = f"; at least {count} of their ops run in another order" if count else ""
         sentences.append(f"rows that differ: {len(differences.rows)}{note}")
     return sentences
 
