@@ -33,13 +33,9 @@ QUESTIONS = {
 }
 COMMANDS = tuple(itertools.chain.from_iterable(QUESTIONS.values()))
 PLACES = {  # modules and functions of commands that have other names
-    "tune messages": ("tune_orders", "messages"),
-    "tune microbatches": ("tune_orders", "microbatches"),
-    "tune places": ("tune_orders", "places"),
-    "tune lookahead": ("tune_orders", "lookahead"),
-    "tune chunks": ("tune_orders", "chunks"),
-    "tune layers": ("tune", "layers"),
-}
+    f"tune {name}": ("tune_orders", name)
+    for name in ("messages", "microbatches", "places", "lookahead", "chunks")
+} | {"tune layers": ("tune", "layers")}
 # an error that ends with what to do: "x.csv exists: give another, or --force to replace it"
 _SUGGESTION = re.compile(r"(.*)[:;] ((?:give|choose|write|did you mean) .*)")
 HELP = ("--help", "-h", "--help-all")

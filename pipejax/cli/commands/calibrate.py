@@ -10,7 +10,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options.option import Count, Text, options
 from pipejax.cli.output.answer import Answer, progress
-from pipejax.cli.output.files import NO_OUTPUT, SYSTEM, Output
+from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
 from pipejax.cli.output.report import Column, TextTable, digits, pick, plain, rows_table, seconds
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FitOptions:
 def calibrate(
     *files: Annotated[Path, Parameter(name="DATA.csv", help="Measured runs of models.")],
     fitting: FitOptions = FitOptions(),
-    out: Annotated[Output, SYSTEM] = NO_OUTPUT,
+    out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Fit a system to measured runs, robustly.
 
@@ -80,7 +80,7 @@ def calibrate(
         raise ValueError("missing option --system")
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
-    out.check(SYSTEM)
+    out.check(JSON)
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
     links: LinkCalibration | None = None
     identified: set[str] = set()

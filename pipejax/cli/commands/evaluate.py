@@ -15,7 +15,7 @@ from pipejax.cli.options.option import CountIfGiven, Text, options, parse_second
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, named_launch, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output, certify
+from pipejax.cli.output.files import JSON, NO_OUTPUT, Output, certify
 from pipejax.cli.output.plans import (
     evidence_json,
     evidence_line,
@@ -170,7 +170,7 @@ def evaluate(
     *,
     run: SizedRunOptions = SizedRunOptions(),
     timing: TimingSettings = TimingSettings(),
-    certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
+    certificate: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Evaluate one schedule: step time, bubbles, memory, critical path.
 

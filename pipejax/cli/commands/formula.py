@@ -16,7 +16,7 @@ from pipejax.cli.options.option import Count, Text, options, parse_float, parse_
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, labelled
 from pipejax.cli.output.answer import Answer, progress
-from pipejax.cli.output.files import CERTIFICATE, DRAWING, NO_OUTPUT, Output, drawing
+from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (
     facts,
     grid,
@@ -175,7 +175,7 @@ def formula(
     max_facets: Count = 200,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     labels: Text = None,
-    out: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
+    out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
 

@@ -16,7 +16,7 @@ from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import (
-    CERTIFICATE,
+    JSON,
     NO_OUTPUT,
     TABLE,
     Output,
@@ -102,7 +102,7 @@ def optimize(
     effort: float | None = None,
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
-    certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
+    certificate: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Find the fastest schedule within a memory limit, and a bound on any better one.
 

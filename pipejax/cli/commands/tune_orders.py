@@ -23,10 +23,9 @@ from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search
 from pipejax.cli.output.files import (
-    CERTIFICATE,
     DRAWING,
+    JSON,
     NO_OUTPUT,
-    ORDER,
     TABLE,
     Output,
     certify,
@@ -85,7 +84,7 @@ def messages(
     seed: int = 0,
     worst: int = 10,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
-    certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
+    certificate: Annotated[Output, JSON] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Find which transfers block others under rendezvous, and search a better order of them.
@@ -266,7 +265,7 @@ def microbatches(
     iterations: int = 200,
     time_limit: str = "60",
     seed: int = 0,
-    out: Annotated[Output, ORDER] = NO_OUTPUT,
+    out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Search the order of microbatches that differ, against sorted and random ones.
 
@@ -305,7 +304,7 @@ def places(
     iterations: int = 200,
     time_limit: str = "60",
     seed: int = 0,
-    out: Annotated[Output, ORDER] = NO_OUTPUT,
+    out: Annotated[Output, JSON] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Search the best places of workers on a machine of nodes.

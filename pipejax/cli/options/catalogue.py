@@ -87,9 +87,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         "stages_per_worker": Option(COUNT, "stages per worker V of interleaved schedules", "V"),
         "waves": Option(COUNT, "number of waves (hanayo)"),
         "slices": Option(COUNT, "slices K of a microbatch (seq-1f1b, terapipe, slimpipe)"),
-        "schedule_options": Option(
-            RULES, "options of a schedule that have no flag of their own, as variant=1"
-        ),
+        "schedule_options": Option(RULES, "options of the schedule without a flag, as variant=1"),
         "prompt": _often(COUNT, "length of the prompt [tokens]", argument="tokens"),
         "num_chunks": Option(COUNT, "number of chunks of the prompt"),
         "multiple": Option(COUNT, "chunk sizes are multiples of this [tokens]"),
@@ -116,9 +114,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         ),
         "runs": Option(COUNT, "number of models R trained side by side (local-sgd)"),
         "local_steps": Option(COUNT, "updates H between two averages (local-sgd)"),
-        "repair": Option(
-            NAME, "read a table with a known error, and correct it", names=("torch-1f1b",)
-        ),
+        "repair": Option(NAME, "known error of a table to correct", names=("torch-1f1b",)),
     },
     "Times and costs": {
         "stage_times": _often(TIMES, "time of each op on a stage, as F=1ms,B=2ms", "T"),
@@ -167,9 +163,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
     "Links": {
         "link": _often(NAME, "|".join(_LINKS), "l", _LINKS),
         "queues": Option(NAME, "unit that has one message queue (rendezvous only)", names=_QUEUES),
-        "posting": Option(
-            NAME, "time at which a worker posts a transfer (rendezvous only)", names=_POSTINGS
-        ),
+        "posting": Option(NAME, "when a worker posts transfers (rendezvous only)", names=_POSTINGS),
         "eager_below": Option(
             TIME, "messages shorter than this are sent eagerly (rendezvous only)"
         ),
@@ -203,12 +197,8 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
     },
     "Closed form": {
         "parameters": Option(RULES, "parameters of the closed form, as F,B,c_F,c_B"),
-        "family": Option(
-            NAME, "fit the form as a function of M or P, as M=8:80:8", names=("M", "P")
-        ),
-        "versus": Option(
-            NAMES, "schedules to compare: the regions where each is fastest", names="schedules"
-        ),
+        "family": Option(NAME, "fit the form over M or P, as M=8:80:8", names=("M", "P")),
+        "versus": Option(NAMES, "schedules to compare: where each is fastest", names="schedules"),
         "per_worker": Option(FLAG, "read op times as times of workers, not of stages"),
         "box": Option(RULES, "ranges of parameters, as F=1ms:2ms,c_F=0:1ms"),
         "max_facets": Option(COUNT, "number of sums at which the search stops"),
