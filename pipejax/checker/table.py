@@ -222,7 +222,7 @@ class Table:
                     self._miss(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
-        """Check the ops of a microbatch on a stage: F, a backward, and both offloads or none."""
+        """Check that a microbatch has a forward, a backward and complete offloads on a stage."""
         ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:

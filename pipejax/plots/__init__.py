@@ -1,4 +1,4 @@
-"""The only room that imports matplotlib: arrays and evaluations in, drawings out."""
+"""Drawings of arrays and evaluations; the only package of pipejax that imports matplotlib."""
 
 from pipejax.base.namespaces import lazy
 

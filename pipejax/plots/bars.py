@@ -1,4 +1,4 @@
-"""Draw workers as rows: ops as bars, messages as lines or bars, memory as areas."""
+"""Draw each worker as a row, with ops as bars, messages as lines or bars, and memory as areas."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,14 +30,14 @@ Room = tuple[float, float]  # room for a number: width per digit [s], height [ro
 
 
 class Lane(NamedTuple):
-    """Vertical range of bars in a row, relative to its middle."""
+    """Vertical range of a lane's bars in a row, relative to the middle of the row."""
 
     top: float
     height: float
 
 
 class DrawnOp(NamedTuple):
-    """Rectangle of an op; a fused pair has two, one above the other."""
+    """Rectangle of an op; a fused pair has two rectangles, one above the other."""
 
     op: Op
     number: str  # text of its microbatch
@@ -49,19 +49,19 @@ class DrawnOp(NamedTuple):
 
 
 def lanes_below(shown_bars: Sequence[Bar], *, transfers: bool = False) -> list[str]:
-    """List the lanes below the ops of a row, in the order of phases."""
+    """List the lanes that need space below the compute ops of a row, in the order of phases."""
     used = bar_phases([bar for bar in shown_bars if bar.worker != NO_WORKER])
     lanes = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
     return [*dict.fromkeys(lanes), *([TRANSFERS] if transfers else [])]
 
 
 def row_height(below: Sequence[str]) -> float:
-    """Height of a row with lanes below its ops [inch]."""
+    """Return the height of a worker's row, including the lanes below its ops [inch]."""
     return _ROW_INCH + len(below) * (_LONE_LANE_INCH if len(below) == 1 else _LANE_INCH)
 
 
 def share_row(below: Sequence[str]) -> dict[str, Lane]:
-    """Return the vertical range of the ops of a row, and of each lane below them, by lane."""
+    """Divide a worker's row vertically: return the range of its ops and of each lane below."""
     row, pitch = row_height(below), _LONE_LANE_INCH if len(below) == 1 else _LANE_INCH
     ops_top, ops_bottom = (1 - _OPS_SHARE) / 2 * _ROW_INCH, (1 + _OPS_SHARE) / 2 * _ROW_INCH
     lanes = {COMPUTING: Lane(ops_top / row - 0.5, (ops_bottom - ops_top) / row)}
@@ -83,7 +83,7 @@ def draw_bars(
     transfers: Sequence[Arrow] = (),
     looks: Mapping[str, palette.Look] | None = None,
 ) -> None:
-    """Draw ops in a row for each worker: framed on the critical path, hatched in the second pipe.
+    """Draw the ops of each worker in a row; critical ops are framed, the second pipe is hatched.
 
     Args:
       axes: to draw on.
@@ -137,14 +137,14 @@ def draw_bars(
 
 
 def _vertical_range(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
-    """Return the top of a bar and its height [rows]; an all-reduce has a row of its own."""
+    """Return top and height of a bar [rows]; all-reduces have a row below the workers."""
     if bar.worker == NO_WORKER:
         return workers + lanes[COMPUTING].top, lanes[COMPUTING].height
     return bar.worker + lanes[bar.lane].top, lanes[bar.lane].height
 
 
 def _drawn_ops(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
-    """Return the rectangles of the ops of a bar, one above the other."""
+    """Return the rectangles of a bar's ops, stacked vertically."""
     top, bar_height = _vertical_range(bar, workers, lanes)
     height = bar_height / len(bar.ops)
     drawn_ops = []
@@ -172,7 +172,7 @@ def _widths(axes: Axes, ops: Sequence[DrawnOp], widest: float) -> Any:
 def _draw_group(
     axes: Axes, group: list[DrawnOp], look: palette.Look, is_hatched: bool, shapes: dict[str, Any]
 ) -> None:
-    """Draw ops of one phase and depth; `shapes` are options of all collections of the picture."""
+    """Draw ops of equal phase and depth; `shapes` are matplotlib options of all collections."""
     patch_style = style.rectangle(look, group[0].depth)
     strokes = patch_style.pop("hatch", None)
     corners = _op_corners(group)
@@ -184,7 +184,7 @@ def _draw_group(
 
 
 def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
-    """List the legend entries of ops; `hatched` and `deep` label strokes and deep colours."""
+    """List the legend entries of phases; `hatched` and `deep` label hatching and darker colours."""
     used = bar_phases(bars)
     looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [
@@ -213,7 +213,7 @@ LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "lines
 
 
 class Curves(NamedTuple):
-    """Curves of an activation memory, with their limits and units.
+    """Activation memory of each worker over time, with limits and unit.
 
     Attributes:
       memory: steps and peaks of each worker.
@@ -229,7 +229,7 @@ class Curves(NamedTuple):
 
 
 def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
-    """Draw the activation memory of each worker in a row, with its peak marked.
+    """Draw each worker's activation memory over time as a row, and mark its peak.
 
     All rows have one scale, up to the largest peak or limit.
     """
@@ -267,7 +267,7 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
 
 
 class _Number(Text):
-    """Microbatch number of an op, drawn only if all numbers of its row have room."""
+    """Text of an op's microbatch number, drawn only if all numbers of the row fit."""
 
     def __init__(self, axes: Axes, op: DrawnOp, room: Room, ends: Any, **look: Any) -> None:
         middle = sum(ends) / 2, op.top + op.height / 2
@@ -278,7 +278,7 @@ class _Number(Text):
         self.set_in_layout(False)
 
     def get_visible(self) -> bool:
-        """Return whether the room of the number, in data units, fits its font at this zoom."""
+        """Return whether the number fits its space (in data units) at the present zoom."""
         axes, font_points = self._axes, float(self.get_fontsize())
         box, (start, end), (low, high) = axes.bbox, axes.get_xlim(), axes.get_ylim()
         points_per_pixel = 72 / axes.figure.dpi
@@ -291,7 +291,7 @@ class _Number(Text):
 def _draw_numbers(
     axes: Axes, ops: Sequence[DrawnOp], looks: Mapping[str, palette.Look], hatched: Collection[Op]
 ) -> None:
-    """Write microbatch numbers in the middle of the visible part of each op."""
+    """Write the microbatch number of each op in the middle of the op's visible part."""
     since, until = axes.get_xlim()
     rows: dict[tuple[int, str], list[DrawnOp]] = {}
     for op in ops:
@@ -314,7 +314,7 @@ def _draw_numbers(
 
 
 def draw_messages(axes: Axes, messages: Sequence[Arrow], *, top: float, bottom: float) -> None:
-    """Draw lines from the sender's row to the receiver's; `top` and `bottom` are edges of ops."""
+    """Draw messages as lines from sender to receiver, between top and bottom edges of ops."""
     lines = []
     for message in messages:
         is_down = message.receiver > message.sender
@@ -330,7 +330,7 @@ def draw_messages(axes: Axes, messages: Sequence[Arrow], *, top: float, bottom: 
 
 
 def draw_transfers(axes: Axes, messages: Sequence[Arrow], top: float, height: float) -> None:
-    """Draw messages as bars in a lane of both workers, critical ones framed and in front."""
+    """Draw messages as bars in a lane of sender and receiver; critical messages are framed."""
     for is_critical in (False, True):
         bars = [
             (message.start, message.finish, worker + top, worker + top + height)

@@ -20,13 +20,13 @@ _OPTIONAL = (*STEP_END, *SHARDING)  # phases that cost nothing unless their time
 
 
 class TimeUnit(NamedTuple):
-    """Unit of times."""
+    """Unit in which times are written."""
 
     seconds: float  # seconds of one unit; 1 for the slots of a table
     name: str
 
     def text(self, time: float) -> str:
-        """Format a time [s] with its unit."""
+        """Format a time, given in seconds, with this unit."""
         return f"{time / self.seconds:.5g} {self.name}"
 
 
@@ -39,7 +39,7 @@ def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit
 
 
 def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
-    """Make the names of runs distinct: repeated names get numbers."""
+    """Make the names of runs distinct by numbering repeated names."""
     runs_by_name: dict[str, Run] = {}
     counts = Counter[str]()
     for name, run in runs:
@@ -49,7 +49,7 @@ def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
 
 
 def headlines(name: str, run: Evaluation, unit: TimeUnit) -> list[str]:
-    """Return headlines of a run with step time, idle share and links, then shorter ones."""
+    """Return alternative headlines of a run, from full (step time, idle share, links) to short."""
     facts = [f"idle {100 * run.bubble_ratio:.1f} %", f"{run.links.model} links"]
     start = f"{name}: {unit.text(run.makespan)}"
     return [", ".join([start, *facts[:count]]) for count in (2, 1, 0)]
@@ -62,7 +62,7 @@ def caption_of_runs(
     setting: str = "",
     window: Window | None = None,
 ) -> str:
-    """Return the caption of runs: first the facts that all share, then those of each run."""
+    """Write the caption of runs: first the facts that all runs share, then those of each run."""
     facts = [_facts(run, unit) for run in runs.values()]
     shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in other for other in facts)]
     sentences = [", ".join([setting, *shared] if setting else shared)]
@@ -77,7 +77,7 @@ def caption_of_runs(
 
 
 def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
-    """List size, times and links of a run, as parts of a caption."""
+    """List the facts of a run for a caption: its size, op times and links."""
     costs = run.costs
     timed = [phase for phase in run.table.used_phases if phase.kind.time]
     timed += [phase for phase in _OPTIONAL if np.any(costs.time(phase))]
@@ -105,7 +105,7 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
 
 
 def _range(cost: Any, unit: TimeUnit) -> str:
-    """Format a cost: one number, or its range; "" if it has no values."""
+    """Format a cost as a number, or as its smallest and largest value; "" without values."""
     if cost is None:
         return ""
     values = np.asarray(cost, float)
@@ -118,6 +118,6 @@ def _range(cost: Any, unit: TimeUnit) -> str:
 
 
 def link_settings(links: Any) -> str:
-    """List the settings of links that are not the defaults, without the model."""
+    """List all settings of links, except the model, that differ from their defaults."""
     changed = {name: value for name, value in links.changed().items() if name != "model"}
     return ", ".join(LINK_OPTIONS[name].caption.format(value) for name, value in changed.items())

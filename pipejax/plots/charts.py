@@ -1,4 +1,4 @@
-"""Draw charts: workers on a machine, predictions, delays, swings and samples of the step time."""
+"""Draw charts of placements, predictions, gradient delays, sensitivities and jitter samples."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ PLACEMENT_INCH = 1.4  # height of a placement
 
 
 def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
-    """Draw placements by name, one below the other: workers on nodes, arcs for their messages."""
+    """Draw named placements, one below the other, as workers on nodes with arcs for messages."""
     paper = style.Paper()
     picture = style.Picture(paper, PLACEMENT_INCH * len(shown) + 0.4)
     with mpl.rc_context(paper.settings()):
@@ -49,7 +49,7 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
 def _draw_placement(
     axes: Axes, placed: PlacedCosts, seats: Int[NumpyArray, " workers"], name: str
 ) -> float:
-    """Draw workers on their places, and arcs for messages; return the height of the highest arc."""
+    """Draw workers at their places with arcs for messages; return the height of the top arc."""
     # `seats` is the place of each worker, `placed.level` the level of the link between two places.
     # neighbours are 1 apart, plus a gap for each level: levels 0, 1, 0 give x = 0, 1, 2.9, 3.9
     neighbour_levels = placed.level.diagonal(offset=1)
@@ -100,7 +100,7 @@ def _frame(axes: Axes, place_x: NumpyArray, level: int) -> None:
 
 
 def _message_counts(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
-    """Count the stage boundaries between each pair of different workers."""
+    """Count the stage boundaries that lie between each pair of workers."""
     placement = placed.table.placement
     ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
     pairs, counts = np.unique(ends[:, ends[0] != ends[1]], axis=1, return_counts=True)
@@ -122,7 +122,7 @@ def draw_predictions(
     predicted: Float[NumpyArray, " rows"],
     groups: Sequence[str],
 ) -> None:
-    """Draw measured and predicted times [s] as points, with the diagonal and a band of 10 %."""
+    """Draw predicted against measured times [s] as points, with the diagonal and a 10 % band."""
     times = np.concatenate([measured, predicted])
     ends = np.array([times.min() / 1.2, times.max() * 1.2])
     axes.plot(ends, ends, color=palette.BLACK, linewidth=0.6)
@@ -162,7 +162,7 @@ MIN_AXIS_END = 3  # smallest right end of the axis of delays
 
 
 def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) -> None:
-    """Draw the share of each delay, with the mean and the largest delay marked."""
+    """Draw a histogram of gradient delays, with the mean and the largest delay marked."""
     share = 100 * histogram / histogram.sum()
     axes.bar(np.arange(len(share)), share, width=0.9, color=palette.BLUE)
     largest = len(share) - 1
@@ -229,13 +229,13 @@ WORK = ("model.", "microbatch_size")  # prefixes of parameters of the work, not 
 def draw_tornado(
     axes: Axes, step_time: float, swings: Mapping[str, tuple[float | None, float | None]]
 ) -> None:
-    """Draw for each parameter the step times with a smaller and a larger value; None has no bar.
+    """Draw how the step time changes with a smaller and a larger value of each parameter.
 
     Parameters of the machine stand above those of the work, in each part the largest swing on top.
     """
 
     def width(name: str) -> float:
-        """Return the larger relative change of the step time."""
+        """Return the larger of a parameter's two relative changes of the step time."""
         return max(abs(value / step_time - 1) for value in (*swings[name], step_time) if value)
 
     large = [name for name in swings if width(name) >= MIN_SWING]
@@ -279,7 +279,7 @@ def draw_tornado(
 
 
 def tornado_entries(factors: tuple[float, float]) -> list[Patch]:
-    """Return the legend entries of the two colours."""
+    """Return the legend entries for the smaller and the larger value of a parameter."""
     return [
         Patch(color=colour, label=f"parameter x {factor:g}")
         for colour, factor in zip(SWING_COLOURS, factors, strict=True)
@@ -303,7 +303,7 @@ def draw_violins(
     without: Mapping[str, float],
     colours: Mapping[str, str],
 ) -> None:
-    """Draw a violin for each name, the first on top, with quantiles as lines.
+    """Draw the samples of each name as a violin, the first name on top, with quantiles as lines.
 
     Args:
       axes: to draw on.
@@ -331,7 +331,7 @@ def draw_violins(
 
 
 def violin_entries() -> list[Line2D]:
-    """Return the legend entries of the marks."""
+    """Return the legend entries of the marks in a violin plot."""
     return [
         Line2D([], [], label="5th, 50th and 95th percentile, where a violin ends", **QUANTILE),
         Line2D([], [], label="without jitter", **WITHOUT_JITTER),

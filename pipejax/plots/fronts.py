@@ -1,4 +1,4 @@
-"""Draw points in two measures with their Pareto front: layouts of a plan, points of a sweep."""
+"""Draw Pareto fronts in two quantities, for layouts of a plan or points of a sweep."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def draw_plan(
     best: int,
     capacity: float,
 ) -> None:
-    """Draw layouts: memory [GB] against exact step time, or grey against its lower bound [s].
+    """Draw layouts by memory [GB] and exact step time [s]; grey ones by its lower bound.
 
     `front` and `apart` select layouts, `best` is a position, `capacity` is in bytes.
     """
@@ -71,7 +71,7 @@ def _draw_exact(
     is_drawn: NumpyArray,
     apart: NumpyArray,
 ) -> None:
-    """Draw the step times (layouts) of each schedule; layouts ranked apart are hollow."""
+    """Draw the exact step times of layouts by schedule; layouts without a rank are hollow."""
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
         is_member = is_drawn & (names == name)
         if is_member.any():
@@ -86,7 +86,7 @@ def _draw_exact(
 
 
 def _label(columns: Mapping[str, Any], layout: int) -> str:
-    """Return a short name of one row of the columns, as t8 p16 v4 d16 b1."""
+    """Return the short name of a layout, given its row, as t8 p16 v4 d16 b1."""
     letters = {
         "tensor": "t",
         "context": "c",
@@ -113,14 +113,14 @@ MAX_KNEE_RATIO = 2.0  # largest drawn cost of a knee, relative to the best
 
 
 class Shown(NamedTuple):
-    """Values of points along one axis of a picture."""
+    """Quantity that is drawn along an axis, with its value at each point."""
 
     label: str  # label of the axis, with the unit
     values: NumpyArray  # (points) in that unit
     more_is_better: bool = False  # whether the front has the largest values
 
     def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
-        """Return (points) whether each is within `MAX_FRONT_RATIO` of the worst of the front."""
+        """Return a mask of points within a factor `MAX_FRONT_RATIO` of the front's worst value."""
         if not len(front) or not np.all(self.values[front] > 0):
             return np.ones(len(self.values), bool)
         if self.more_is_better:
@@ -136,7 +136,7 @@ def draw_results(
     best: Int[NumpyArray, " found"],
     front_names: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
-    """Draw points by group, the front as steps, and the best points ringed.
+    """Draw points by group, their front as a line of steps, and rings around the best points.
 
     `front` and `best` are positions of points; `front_names` are a title and names along the front.
     """
@@ -178,7 +178,7 @@ def draw_results(
 
 
 def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
-    """Return the Pareto front of points, the best in the first measure first."""
+    """Return the points on the Pareto front, sorted by the first quantity from the best on."""
     x, y = (side.values[points] * (-1 if side.more_is_better else 1) for side in sides)
     order = np.lexsort([y, x])
     # y of 3 4 1 in this order: 4 is not on the front, because 3 is before it
@@ -188,7 +188,7 @@ def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyA
 
 
 def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
-    """Return one of the points in each cell of the picture."""
+    """Reduce points to at most one point per cell of a grid over the picture."""
     to_axes = axes.transData + axes.transAxes.inverted()
     places = to_axes.transform(np.column_stack([side.values[points] for side in sides]))
     is_inside = np.all((places >= 0) & (places <= 1), axis=1)
@@ -206,7 +206,7 @@ def draw_knee(
     near: tuple[float, float],
     near_text: str,
 ) -> None:
-    """Draw the least cost along an axis by group, and shade the values that are near the best."""
+    """Draw the least cost by value of an axis, for each group, and shade near-best values."""
     best = min(float(np.nanmin(curve)) for curve in curves.values())
     axes.axvspan(*near, color=palette.SILVER, alpha=0.5, linewidth=0, label=near_text)
     looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
@@ -237,7 +237,7 @@ def _scale(
     is_grouped: Bool[NumpyArray, " points"],
     front: Int[NumpyArray, " found"],
 ) -> None:
-    """Scale both axes to the points near the front."""
+    """Set the limits and scales of both axes so that the points near the front are visible."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
         values = side.values[is_grouped & side.near(front)]
         if len(values) and 0 < LOG_RATIO * values.min() < values.max():
@@ -257,7 +257,7 @@ def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
 
 
 def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:
-    """Draw the border of the region that the front dominates, to the edges of the picture."""
+    """Draw the border of the region that the front dominates, up to the picture's edges."""
     x, y = (side.values[front] for side in sides)
     limits = axes.get_xlim(), axes.get_ylim()
     worst = [
@@ -275,7 +275,7 @@ def _name_front(
     title: str,
     names: Sequence[str],
 ) -> None:
-    """Number some points of the front, not too close, and name them below the picture."""
+    """Number points of the front that are not too close, and list their names below."""
     x, y = (side.values[front] for side in sides)
     # labels stand on the side where the front dominates, so no point lies there
     right, up = (1 if side.more_is_better else -1 for side in sides)

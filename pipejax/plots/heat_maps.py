@@ -1,4 +1,4 @@
-"""Draw heat maps of the seconds that parts of a measured run cost, and a step with its replay."""
+"""Draw maps: the best schedule over two axes, costs of a measured run, a step and its replay."""
 
 import itertools
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ MAX_TICKS = 12  # largest number of values that all get a tick
 
 
 class Side(NamedTuple):
-    """Axis of a map, across or up."""
+    """Horizontal (across) or vertical (up) axis of a map."""
 
     label: str  # written along the side
     values: Sequence[str] | NumpyArray  # numbers in ascending order, or names
 
     @property
     def is_named(self) -> bool:
-        """Return whether the values are names."""
+        """Return whether the values of the axis are names instead of numbers."""
         return len(self.values) > 0 and isinstance(self.values[0], str)
 
     @property
     def is_log(self) -> bool:
-        """Return whether the values are positive, spread widely and in unequal steps."""
+        """Return whether a log scale suits: positive, widely spread values in unequal steps."""
         values = self.positions
         if self.is_named or values.min() <= 0 or values.max() <= LOG_RATIO * values.min():
             return False
@@ -54,7 +54,7 @@ class Side(NamedTuple):
 
     @property
     def edges(self) -> NumpyArray:
-        """Edges of the cells (values + 1), half way between the values."""
+        """Edges of the cells (values + 1), half way between neighbouring values."""
         x = np.log(self.positions) if self.is_log else self.positions
         inner = (x[1:] + x[:-1]) / 2
         edges = np.concatenate([[2 * x[0] - inner[0]], inner, [2 * x[-1] - inner[-1]]])
@@ -62,7 +62,7 @@ class Side(NamedTuple):
 
 
 class Height(NamedTuple):
-    """Values whose contours are drawn."""
+    """Quantity whose contours are drawn on a map."""
 
     label: str  # of the values, with their unit
     values: Float[NumpyArray, "up across"]  # (up, across) numbers, NaN where there is none
@@ -76,7 +76,7 @@ def draw_regions(
     names: Sequence[str],
     height: Height | None = None,
 ) -> None:
-    """Draw a map of codes, which are positions in `names` or -1, with contours of `height`."""
+    """Draw a map of codes (index in `names`, or -1 for none), with contours of `height`."""
     colours = [colour for _, colour in zip(names, itertools.cycle(REGION_COLOURS), strict=False)]
     hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
     edges = across.edges, up.edges
@@ -108,7 +108,7 @@ def draw_regions(
 
 
 def _draw_height(axes: Axes, across: Side, up: Side, height: Height) -> None:
-    """Draw contours with their numbers, unless all values are equal."""
+    """Draw labelled contours of a quantity, unless all its values are equal."""
     if min(height.values.shape) < 2 or not np.nanmax(height.values) > np.nanmin(height.values):
         return
     outline: Any = [withStroke(linewidth=2, foreground=palette.WHITE)]  # readable over strokes
@@ -127,7 +127,7 @@ def _draw_height(axes: Axes, across: Side, up: Side, height: Height) -> None:
 
 
 def _name_axis(axes: Axes, side: Side, name: str) -> None:
-    """Set label, scale and ticks of the axis "x" or "y"; few values get a tick each."""
+    """Set label, scale and ticks of the axis "x" or "y"; if values are few, tick them all."""
     getattr(axes, f"set_{name}label")(side.label)
     axis, values = getattr(axes, f"{name}axis"), side.positions
     if side.is_named:
@@ -154,7 +154,7 @@ _MAX_SCALE_RATIO = 4.0  # ratio of the largest numbers of maps up to which they 
 
 
 class HeatMap(NamedTuple):
-    """Seconds by row and column."""
+    """Heat map of times [s] by row and column."""
 
     title: str  # what the numbers are
     across: str  # what lies across
@@ -164,7 +164,7 @@ class HeatMap(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """Ops of a pipeline, recorded and replayed."""
+    """Recorded and replayed op times of a pipeline in one step."""
 
     title: str  # which step it is
     worker: Int[NumpyArray, " ops"]  # (ops) that ran each
@@ -175,7 +175,7 @@ class RecordedStep(NamedTuple):
 
 
 def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> Figure:
-    """Draw maps one below the other, and a step below them with a scale of its own."""
+    """Draw heat maps one below the other, and below them a step with its own colour scale."""
     paper = style.Paper()
     heights = [_TITLE_INCH + _ROW_INCH * len(heat_map.rows) for heat_map in maps]
     if step is not None:
@@ -204,7 +204,7 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> F
 
 
 def _scale_groups(maps: Sequence[HeatMap]) -> list[list[int]]:
-    """Group positions of maps by their scale: all in one group, or each map alone."""
+    """Group maps by shared colour scale: all maps in one group, or each map alone."""
     largest = [float(np.nanmax(np.abs(heat_map.seconds), initial=0.0)) for heat_map in maps]
     if max(largest) <= _MAX_SCALE_RATIO * min(largest):
         return [[*range(len(maps))]]
@@ -214,7 +214,7 @@ def _scale_groups(maps: Sequence[HeatMap]) -> list[list[int]]:
 def _add_scale(
     picture: Figure, axes: list[Axes], maps: Sequence[HeatMap]
 ) -> tuple[ScalarMappable, float]:
-    """Draw the colour scale of maps beside them; return the scale and its unit [s]."""
+    """Draw a common colour scale next to maps; return the scale and its unit [s]."""
     scale, (seconds, name) = _scale(np.concatenate([heat_map.seconds.ravel() for heat_map in maps]))
     _add_bar(picture, axes, scale, f"of the step [{name}]", seconds)
     return scale, seconds
@@ -223,7 +223,7 @@ def _add_scale(
 def _scale(
     seconds: Float[NumpyArray, " values"], unit: str = ""
 ) -> tuple[ScalarMappable, tuple[float, str]]:
-    """Return a colour scale in which 0 is white, and its unit (s, name)."""
+    """Return a colour scale in which 0 is white, and its unit as (seconds, name)."""
     low, high = float(np.nanmin(seconds, initial=0.0)), float(np.nanmax(seconds, initial=0.0))
     largest = max(high, -low) or 1e-9
     is_signed = -low > MIN_NEGATIVE * largest
@@ -235,7 +235,7 @@ def _scale(
 def _add_bar(
     picture: Figure, axes: list[Axes], scale: ScalarMappable, label: str, unit: float
 ) -> None:
-    """Draw a colour bar beside axes, with numbers in a unit [s]."""
+    """Draw a colour bar next to axes, with numbers in the given unit [s]."""
     bar = picture.colorbar(
         scale, ax=axes, aspect=30, pad=0.01, format=lambda value, _: f"{value / unit:.4g}"
     )
@@ -244,7 +244,7 @@ def _add_bar(
 
 
 def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) -> None:
-    """Draw the cells of a map, with numbers [unit] if all have room."""
+    """Draw the cells of a heat map, with their numbers in the unit if all numbers fit."""
     rows, columns = cells.seconds.shape
     axes.pcolormesh(
         np.arange(columns + 1) - 0.5,
@@ -274,7 +274,7 @@ def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) ->
 
 
 def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
-    """Format numbers of cells by (row, column), the largest with three digits."""
+    """Format the number of each cell so that the largest has three digits."""
     largest = float(np.nanmax(np.abs(cells), initial=0.0))
     places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
     rounded = np.round(cells, places) + 0.0  # no negative zero
@@ -284,14 +284,14 @@ def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], 
 
 
 def _write(axes: Axes, x: float, y: float, text: str, scale: ScalarMappable, value: float) -> None:
-    """Write a text on the colour of a value, in black or white."""
+    """Write a text in black or white, whichever is readable on the colour of a value."""
     ink = palette.ink(to_hex(scale.to_rgba(np.array([value]))[0].tolist()))
     size = style.small()
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=size)
 
 
 def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
-    """Draw recorded ops of each worker, and below them the replayed ones; late ops are dark."""
+    """Draw the recorded ops of each worker above the replayed ops; late ops are dark."""
     workers = int(step.worker.max()) + 1
     end = float((np.maximum(step.start, step.replayed) + step.durations).max())
     axes.set_xlim(0.0, end or 1.0)
@@ -320,5 +320,5 @@ def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
 
 
 def _text_widths(labels: Sequence[str]) -> Float[NumpyArray, " ops"]:
-    """Return about the widths of texts, with a margin [point]."""
+    """Estimate the widths of texts, including a margin [point]."""
     return np.array([style.LETTER * style.small() * (len(label) + 1) for label in labels])

@@ -1,4 +1,4 @@
-"""Palette: the only record of colours, for the terminal, figures and pages. Needs no matplotlib.
+"""The colours of terminal, figures and pages; this file needs no matplotlib.
 
 Lines have the colours of Okabe and Ito, which colour-blind readers distinguish; in grey, markers
 differ. Phases touch each other and have no markers, so their colours form a ladder of lightness.
@@ -29,7 +29,7 @@ HELD, LIMIT = SKY, VERMILION
 
 
 class Look(NamedTuple):
-    """Name and colours of a phase."""
+    """Name and colours with which a phase is drawn."""
 
     name: str  # name of the phase, in a legend
     fill: str  # colour of its ops
@@ -38,30 +38,30 @@ class Look(NamedTuple):
 
     @property
     def ink(self) -> str:
-        """Colour of text and strokes on the fill."""
+        """Colour of text and hatching on the phase's fill colour."""
         return ink(self.fill)
 
     def deepened(self, share: float) -> "Look":
-        """Return the look of a stage: share 1 is the first of its worker, 0 the last."""
+        """Return a stage's look: share 1 (darkest) for its worker's first stage, 0 for the last."""
         if not (self.deep and share):
             return self
         return self._replace(fill=_mix(self.fill, self.deep, share))
 
 
 def _mix(start: str, end: str, share: float) -> str:
-    """Return a colour between two colours: `start` at share 0, `end` at share 1."""
+    """Mix two colours; share 0 gives `start`, share 1 gives `end`."""
     channels = ((int(start[k : k + 2], 16), int(end[k : k + 2], 16)) for k in (1, 3, 5))
     return "#" + "".join(f"{round(low + share * (high - low)):02X}" for low, high in channels)
 
 
 def lightness(colour: str) -> float:
-    """Return the lightness of a colour in grey, from 0 to 1."""
+    """Return the lightness of a colour when printed in grey, from 0 to 1."""
     red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def ink(background: str) -> str:
-    """Return the colour of readable text on a background: black or white."""
+    """Return black or white, whichever is readable on a background colour."""
     return BLACK if lightness(background) > 0.45 else WHITE
 
 
@@ -83,7 +83,7 @@ SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
 
 
 def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
-    """Return the looks of phases by letter; kinds without a colour get distinct colours."""
+    """Return the look of each phase by letter; phases without a colour get distinct colours."""
     looks: dict[str, Look] = {}
     uncoloured: dict[str, OpKind] = {}
     for name, phase in {phase.name: phase for phase in phases}.items():
@@ -104,7 +104,7 @@ def _kind_look(kind: OpKind, fill: str, *shades: str) -> Look:
 
 
 def _distinct_colours(used_colours: Sequence[str], count: int) -> list[str]:
-    """Return 1 to `count` colours of the scale, as far in lightness as possible from all others."""
+    """Choose up to `count` colours of the scale whose lightness differs most from used colours."""
     colours: list[str] = []
     for min_distance in range(100, -1, -1):
         colours, used_lightness = [], [*map(_perceived_lightness, used_colours)]
@@ -119,7 +119,7 @@ def _distinct_colours(used_colours: Sequence[str], count: int) -> list[str]:
 
 
 def _perceived_lightness(colour: str) -> float:
-    """Return the lightness L* of CIE, from 0 to 100."""
+    """Return the CIE lightness L* of a colour, from 0 to 100."""
     channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
     linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

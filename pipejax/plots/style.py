@@ -1,4 +1,4 @@
-"""House style of all drawings: paper sizes, fonts and legends.
+"""Common style of all drawings: paper sizes, fonts and legends.
 
 A drawing is saved at its printed size: a font of 7 points is 7 points high on paper. Drawings carry
 their style with them: matplotlib's settings, backend and list of figures stay as they are.
@@ -36,7 +36,7 @@ FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
 
 class Paper(NamedTuple):
-    """Size and fonts of a drawing."""
+    """Printed size and fonts of a drawing."""
 
     width: float = PAGE  # [inch]
     font: str = FONT  # family
@@ -44,15 +44,15 @@ class Paper(NamedTuple):
 
     @property
     def small(self) -> float:
-        """Size of ticks, legends and numbers [point]."""
+        """Font size of ticks, legends and numbers [point]."""
         return self.font_size - 1
 
     def wrapped(self, text: str) -> list[str]:
-        """Break a text into lines that fit the paper."""
+        """Break a text into lines that fit the width of the paper."""
         return textwrap.wrap(text, max(20, int(self.width * 72 / (LETTER * self.font_size))))
 
     def settings(self) -> dict[Any, Any]:
-        """Return the settings of matplotlib for this paper."""
+        """Return the matplotlib settings for this paper."""
         sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), self.font_size)
         small = ("legend.fontsize", "legend.title_fontsize", "xtick.labelsize", "ytick.labelsize")
         return _SETTINGS | sizes | dict.fromkeys(small, self.small) | {"font.family": self.font}
@@ -79,7 +79,7 @@ _SETTINGS: dict[Any, Any] = {
 def paper(
     size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
 ) -> Paper:
-    """Check a size, a font family and a font size, and return them as a paper."""
+    """Check size, font family and font size, and return a paper with them."""
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
         raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font
@@ -95,7 +95,7 @@ def paper(
 
 
 def _inches(size: str | float) -> float:
-    """Read a width as "column", "page", or a number with a unit; inches without one."""
+    """Convert a width to inches; it is "column", "page", or a number with or without a unit."""
     named = {"column": COLUMN, "page": PAGE}
     if size in named:
         return named[str(size)]
@@ -111,7 +111,7 @@ def _inches(size: str | float) -> float:
 
 
 class Picture(Figure):
-    """Figure that draws and saves itself in its own style, and shows itself in notebooks."""
+    """Figure that keeps its style when it is drawn, saved, or shown in a notebook."""
 
     def __init__(self, paper: Paper, height: float) -> None:
         self._settings = paper.settings()
@@ -136,7 +136,7 @@ class Picture(Figure):
 
 
 def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
-    """Return the style of a rectangle; the first stage of a worker has depth 1."""
+    """Return the matplotlib style of a rectangle; a worker's first stage has depth 1."""
     fill = look.deepened(depth).fill
     if fill == palette.WHITE:
         return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
@@ -146,19 +146,19 @@ def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
 def line_widths(
     axes: Axes, lengths: Float[NumpyArray, " bars"], widest: float
 ) -> Float[NumpyArray, " bars"]:
-    """Return line widths around bars [point]; short bars get thin lines."""
+    """Return the width of the line around each bar [point]; short bars get thin lines."""
     low, high = axes.get_xlim()
     points = axes.bbox.width * 72 / axes.figure.dpi / (high - low)
     return np.minimum(widest, EDGE_SHARE * points * lengths)
 
 
 def small() -> float:
-    """Return the size of ticks, legends and numbers in matplotlib's present settings [point]."""
+    """Return the font size of ticks and legends in matplotlib's present settings [point]."""
     return float(mpl.rcParams["xtick.labelsize"])
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a chart, the first on top; crowded rows show every second name or fewer."""
+    """Label the rows of a chart, the first on top; crowded rows show only some labels."""
     row_points = axes.bbox.height * 72 / axes.figure.dpi / len(names)
     step = max(1, -int(-1.1 * small() // row_points))
     axes.set_yticks(range(0, len(names), step), names[::step])
@@ -168,7 +168,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def name_ticks(axis: Axis) -> None:
-    """Write plain numbers at ticks, on a short logarithmic axis also at 2 and 5 of each decade."""
+    """Write plain numbers at ticks; a short log axis also has ticks at 2 and 5 of a decade."""
     axis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
     if axis.get_scale() == "log":
         low, high = sorted(axis.get_view_interval())
@@ -190,7 +190,7 @@ def legend(
     title: str = "",
     columns: int = 2,
 ) -> None:
-    """Add a legend outside the axes, with as many columns as fit; tall legends raise the figure."""
+    """Add a legend outside the axes with as many columns as fit; make room if it is tall."""
     handles, names = entries
     letters_per_line = int(figure.get_figwidth() * 72 / (LETTER * small())) - 6
     *labels, heading = (
@@ -209,6 +209,6 @@ def legend(
 
 
 def use() -> None:
-    """Apply the house style to all drawings of a program, without a screen."""
+    """Apply the common style to all drawings of a program that has no screen."""
     mpl.use("Agg")
     mpl.rcParams.update(Paper().settings())

@@ -1,4 +1,4 @@
-"""Draw timelines: one or several runs under one time axis, with or without their memory."""
+"""Draw the timelines of one or several runs under one time axis, optionally with memory."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,20 +51,20 @@ _LINE_PITCH = 1.35  # distance of lines of text, relative to the font size
 
 
 class Panel(NamedTuple):
-    """Panel of a picture: a run, with its memory curves."""
+    """Panel of a picture: a run and, optionally, its memory curves."""
 
     name: str  # title of the panel
     run: Evaluation
     memory: Curves | None = None  # curves below the run, or None
 
     def bars(self, critical: bool) -> list[Bar]:
-        """Return the drawn ops: all that take time, without waits."""
+        """Return the ops to draw, which are all ops that take time, without waits."""
         shown_bars = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
         return [bar if critical else bar._replace(is_critical=False) for bar in shown_bars]
 
 
 class Drawing(NamedTuple):
-    """Style of a drawing of runs."""
+    """Options of a drawing of runs."""
 
     unit: TimeUnit  # unit of the time axis
     paper: style.Paper = style.Paper()
@@ -95,7 +95,7 @@ def plot(
     caption: bool | str = False,
     title: str = "",
 ) -> Figure:
-    """Draw runs as timelines, one below the other under one time axis.
+    """Draw runs as timelines, one below the other, with a common time axis.
 
     Settings and backend of matplotlib stay as they are. Save the figure with `savefig`, or let a
     notebook show it.
@@ -158,7 +158,7 @@ def plot(
 
 
 def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
-    """Name every run by its schedule; repeated schedules get numbers."""
+    """Name each run by its schedule; number schedules that occur repeatedly."""
     if isinstance(runs, Mapping):
         runs_by_name = {str(name): run for name, run in runs.items()}
     else:
@@ -179,7 +179,7 @@ def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
 
 
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
-    """Draw runs one below the other, with one legend and time axis."""
+    """Draw runs one below the other, with a common legend and time axis."""
     panel_bars = [panel.bars(look.critical) for panel in panels]
     heights: list[float] = []  # of axes [inch]: a run, and its memory if drawn
     for panel, run_bars in zip(panels, panel_bars, strict=True):
@@ -273,7 +273,7 @@ def _draw_panel(
 
 
 def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
-    """List the legend entries for colours, strokes and lines of all runs."""
+    """List the legend entries for colours, hatching and lines of all runs."""
     tables = [panel.run.table for panel in panels]
     entries = bar_entries(bars, name_of_second(tables), name_of_deep(tables))
     if look.transfers:
@@ -293,7 +293,7 @@ def _columns(labels: Sequence[str], paper: style.Paper) -> int:
 
 
 def save(picture: Figure, path: Path) -> None:
-    """Write a picture in the format of the suffix; equal pictures give equal files."""
+    """Write a picture in the format of the file's suffix; equal pictures give equal files."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
     with atomic_write(path) as draft:
         picture.savefig(draft, metadata=metadata)

@@ -1,1 +1,1 @@
-"""Tables run by runtimes that train, and written in the forms that runtimes read."""
+"""Runtimes that execute tables with a small model, and writers of tables for other runtimes."""

@@ -37,7 +37,7 @@ from pipejax.schedules.table.table_files import LossWarning, RepairNotice, text_
 
 
 def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = None) -> None:
-    """Write a table for a program, as JSON where the name ends in .json, otherwise as a CSV.
+    """Write a table to a file: by default as JSON if the name ends in .json, otherwise as CSV.
 
     JSON holds everything. A CSV holds the rows alone: where reading it back would give another
     placement, other slot durations or stage shares, or another weight rule, a warning says which.
@@ -75,7 +75,7 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
 def with_known_cells(
     table: ScheduleTable, unknown: tuple[Phase, ...], runtime: str
 ) -> ScheduleTable:
-    """Leave out cells of phases that a runtime does not have; the table itself if it has none."""
+    """Drop the cells whose phase a runtime does not know, with a warning."""
     count = {phase: int((table.phase == phase).sum()) for phase in unknown}
     dropped = ", ".join(f"{count[phase]} {phase.name}" for phase in unknown if count[phase])
     if not dropped:
@@ -93,7 +93,7 @@ UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def supported_table(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Drop cells that the runtime lacks, with a warning; refuse several pipes and own grammars."""
+    """Drop cells that a runtime lacks, with a warning; refuse several pipes, and grammars."""
     check_usual(table, runtime)
     if table.num_pipes > 1:
         raise ValueError(
@@ -109,7 +109,7 @@ def has_split_backwards(table: ScheduleTable) -> bool:
 
 
 def cell_ops(cell: Cell, *, split: bool) -> list[Op]:
-    """List the ops of a cell, with I and W for B where the runtime splits all backwards."""
+    """List the ops of a cell; if `split`, replace each B by an I and a W."""
     ops: list[Op] = []
     for op in cell:
         if split and op.phase is Phase.B:
@@ -120,12 +120,12 @@ def cell_ops(cell: Cell, *, split: bool) -> list[Op]:
 
 
 def literal(rows: Iterable[Sequence[object]]) -> str:
-    """Write rows as a list in Python, a line each."""
+    """Write rows as a Python list with one line per row."""
     return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
 
 
 def title(table: ScheduleTable, runtime: str) -> str:
-    """Return the first line of a module, safe for any name of a table."""
+    """Return the title of an exported module; it escapes the name of the table."""
     name = table.name.encode("unicode_escape").decode().replace('"', "'")
     sizes = f"{table.num_workers} workers, {table.num_stages} stages, {table.num_microbatches}"
     return f"{name}, {sizes} microbatches, written by pipejax for {runtime}"
@@ -183,7 +183,7 @@ schedule = TableSchedule(num_stages=len(PLACEMENT))
 
 
 def to_jaxpp(table: ScheduleTable) -> str:
-    """Return a table as a module of Python for JaxPP; warn of skipped and moved cells."""
+    """Write a table as a Python module for JaxPP; warn of skipped and moved cells."""
     table = supported_table(table, "JaxPP")
     split = has_split_backwards(table)
     rows = [
@@ -203,7 +203,7 @@ def to_jaxpp(table: ScheduleTable) -> str:
 
 
 def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
-    """Yield rows where W of stage 0 stands with its I, and warn if other ops were between them."""
+    """Yield rows in which stage 0 has whole backwards, and warn of each W that moves for this."""
     num_moved = 0
     for row in table.rows():
         ops = [op for cell in row for op in cell]
@@ -304,7 +304,7 @@ schedule = pipeline.PipelineSchedule(
 
 
 def to_shardy(table: ScheduleTable) -> str:
-    """Return a table as a Python module for Shardy; warn of dropped cells."""
+    """Write a table as a Python module for Shardy; warn of dropped cells."""
     table = supported_table(table, "Shardy")
     split = has_split_backwards(table)
     cells = [
@@ -346,13 +346,13 @@ ABSENT |= dict.fromkeys(_OTHERS, "it has no such op")
 
 
 def absent(table: ScheduleTable) -> dict[Phase, int]:
-    """Count the cells that PyTorch's tables do not have, by phase."""
+    """Count by phase the cells of a table that PyTorch's tables cannot have."""
     count = {phase: int((table.phase == phase).sum()) for phase in ABSENT}
     return {phase: number for phase, number in count.items() if number}
 
 
 def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Add cells that PyTorch's runtime needs beside SEND and RECV, with a notice."""
+    """Add the cells that PyTorch's runtime needs in addition to SEND and RECV, with a notice."""
     # Every SEND needs its wait; with `sharding`, also gathers and reductions are added.
     if not table.has_communication:
         return table
@@ -373,7 +373,7 @@ def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 
 
 def to_torch_csv(table: ScheduleTable) -> str:
-    """Return a table as PyTorch's CSV, without lanes; warn of dropped cells."""
+    """Write a table as a CSV for PyTorch, without lanes; warn of dropped cells."""
     table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
@@ -401,7 +401,7 @@ def check_exportable(table: ScheduleTable) -> None:
 
 
 def check_ranks(table: ScheduleTable) -> None:
-    """Refuse a table with a stage on several workers."""
+    """Refuse a table in which several workers have the same stage."""
     for stage, workers in enumerate(table.placement.T.tolist()):
         if len({*workers}) > 1:
             where = " and ".join(map(str, sorted({*workers})))
@@ -416,7 +416,7 @@ def _ops(table: ScheduleTable) -> list[Op]:
 
 
 def _check_matching(table: ScheduleTable, name: str) -> None:
-    """Check that SENDs of one rank to another have the order of their RECVs."""
+    """Check that each rank receives messages in the order in which another rank sends them."""
     workers = table.placement[0]
     expected: dict[tuple[int, int], list[Op]] = {}
     posted: dict[tuple[int, int], list[Op]] = {}

@@ -1,4 +1,4 @@
-"""Forms in which a table is written for other programs: the command and Python read one list.
+"""File formats in which the command line and Python write tables for other programs.
 
 Each names its writer, which is imported when it is asked for: the list itself is read for help.
 """

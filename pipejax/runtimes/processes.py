@@ -1,4 +1,4 @@
-"""Requests to a runtime, its results, and its processes, which start and end together.
+"""Jobs of a runtime, their results, and the processes that run them together.
 
 The environment of a process is set before it imports the library of the runtime. A process gets one
 request on stdin, which stays open: when this process ends, for whatever reason, the others end.
@@ -35,7 +35,7 @@ RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.g
 
 
 class RuntimeJob(NamedTuple):
-    """A table, a model and options for one run of a runtime."""
+    """Table, model and options of a run that a runtime executes."""
 
     table: ScheduleTable  # the schedule
     links: Links = Links()  # what the prediction of its step time assumes of messages
@@ -49,7 +49,7 @@ class RuntimeJob(NamedTuple):
 
 @short_repr
 class RuntimeRun(NamedTuple):
-    """Results of one run: gradient errors, and times if they were measured."""
+    """Results of a run on a runtime: errors of gradients and loss, and measured times, if any."""
 
     runtime: str  # its name
     version: str  # of the library that ran the table
@@ -67,13 +67,13 @@ class RuntimeRun(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Return the larger of both errors; infinite if one is NaN."""
+        """Return the larger of gradient error and loss error; infinity if either is NaN."""
         errors = (self.gradient_error, self.loss_error)
         return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
 def run_table(runtime: str, job: RuntimeJob) -> RuntimeRun:
-    """Run a table on a runtime; raise ValueError if the runtime cannot."""
+    """Run a table on a runtime; raise a ValueError if the runtime cannot execute it."""
     check_usual(job.table, f"the runtime {runtime}")
     module = RUNTIMES[resolve_name(runtime, RUNTIMES, "runtime")]
     run: Callable[[RuntimeJob], RuntimeRun] = import_module(module).run_table
@@ -91,7 +91,7 @@ def call_together(
     environment: Mapping[str, str],
     timeout: float | None = None,
 ) -> list[Any]:
-    """Start a process for each request; return their answers."""
+    """Start one process for each request, and return the answers of all processes."""
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         place = Path(folder)
         processes = [_start(module, place / f"{k}.log", environment) for k in range(len(requests))]
@@ -125,7 +125,7 @@ def call_together(
 
 
 def serve(answer_to: Callable[[Any], Any]) -> None:
-    """Answer one request from stdin, or report the error in one line and exit."""
+    """Answer a request from stdin; on failure, report the error in one line and exit."""
     # A ValueError is a refusal. The process exits at once, as ranks may wait for each other.
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
@@ -145,13 +145,13 @@ def serve(answer_to: Callable[[Any], Any]) -> None:
 
 
 def _end_with_the_caller() -> None:
-    """End this process when stdin closes: its caller is gone."""
+    """End this process when stdin closes, because the calling process has ended."""
     sys.stdin.read()
     os._exit(3)
 
 
 def _start(module: str, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a module in a new process, with its output in a log file."""
+    """Run a module in a new process whose output goes to a log file."""
     path = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -171,7 +171,7 @@ def _stdin(process: "subprocess.Popen[bytes]") -> IO[bytes]:
 def _wait(
     processes: Sequence["subprocess.Popen[bytes]"], timeout: float | None
 ) -> tuple[int, str] | None:
-    """Wait until all have ended or one has failed; return which, and how."""
+    """Wait until all processes end or one fails; return the failed process and its failure."""
     with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
         waits = {pool.submit(process.wait): k for k, process in enumerate(processes)}
         try:

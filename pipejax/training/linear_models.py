@@ -48,7 +48,7 @@ class Quadratic(Linear):
 def random_quadratic(
     num_stages: int, *, dimension: int, num_batches: int = 60, batch_size: int = 10, seed: int
 ) -> Quadratic:
-    """Return least squares on random examples: X and w* have standard normal entries.
+    """Return a least-squares objective on random examples; X and w* have standard normal entries.
 
     Training starts at w = 0, where f is about dimension / 2. Random numbers are taken as in the
     code of the source, so that seeds give the same examples as there.
@@ -87,7 +87,7 @@ def spectral_quadratic(
     batch_size: int = 10,
     seed: int,
 ) -> Quadratic:
-    """Return least squares whose Hessian X^T X / n has exactly the given eigenvalues.
+    """Return a least-squares objective whose Hessian X^T X / n has exactly the given eigenvalues.
 
     X = sqrt(n) Q diag(sqrt(spectrum)) V^T with Q (n, dimension) and V (dimension, dimension)
     uniform among matrices with orthonormal columns; w* is standard normal.
@@ -131,7 +131,7 @@ def nesterov_quadratic(
     batch_size: int = 10,
     seed: int,
 ) -> Quadratic:
-    """Return Nesterov's quadratic, hard for every first-order method, as least squares.
+    """Return Nesterov's quadratic, which is hard for first-order methods, as least squares.
 
     f(w) - f* = (w - w*)^T A (w - w*) / 2 with A = (L - mu)/4 tridiag(-1, 2, -1) + mu I and
     L = condition_number * mu. The eigenvalues are
@@ -207,7 +207,7 @@ def _examples(
     *,
     uniform: bool = True,
 ) -> Float[NumpyArray, "examples dimension"]:
-    """Return random rows X with X^T X / n = root^T root."""
+    """Return n random examples X (rows) with X^T X / n = root^T root."""
     n, dimension = partition.num_examples, partition.dimension
     if n < dimension:
         raise ValueError(
@@ -244,27 +244,27 @@ class Logistic(Linear):
     l2: Leaf = dataclasses.field(kw_only=True)  # the fields before it need not be given
 
     def input(self, batch: LinearBatch) -> Float[Array, " row"]:
-        """Start the sums: the prediction of each example, and |w|^2 after them."""
+        """Return zeros, to which stages add: a prediction per example, then |w|^2."""
         return jnp.zeros(len(batch.targets) + 1, batch.targets.dtype)
 
     def stage(
         self, stage: int, block: Float[Array, " width"], activation: Array, batch: LinearBatch
     ) -> Float[Array, " row"]:
-        """Add the part of one block to the predictions and to |w|^2."""
+        """Add the contribution of a stage's block to the predictions and to |w|^2."""
         part = batch.features[:, stage] @ block
         return activation + jnp.append(part, block @ block)
 
     def loss(self, activation: Array, batch: LinearBatch) -> Float[Array, ""]:
-        """Return the mean over the examples, with the L2 term."""
+        """Return the mean loss over the examples, plus the L2 term."""
         margins = batch.targets * activation[:-1]
         return jnp.mean(jax.nn.softplus(-margins)) + self.l2 * activation[-1] / 2
 
     def lipschitz(self, largest: float) -> float:
-        """Return a Lipschitz constant; the logistic function has slopes up to 1/4."""
+        """Return a Lipschitz constant of f's gradient, as logistic slopes are at most 1/4."""
         return largest / 4 + float(self.l2)
 
     def batch_loss(self, blocks: Blocks, batch: LinearBatch) -> Float[Array, ""]:
-        """Predict by one matrix product over all blocks."""
+        """Return the loss of a batch by one matrix product over all blocks."""
         w = blocks.ravel()
         predictions = batch.features.reshape(len(batch.targets), -1) @ w
         return self.loss(jnp.append(predictions, w @ w), batch)
@@ -280,7 +280,7 @@ def random_logistic(
     signal: float | None = None,
     seed: int,
 ) -> Logistic:
-    """Return logistic regression on random examples: normal X, labels drawn from the model.
+    """Return logistic regression on random examples: X is normal, and the model draws labels.
 
     An example has label 1 with probability sigmoid(x . w*), else -1. Random numbers are taken as in
     the code of the source, so that seeds give the same examples as there. Training
@@ -331,7 +331,7 @@ def random_logistic(
 
 
 def _find_minimum(objective: Logistic) -> float:
-    """Return the minimum, by a trust-region Newton method with the exact Hessian."""
+    """Compute the minimum by a trust-region Newton method with the exact Hessian."""
     from scipy.optimize import minimize  # slow to import
 
     start = np.asarray(objective.init(jax.random.key(0)))
@@ -339,7 +339,7 @@ def _find_minimum(objective: Logistic) -> float:
     def flat_function(
         function: Callable[[Logistic, Array], Array],
     ) -> Callable[[NumpyArray], NumpyArray]:
-        """Return a function of a flat NumPy vector, as SciPy needs it."""
+        """Wrap a function of blocks as a function of a flat NumPy vector, for SciPy."""
         return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
 
     solution = minimize(

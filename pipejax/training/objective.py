@@ -1,4 +1,4 @@
-"""Training objectives: losses that run through the stages of a pipeline, one block a stage.
+"""Training objectives: losses computed stage by stage, with one block of parameters per stage.
 
 A block is the flat vector of a stage's parameters. Stages may differ in what they hold, so blocks
 are padded with zeros to one width, and a model is one array (stages, width). Training schemes only
@@ -23,7 +23,7 @@ Blocks = Float[Array, "stages width"]
 
 
 class TrainingObjective(abc.ABC):
-    """A function of the blocks of all stages, as a mean over batches of examples.
+    """Base of objectives: a function of all stages' blocks, the mean of the losses of batches.
 
     Subclasses are frozen dataclasses and pytrees: arrays are leaves, so that the objectives of
     several seeds can be stacked and mapped over; counts are static.
@@ -51,43 +51,43 @@ class TrainingObjective(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: Array) -> Blocks:
-        """Return the blocks (stages, width) to start from; the key is for a random start."""
+        """Return the initial blocks (stages, width); a random start uses the key."""
 
     @abc.abstractmethod
     def batch(self, index: Int[Array, ""] | int) -> Tree:
-        """Return one batch, a pytree; the index may be traced."""
+        """Return the batch with an index, as a pytree; the index may be traced."""
 
     @abc.abstractmethod
     def input(self, batch: Tree) -> Array:
-        """Return the activation that stage 0 takes."""
+        """Return the input activation of stage 0."""
 
     @abc.abstractmethod
     def stage(
         self, stage: int, block: Float[Array, " width"], activation: Array, batch: Tree
     ) -> Array:
-        """Return the activation that a stage passes on."""
+        """Return the output activation of a stage."""
 
     @abc.abstractmethod
     def loss(self, activation: Array, batch: Tree) -> Float[Array, ""]:
-        """Return the loss of a batch."""
+        """Return the loss of a batch, given the last stage's output."""
 
     @abc.abstractmethod
     def value(self, blocks: Blocks) -> Float[Array, ""]:
-        """Return the objective f itself."""
+        """Return the value of the objective f."""
 
     def batch_loss(self, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
-        """Return the loss of a batch, stage after stage; a shorter way may override it."""
+        """Compute the loss of a batch stage by stage; a subclass may have a shorter way."""
         activation = self.input(batch)
         for stage in range(self.num_stages):
             activation = self.stage(stage, blocks[stage], activation, batch)
         return self.loss(activation, batch)
 
     def gap(self, blocks: Blocks) -> Float[Array, ""]:
-        """Return how far the value is above its minimum, f - f*."""
+        """Return the gap f - f* of the value to its minimum."""
         return self.value(blocks) - self.minimum
 
     def held(self) -> Bool[NumpyArray, "stages width"] | bool:
-        """Return which coordinates of the blocks are parameters and no padding."""
+        """Return a mask of the blocks' coordinates that are parameters rather than padding."""
         return True
 
 
@@ -118,7 +118,7 @@ OF_FEATURES: Any = None  # a count that is not given
 
 
 class LinearBatch(NamedTuple):
-    """Examples of one gradient."""
+    """Batch of examples for one gradient."""
 
     features: Leaf  # (examples, stages, width) x of each example, partitioned over the stages
     targets: Leaf  # (examples) y of each example
@@ -140,33 +140,33 @@ class Linear(TrainingObjective):
                 object.__setattr__(self, name, self.features.shape[axis])
 
     def init(self, key: Array) -> Blocks:
-        """Start at w = 0, whatever the key."""
+        """Return zeros, since w = 0 is the start for every key."""
         return jnp.zeros(self.features.shape[-2:], self.features.dtype)
 
     def batch(self, index: Int[Array, ""] | int) -> LinearBatch:
-        """Take consecutive examples."""
+        """Return the batch with an index, which consists of consecutive examples."""
         return LinearBatch(self.features[index], self.targets[index])
 
     def input(self, batch: LinearBatch) -> Float[Array, " examples"]:
-        """Start the sum."""
+        """Return zeros, to which stages add their part of each prediction."""
         return jnp.zeros_like(batch.targets)
 
     def stage(
         self, stage: int, block: Float[Array, " width"], activation: Array, batch: LinearBatch
     ) -> Float[Array, " examples"]:
-        """Add the part of one block."""
+        """Add the contribution of a stage's block to the predictions."""
         return activation + batch.features[:, stage] @ block
 
     def batch_loss(self, blocks: Blocks, batch: LinearBatch) -> Float[Array, ""]:
-        """Predict by one matrix product over all blocks."""
+        """Return the loss of a batch by one matrix product over all blocks."""
         return self.loss(batch.features.reshape(len(batch.targets), -1) @ blocks.ravel(), batch)
 
     def lipschitz(self, largest: float) -> float:
-        """Return a bound on the change of f's gradient: the largest eigenvalue of X^T X / n."""
+        """Return a Lipschitz constant of f's gradient, given the top eigenvalue of X^T X / n."""
         return largest
 
     def value(self, blocks: Blocks) -> Float[Array, ""]:
-        """Mean over all examples: the loss of all batches as one."""
+        """Return the mean loss over all examples, computed as one batch."""
         features = self.features.reshape(-1, *self.features.shape[-2:])
         return self.batch_loss(blocks, LinearBatch(features, self.targets.ravel()))
 
@@ -194,16 +194,16 @@ class DataPartition:
 
     @property
     def num_examples(self) -> int:
-        """Count the examples of all batches, n."""
+        """Number n of examples in all batches."""
         return self.num_batches * self.batch_size
 
     @property
     def width(self) -> int:
-        """Count the coordinates of a block."""
+        """Number of coordinates in the block of a stage."""
         return self.dimension // self.num_stages
 
     def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
-        """Return the fields of `Linear` for given examples, in JAX's default precision."""
+        """Return the arguments of `Linear` for given examples, in JAX's default precision."""
         examples = (self.num_batches, self.batch_size)
         return {
             "features": jnp.asarray(x.reshape(*examples, self.num_stages, self.width)),
@@ -213,7 +213,7 @@ class DataPartition:
 
 
 def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:
-    """Return X^T X / n of all examples in double precision (dimension, dimension)."""
+    """Return X^T X / n over all examples in float64, of shape (dimension, dimension)."""
     dimension = int(np.prod(objective.features.shape[-2:]))
     x = np.asarray(objective.features, np.float64).reshape(-1, dimension)
     return x.T @ x / len(x)

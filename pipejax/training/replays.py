@@ -1,4 +1,4 @@
-"""Training along the timeline of a table: its gradients, with the weights that they read.
+"""Training by the timeline of a table, in which each gradient reads outdated weights.
 
 PipeDream, PipeDream-2BW and LocalSGD are tables, so one replay runs them all. Time is that of the
 table, in slots or seconds, so methods compare at equal times on one machine.
@@ -45,7 +45,7 @@ State = tuple[Array, Array, Array]  # versions kept, gradients collected, larges
 def replay(
     objective: TrainingObjective, table: ScheduleTable, *, step_size: float, seed: int, **how: Any
 ) -> TrainingRun:
-    """Train once along the timeline of a table.
+    """Train once, with gradients and updates in the order of a table's timeline.
 
     Args:
       objective: what is trained, cut into as many stages as the table has.
@@ -81,7 +81,7 @@ def sweep_replay(
     batches: str = "epochs",
     noise: float = 0.0,
 ) -> TrainingRun:
-    """Train along the timeline of a table with every step size and seed, in one compiled call.
+    """Train by the timeline of a table, with every step size and seed in one compiled call.
 
     Args:
       objective: what is trained, cut into as many stages as the table has; either one, or those
@@ -162,7 +162,7 @@ def sweep_replay(
 def _by_sample(
     losses: Float[NumpyArray, "*runs gradients"], is_sample: Bool[NumpyArray, " events"]
 ) -> Float[NumpyArray, "*runs samples"]:
-    """Return the mean loss of the gradients between consecutive samples; NaN without any."""
+    """Return the mean loss over the gradients between consecutive samples; NaN if none."""
     gradients_before = np.cumsum(~is_sample)[is_sample]
     groups = np.split(losses, gradients_before[:-1], axis=-1)
     count = np.diff(gradients_before, prepend=0)
@@ -173,7 +173,7 @@ def _by_sample(
 def batch_order(
     seed: int, microbatches: int, num_batches: int, batches: str = "epochs"
 ) -> Int[NumpyArray, " microbatches"]:
-    """Return the batch of each microbatch.
+    """Return the index of the batch that each microbatch trains on.
 
     Args:
       seed: of the run.
@@ -211,7 +211,7 @@ def batch_order(
 
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
-    """Gradients and samples in the order in which they are computed."""
+    """Plan of a replay: gradients and samples (events) in the order of their computation."""
 
     microbatch: Int[NumpyArray, " events"]  # of the gradient, or before the sample
     run: Int[NumpyArray, " events"]  # run that it belongs to
@@ -233,7 +233,7 @@ def make_plan(
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
 ) -> ReplayPlan:
-    """Plan a replay: merge the gradients of a table with samples at given times, in order."""
+    """Plan a replay by merging a table's gradients with samples of the gap at given times."""
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
     check_usual(on_lane(table, COMPUTING), "training")  # wherever weights are gathered
@@ -283,7 +283,7 @@ def make_plan(
 def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
-    """Return an order of the microbatches, and by name the events of their gradients in it."""
+    """Return the order of microbatches by their gradients, and the fields of these gradients."""
     # Values have an entry per microbatch, or (microbatches, stages). Gradients of one update on a
     # stage are collected, and the last of them applies it.
     versions, rule = find_versions(table), table.weights
@@ -322,7 +322,7 @@ def _gradients(
 def _check_averages(
     table: ScheduleTable, run: NumpyArray, applies: NumpyArray, averages: NumpyArray
 ) -> None:
-    """Check that all runs have equal numbers of updates of each stage at every average."""
+    """Check that at every average, all models have had equally many updates of each stage."""
     event_before = np.flatnonzero(averages) - 1
     update_counts = [
         np.cumsum(applies * (run == run_number)[:, None], axis=0)[event_before]
@@ -335,7 +335,7 @@ def _check_averages(
 def _update_ends(
     table: ScheduleTable, finish: Float[NumpyArray, "workers slots"]
 ) -> list[list[Float[NumpyArray, " updates"]]]:
-    """Return the ends of the updates by run and stage, in row order."""
+    """Return the end times of updates, by model (run) and stage, in row order."""
     cell, stages, runs = table.updates, table.num_stages, table.weights.runs
     run, stage = table.microbatch.ravel()[cell] % runs, table.stage.ravel()[cell]
     ends = finish.ravel()[cell]
@@ -343,7 +343,7 @@ def _update_ends(
 
 
 class _ReplayEvents(NamedTuple):
-    """The events of a plan, versions as places in the ring."""
+    """The events of a plan, with weight versions as places in the ring buffer."""
 
     microbatch: Int[Array, "*events"] | Int[NumpyArray, "*events"]
     run: Int[Array, "*events"] | Int[NumpyArray, "*events"]
@@ -360,7 +360,7 @@ def _narrow(values: NumpyArray) -> NumpyArray:
 
 
 def _check_times(times: Times | int, end: float) -> Times:
-    """Return sample times: checked, or so many equal intervals up to the end."""
+    """Check sample times; a number means that many equal intervals up to the end."""
     if isinstance(times, int | np.integer):
         return np.linspace(0.0, end, times + 1)
     values = np.asarray(times, np.float64)
@@ -371,7 +371,7 @@ def _check_times(times: Times | int, end: float) -> Times:
 
 
 class _ReplaySettings(NamedTuple):
-    """Settings of a compiled run: kept versions, gap of the mean model or not, noise or not."""
+    """Static settings of a run: versions to keep, gap of each model or of their mean, noise."""
 
     depth: int
     each_run: bool
@@ -390,7 +390,7 @@ def _train_all(
     places: tuple[Int[Array, " samples"], Int[Array, " gradients"]],
     how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return gaps of samples and losses of gradients, by their places, and results of `_train`."""
+    """Train all runs; return gaps at samples, losses of gradients, and the rest of `_train`."""
     train = functools.partial(_train, noise=noise, events=events, sampled=sampled, how=how)
     gaps_and_losses, *results = over_runs(train, objective, 0)(
         objective, step_sizes, seeds, batches
@@ -409,7 +409,7 @@ def _train(
     sampled: Int[Array, "samples runs stages"],
     how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
-    """Train once; events and samples are equal for all runs, so `vmap` keeps the branches."""
+    """Train once; all runs share events and samples, so `vmap` keeps branches as branches."""
     depth, each_run, noisy = how
     start = objective.init(start_key(seed))
     step_size = step_size.astype(start.dtype)
@@ -418,7 +418,7 @@ def _train(
     def apply_gradient(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
-        """Compute a gradient at the weights that the event reads, and update its stages."""
+        """Compute a gradient at the weights that the event reads, and update the stages due."""
         # weights (runs, versions, stages, width) are a ring; stages may read different versions
         weights, collected, largest = state
         weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)
@@ -440,16 +440,16 @@ def _train(
         return (weights, collected, largest), loss
 
     def average(weights: Array, version: Array) -> Array:
-        """Set a version of all runs to their mean, as LocalSGD does after a round."""
+        """Set a weight version of all models to their mean, as LocalSGD does after a round."""
         mean = jnp.mean(weights[:, version, stages], axis=0)
         return weights.at[:, version, stages].set(mean[None])
 
     def models(weights: Array, versions: Array) -> Array:
-        """Return the blocks (runs, stages, width) of versions (runs, stages)."""
+        """Return the blocks (runs, stages, width) of the weight versions (runs, stages)."""
         return weights[runs[:, None], versions, stages[None]]
 
     def sample_gap(run_models: Array) -> Array:
-        """Return the gap of the mean model, or the mean gap of all runs."""
+        """Return the gap of the mean of all models, or the mean of their gaps."""
         if each_run:
             return jnp.mean(jax.vmap(objective.gap)(run_models))
         return objective.gap(jnp.mean(run_models, axis=0))

@@ -1,4 +1,4 @@
-"""Randomized PipeDream: block updates at random stages, computed at outdated mixed models.
+"""Randomized PipeDream: updates of random stages, with gradients at mixed old weights.
 
 It stands for asynchronous pipeline training as analysis can handle it. Update k draws a stage, a
 batch, and for each stage a model of the last delta updates that its block is read from; the
@@ -85,7 +85,7 @@ def sweep_randomized_pipedream(
     batches: str = "drawn",
     noise: float = 0.0,
 ) -> TrainingRun:
-    """Train with every step size and seed, in one compiled call.
+    """Train by Randomized PipeDream with every step size and seed, in one compiled call.
 
     The random choices of a seed do not depend on the step size or on other runs.
 
@@ -151,7 +151,7 @@ def sweep_randomized_pipedream(
 
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
-    """Return the largest number of updates without one of some stage."""
+    """Return the longest interval, in updates, in which some stage is not updated."""
     # Block s < S is the start of stage s, block S + k comes from update k, and the run ends before
     # block S + K. With S = 2 and updates of stages 1 1 0: stage 0 has 0 4 5, stage 1 has 1 2 3 5.
     stages = np.arange(num_stages)
@@ -175,7 +175,7 @@ def _stages(
 def _delay_law(
     objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None
 ) -> Table:
-    """Return the delays to draw from: a scalar or (deltas), or (stages, samples, stages)."""
+    """Check delays; return one or several largest delays, or a table of delays to draw from."""
     counts = {"num_stages": objective.num_stages + 2, "num_batches": objective.num_batches}
     for name, count in counts.items():
         if count > LARGEST_COUNT:
@@ -202,7 +202,7 @@ class _RandomizedSettings(NamedTuple):
 
 
 class _State(NamedTuple):
-    """State that an update changes."""
+    """State of a run that each update changes."""
 
     # A model is stored as the numbers of its S blocks: 0 to S - 1 at the start, and S + k from
     # update k. So the history of a run takes one block per update instead of S. The numbers depend
@@ -215,7 +215,7 @@ class _State(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """Numbers that an update reads and adds."""
+    """Random choices of an update: its stage, batch, read blocks and noise."""
 
     k: Int[Array, "*updates"]  # its number
     stage: Int[Array, "*updates"]  # whose block is updated
@@ -249,7 +249,7 @@ def _train(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    """Train once with random stages and delays; `how` are the static settings."""
+    """Train once with random stages and delays; `how` has the static settings."""
     # A model is a row of block versions, one per stage: version s < num_stages is the start of
     # stage s, and update k makes version num_stages + k. With 2 stages, updates 0 and 1 of stage 1
     # lead from the model [0 1] to [0 2] and [0 3].
@@ -261,7 +261,7 @@ def _train(
     )
 
     def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
-        """Draw the updates until the next sample; `models` is the window up to `first`."""
+        """Draw the choices of all updates until the next sample; `models` are the latest models."""
         k = first + jnp.arange(how.interval, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
         # the model after each update: running maxima of versions, as numbers only grow
@@ -275,7 +275,7 @@ def _train(
         return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
 
     def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
-        """Update the block of the chosen stage by a gradient at the versions that it reads."""
+        """Update the block of the drawn stage by a gradient at the drawn versions."""
         k, stage, batch, read, added = choice
         mixed = state.history[read % how.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
@@ -294,7 +294,7 @@ def _train(
     def to_sample(
         carry: tuple[_State, Array], first: Array
     ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
-        """Train from update `first` to the next sample; add its gap and the mean loss."""
+        """Train from update `first` to the next sample, and return its gap and the mean loss."""
         models, choice = choices(carry[1], first)
         state, losses = jax.lax.scan(update, carry[0], choice)
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
@@ -314,7 +314,7 @@ def _train(
 def _noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
-    """Return unit noise of many updates; 0 where blocks are padded."""
+    """Return standard normal noise for many updates; 0 for padding of blocks."""
     is_parameter = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
     width = (start.shape[1],)
     normal = jax.vmap(lambda number: gradient_noise(seed, number, width, start.dtype))(k)

@@ -1,4 +1,4 @@
-"""Convergence bound of Randomized PipeDream, as published, with the cost of outdated blocks.
+"""Published convergence bound of Randomized PipeDream, with its term for outdated weights.
 
 For f with an L-Lipschitz gradient, block gradients of second moment at most G^2, and reads from
 the last delta models, K updates of step size gamma end with
@@ -25,7 +25,7 @@ Given = float | NumpyArray
 
 @short_repr
 class ConvergenceBound(NamedTuple):
-    """Terms of the bound on the mean squared gradient norm, each of the broadcast shape.
+    """Terms of the bound on the mean squared gradient norm, as arrays of equal shape.
 
     Attributes:
       start: 2 S (f_0 - f*) / (gamma K), from the initial gap.
@@ -55,7 +55,7 @@ def convergence_bound(
     delta: Given,
     gap: Given,
 ) -> ConvergenceBound:
-    """Return the bound on the mean squared gradient norm of a run; all arguments broadcast.
+    """Bound the mean squared gradient norm of a run from above; all arguments broadcast.
 
     Args:
       stages: S.
@@ -95,7 +95,7 @@ def best_step_size(
     delta: Given,
     gap: Given,
 ) -> Values:
-    """Return the step size with the least bound; all arguments broadcast.
+    """Return the step size with the least convergence bound; all arguments broadcast.
 
     The bound a / gamma + b gamma + c gamma^2 is least at the positive root of
     2 c gamma^3 + b gamma^2 = a, which Newton's method approaches from above.
@@ -174,7 +174,7 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
 
 
 def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
-    """Return the factors of 1 / gamma, gamma and gamma^2 in the bound."""
+    """Return the factors of 1 / gamma, gamma and gamma^2 in the convergence bound."""
     _check(**dict(zip(_OF_TERMS, numbers, strict=True)))
     s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in numbers)
     a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)

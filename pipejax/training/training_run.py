@@ -1,4 +1,4 @@
-"""Results of training: single runs, many runs at once, and by step size."""
+"""Results of training runs, their summary by step size, and random draws of updates."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
 
 @short_repr
 class Draw(NamedTuple):
-    """Reads and writes of one update.
+    """Random choices of one update of Randomized PipeDream.
 
     Attributes:
       stage: whose block is updated.
@@ -63,7 +63,7 @@ def draw(
     num_batches: int,
     delays: Delays | Int[NumpyArray, "..."] | int,
 ) -> Draw:
-    """Draw the choices of one update.
+    """Draw the stage, the batch and the read models of one update.
 
     Args:
       seed: of the run; may be traced.
@@ -99,12 +99,12 @@ def draw(
 
 
 def start_key(seed: Whole | int) -> Array:
-    """Return the key of the random numbers for the start of a run."""
+    """Return the random key for the initial weights of a run."""
     return jax.random.key(jnp.uint32(seed), impl=CIPHER)
 
 
 def drawn_stage(seed: Whole | int, update: Whole | int, num_stages: int) -> Int[Array, ""]:
-    """Draw the stage alone: the first bits of `draw` do not depend on how many follow."""
+    """Draw the same stage as `draw`, without its other choices."""
     first = _bits(jnp.uint32(seed), jnp.uint32(update), 1)[0]
     return below(first, jnp.asarray(num_stages))
 
@@ -126,7 +126,7 @@ def checked_noise(noise: float) -> float:
 
 
 def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
-    """Scale random bits to whole numbers from 0 to count - 1: the high half of bits * count."""
+    """Scale random bits to integers from 0 to count - 1, by the high half of bits * count."""
     counts = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
     # the product has 48 bits: multiply the halves of 16 bits, and carry from the low one
     carry = ((bits & 0xFFFF) * counts) >> 16
@@ -144,7 +144,7 @@ def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
 
 
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:
-    """Check a table of delays, and give each stage its own samples."""
+    """Check a table of delays, and return it with an axis of updated stages."""
     table = np.asarray(delays)
     shapes = [(num_stages,), (num_stages, num_stages)]
     fits = table.ndim in (2, 3) and (*table.shape[:-2], table.shape[-1]) in shapes
@@ -178,7 +178,7 @@ RISE, ROUNDING = 2.0, 1e-12  # of a stable curve: above its least value, and of 
 
 @short_repr
 class TrainingRun(NamedTuple):
-    """One training run, or many with the same leading axes on every array but `update`.
+    """One training run, or many runs as leading axes of every array except `update`.
 
     Attributes:
       update: (samples) block updates done at each sample, from 0.
@@ -216,16 +216,16 @@ class TrainingRun(NamedTuple):
 
     @property
     def value(self) -> Float[NumpyArray, "*runs samples"]:
-        """Return values f (..., samples): the gap plus the minimum."""
+        """Return the objective f at each sample, which is the gap plus the minimum."""
         return np.asarray(self.gap) + np.asarray(self.minimum)[..., None]
 
     @property
     def reported(self) -> Masked:
-        """Return gaps (..., samples) on the host, masked for runs that diverged."""
+        """Return the gap at each sample as a masked NumPy array without runs that diverged."""
         return self.masked(self.gap)
 
     def masked(self, values: Curves) -> Masked:
-        """Mask the samples of runs that diverged: (..., samples)."""
+        """Mask values (..., samples) of runs that diverged."""
         array = np.asarray(values)
         mask = np.broadcast_to(np.asarray(self.diverged)[..., None], array.shape)
         return np.ma.masked_array(array, mask)
@@ -234,7 +234,7 @@ class TrainingRun(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Results of runs by step size, over their seeds.
+    """Summary of training runs by step size, as means over seeds.
 
     A step size counts only if no seed diverged: everything is masked where one did.
 
@@ -266,7 +266,7 @@ class Summary:
 
     @property
     def final_gap(self) -> Masked:
-        """Return the mean gap over the seeds at the last sample (step_sizes)."""
+        """Return the mean gap over seeds at the last sample, for each step size."""
         return self.gap[:, -1]
 
 
@@ -323,7 +323,7 @@ def choose_step_size(
     rule: str = "final",
     step_sizes: Sequence[float] | None = None,
 ) -> int | None:
-    """Choose a step size by the curves of the gap.
+    """Choose a step size, given the curve of the gap for each.
 
     Args:
       curves: mean gap over the seeds, of any mean; NaN where a seed diverged.
@@ -369,7 +369,7 @@ def run_alone(
     seed: int,
     **how: Any,
 ) -> TrainingRun:
-    """Run a sweep with one step size and one seed, and drop these axes."""
+    """Run a sweep with one step size and one seed, and remove these two axes."""
     if not are_positive([step_size], 1):
         raise wrong("step_size", f"must be a finite number above 0, got {step_size!r}")
     if np.ndim(objective.minimum):
@@ -383,7 +383,7 @@ def run_alone(
 def check_runs(
     objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, samples: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check step sizes and seeds of a sweep, and that it fits in memory; return them as arrays."""
+    """Check step sizes, seeds and memory of a sweep; return step sizes and seeds as arrays."""
     # A run holds the random numbers of `updates` at once.
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * samples * BYTES_PER_SAMPLE + len(seeds) * updates * BYTES_PER_UPDATE
@@ -406,7 +406,7 @@ def check_runs(
 
 
 def over_runs(train: Callable[..., Any], objective: TrainingObjective, batches: int | None) -> Any:
-    """Map a run over seeds, then over step sizes."""
+    """Vectorize the training of one run over seeds and step sizes."""
     stacked = 0 if jnp.ndim(objective.minimum) else None
     over_seeds = jax.vmap(train, (stacked, None, 0, batches))
     return jax.vmap(over_seeds, (None, 0, None, None))

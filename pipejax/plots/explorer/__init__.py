@@ -1,1 +1,1 @@
-"""The explorer: a page without a server that shows a run and changes its costs."""
+"""The explorer: a page without a server that shows runs and recomputes them at new costs."""

@@ -1,4 +1,4 @@
-"""Sliders of a page, each with one factor for all costs of a kind, and closed forms in the factors.
+"""Sliders of a page, each a factor for all costs of a kind, and closed forms in these factors.
 
 With the initial factors the page's cost vector equals that of `evaluate`. If messages are free, the
 slider of messages starts at 0, in units of the mean forward.
@@ -28,7 +28,7 @@ OF_OTHERS = {
 
 
 class Factor(NamedTuple):
-    """A slider."""
+    """A slider, which multiplies all costs of a kind by its factor."""
 
     key: str  # kind of cost, as in `CostLayout.groups`
     name: str  # label
@@ -37,7 +37,7 @@ class Factor(NamedTuple):
 
 
 def kinds(run: Evaluation) -> tuple[str, ...]:
-    """Return the kind (costs) of each cost; "" for sums of other costs, which the page computes."""
+    """Return the kind of each cost; "" if the cost is a sum, which the page computes itself."""
     summed = {"message"} | ({"pair"} if run.costs.pair is None else set())
     return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
 
@@ -45,7 +45,7 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
 def list_factors(
     runs: Sequence[Evaluation], other_phases: Collection[AnyPhase] = ()
 ) -> list[Factor]:
-    """List the sliders of runs, for kinds with a cost, in runs or in phases of other tables."""
+    """List the sliders for all kinds with a cost in the runs or in phases of other tables."""
     used_kinds = {kind for run in runs for kind in _kinds_with_cost(run)}
     for phase in other_phases:
         if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs):
@@ -66,14 +66,14 @@ def list_factors(
 
 
 def run_cost_vector(run: Evaluation) -> Float[NumpyArray, " costs"]:
-    """Return the cost vector (costs) of a run [s]."""
+    """Return the costs of a run as a vector [s]."""
     return lower_and_price(run.table, run.costs, run.links)[1]
 
 
 def base_costs(
     run: Evaluation, factors: Sequence[Factor], unit: float
 ) -> Float[NumpyArray, " costs"]:
-    """Return the costs (costs) that factors multiply [s]; free messages get `unit`."""
+    """Return the costs at factors of 1 [s]; messages that are free get the time `unit`."""
     base, cost_kinds = run_cost_vector(run).copy(), np.array(kinds(run))
     for factor in factors:
         if factor.initial == 0:
@@ -82,14 +82,14 @@ def base_costs(
 
 
 def _kinds_with_cost(run: Evaluation) -> list[str]:
-    """List the kinds of costs above 0 that the program reads."""
+    """List the kinds of the costs that are above 0 and that the program reads."""
     cost_kinds = np.array(kinds(run))
     has_cost = read_by(run.program) & (run_cost_vector(run) > 0) & (cost_kinds != "")
     return np.unique(cost_kinds[has_cost]).tolist()
 
 
 def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
-    """Return (costs) whether a program reads each cost, under any link model."""
+    """Return a mask of the costs that a program reads under any link model."""
     groups = np.array(program.layout.groups)
     is_read = np.zeros(len(groups), bool)
     is_read[program.duration_index] = True
@@ -98,7 +98,7 @@ def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def mean_forward(runs: Sequence[Evaluation]) -> float:
-    """Return the mean time of F over runs [s]; without F, the longest makespan."""
+    """Return the mean forward time of all runs [s]; without forwards, the longest makespan."""
     times = (run.costs.forward for run in runs)
     means = [0.0 if time is None else float(np.mean(np.asarray(time))) for time in times]
     return float(np.mean(means)) or max(run.makespan for run in runs) or 1.0
@@ -112,7 +112,7 @@ MAX_NODES = 200_000  # nodes of all programs with a form, which take a few secon
 
 
 class FormSearch:
-    """Search for closed forms of programs, up to a total number of nodes."""
+    """Search for closed forms of programs, with a limit on the total number of nodes."""
 
     def __init__(self) -> None:
         self.nodes_left = MAX_NODES
@@ -124,7 +124,7 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """Return the closed form in the factors; None for large programs or overlapped pairs."""
+        """Return the closed form in the factors; None for large programs and overlapped pairs."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None
@@ -161,7 +161,7 @@ class FormSearch:
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Return costs by parameter: its own field at that value, fields of no parameter at 0."""
+    """Return the costs of each parameter, in which all fields of other parameters are 0."""
     # `fields` maps letters of phases to fields of `Costs`
     parameter_fields = {key: fields.get(key, key) for key in parameters}
     set_fields = {field for field, value in vars(costs).items() if value is not None}

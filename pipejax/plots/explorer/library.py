@@ -1,4 +1,4 @@
-"""Tables that a page offers, and the data with which it lowers tables."""
+"""Tables that users can choose on a page, and data with which the page lowers tables."""
 
 import base64
 import re
@@ -36,14 +36,14 @@ SEPARATOR = "\n\n"  # between the texts of tables
 
 
 class PagePhases(NamedTuple):
-    """Grammars of the tables of a page, and their phases with distinct codes."""
+    """Grammars of all tables on a page, and a distinct code for each of their phases."""
 
     grammars: tuple[Grammar, ...]  # the usual one first
     own_phases: tuple[CustomPhase, ...]  # phases of tables; their codes follow the usual ones
 
     @classmethod
     def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
-        """List the grammars and own phases of tables, without duplicates."""
+        """Collect the grammars of tables and the phases that these define, without duplicates."""
         grammars = tuple(dict.fromkeys([USUAL, *(table.grammar for table in tables)]))
         own_phases: list[CustomPhase] = []
         for grammar in grammars:
@@ -54,12 +54,12 @@ class PagePhases(NamedTuple):
 
     @property
     def by_code(self) -> dict[int, AnyPhase]:
-        """Phases by code, without the idle cell."""
+        """Phases by their code on the page, without the idle cell."""
         own_phases = enumerate(self.own_phases, len(Phase))
         return {int(phase): phase for phase in KINDS} | dict(own_phases)
 
     def as_json(self, used: Iterable[AnyPhase]) -> dict[int, dict[str, str]]:
-        """Return name, lane and colours by code; colours of `used` phases are distinct."""
+        """Return name, lane and colours of each phase by code, with distinct colours for `used`."""
         looks = {**USUAL_LOOKS, **phase_looks([*used, *self.own_phases])}
         return {
             code: {
@@ -74,7 +74,7 @@ class PagePhases(NamedTuple):
         }
 
     def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
-        """Return the code on the page (codes) of each phase, by its code in the grammar."""
+        """Return the page's code of each phase, as an array by the phase's code in a grammar."""
         page_codes = np.arange(len(grammar.phases))
         for phase in (*grammar.lane_sharding, *grammar.custom_phases):
             is_equal = [_is_equal(phase, other) for other in self.own_phases]
@@ -87,13 +87,13 @@ def _is_equal(phase: CustomPhase, other: CustomPhase) -> bool:
 
 
 class OfferedTimes(NamedTuple):
-    """Times for tables of any size."""
+    """Times of ops and messages that apply to tables of any size."""
 
     costs: Costs  # one number for each kind
     by_worker: bool  # whether op times are of a microbatch on a worker, not on a stage
 
     def as_json(self, phases: PagePhases) -> dict[str, Any]:
-        """Return times of ops by code of the phase, and times of messages [s]."""
+        """Return times of ops, by the code of their phase, and of messages [s]."""
         ops = {code: self.costs.time(phase) for code, phase in phases.by_code.items()}
         set_times = {code: float(time) for code, time in ops.items() if time is not None}
         messages = {name: float(np.asarray(getattr(self.costs, name))) for name in MESSAGE_FIELDS}
@@ -101,15 +101,15 @@ class OfferedTimes(NamedTuple):
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
-    """Return codes, rules and memory of a grammar as JSON, for a page that reads tables."""
+    """Return a grammar's codes, rules and memory as JSON, with which a page reads tables."""
     codes = phases.codes(grammar)
 
     def coded(phases: Iterable[AnyPhase]) -> list[int]:
-        """Return the codes of phases on the page."""
+        """Return the page's codes of phases."""
         return codes[np.array([*phases], int)].tolist()
 
     def by_code(values: Mapping[Any, Any]) -> dict[int, Any]:
-        """Replace phases that are keys by their codes."""
+        """Replace the keys of a mapping, which are phases, by the page's codes of the phases."""
         return dict(zip(coded(values), values.values(), strict=True))
 
     waits, slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
@@ -145,14 +145,14 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
 
 
 def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[str, Any]:
-    """Return a rule with codes and JavaScript names of fields."""
+    """Return a rule as JSON, with codes for phases and JavaScript names for fields."""
     (consumer,) = coded([rule.consumer])
     fields = rule._asdict() | {"consumer": consumer, "producers": coded(rule.producers)}
     return {re.sub("_(.)", lambda m: m[1].upper(), name): value for name, value in fields.items()}
 
 
 def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -> dict[str, Any]:
-    """Pack tables by the name of their schedule; a page cannot lower tables with offloads."""
+    """Pack tables by schedule name, except those with offloads, which a page cannot lower."""
     entries, texts = [], []
     for name, versions in tables.items():
         for table in versions:
@@ -171,7 +171,7 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
 
 
 def _unstated_fields(table: ScheduleTable) -> dict[str, Any]:
-    """Return placement and stage shares of a table, if its cells do not imply them."""
+    """Return a table's placement and stage shares, if they do not follow from its cells."""
     fields: dict[str, Any] = {}
     pipes, microbatch_pipes = infer_placement(list(table.rows()), table.grammar.compute)
     placement, pipe_of_microbatch = table.placement.tolist(), table.pipe_of_microbatch.tolist()

@@ -1,4 +1,4 @@
-"""Payload of a page of the explorer: schedules with their costs, memory and programs."""
+"""Data of an explorer page (payload): schedules with their costs, memory and programs."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ Programs = Mapping[str, Program | ScheduleError]  # by link model; the error if 
 
 
 class MemoryView(NamedTuple):
-    """Sizes and limits of the memory curves."""
+    """Sizes of activations, and limits, with which a page draws memory curves."""
 
     unit: str  # "activations" or "bytes"
     # arrays (stages) or (stages, microbatches)
@@ -63,14 +63,14 @@ class MemoryView(NamedTuple):
 
 
 class StepView(NamedTuple):
-    """Tokens and compute of a step of a model."""
+    """Tokens and compute of a model's step, from which a page computes rates."""
 
     tokens: float  # tokens of the whole job
     mfu_seconds: float  # step time at the peak FLOP/s [s]
 
 
 class Explored(NamedTuple):
-    """A schedule of a page."""
+    """A schedule on a page, with its run and memory sizes."""
 
     run: Evaluation
     memory: MemoryView
@@ -81,7 +81,7 @@ class Explored(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Tables and times that a page offers for choice."""
+    """Tables and op times that users can choose on a page."""
 
     times: OfferedTimes | None = None  # None: times of the stages of the first run
     # by name of the schedule
@@ -94,7 +94,7 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect the data of a page for runs with equal links, as JSON."""
+    """Collect the data of a page as JSON; all runs must have equal links."""
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -143,7 +143,7 @@ def payload(
 
 
 def _programs(run: Evaluation) -> Programs:
-    """Lower a table under every link model, with the other link settings unchanged."""
+    """Lower a run's table under every link model, with all other link settings unchanged."""
     programs: dict[str, Program | ScheduleError] = {}
     for model in LINKS:
         links = run.links.with_model(model)
@@ -211,7 +211,7 @@ def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return the cost positions of fused pairs, and the overlap factor of each pair."""
+    """Return where the costs of fused pairs are, and the overlap factor of each pair."""
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
     by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
@@ -222,7 +222,7 @@ def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
 def _node_keys(
     program: Program, nodes: Int[NumpyArray, " nodes"]
 ) -> Int[NumpyArray, "nodes fields"]:
-    """Return (nodes, 4) phase, stage, microbatch, worker: keys under all link models."""
+    """Return phase, stage, microbatch and worker of nodes, which identify them in any program."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
 
@@ -233,7 +233,7 @@ def _ops(
     extra_ops: Int[NumpyArray, "extra_ops fields"],
     phases: PagePhases,
 ) -> Packed:
-    """Pack the fields of ops: first those in cells, then others (all-reduces, updates)."""
+    """Pack the fields of ops: first ops in cells, then all-reduces and updates."""
     table, extra_fields = run.table, extra_ops.T
     fields = {
         name: np.append(getattr(table.cells, name).ravel()[cells], extra)
@@ -271,7 +271,7 @@ def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed
 def _program(
     program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "extra_ops fields"]
 ) -> Packed:
-    """Pack edges by node: distance back to the predecessor, and position of the lag."""
+    """Pack each node's edges as distances back to the predecessor and positions of lags."""
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     is_edge = (preds > 0) | (lags != ZERO)  # not from the source, which ends at 0
     node, column = np.nonzero(is_edge)
@@ -296,7 +296,7 @@ def _program(
 
 
 def _memory(run: Evaluation, memory: MemoryView, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
-    """Pack changes of memory: time, worker, place of the size, and count."""
+    """Pack memory changes as moment, worker, index of the size, and count."""
     # A time is 2 x op for its start, 2 x op + 1 for its end. A place is part x stages + stage, with
     # a stage for each microbatch if sizes differ by microbatch.
     ops, table = HeldOps.from_content(run.table), run.table
@@ -330,7 +330,7 @@ def _memory(run: Evaluation, memory: MemoryView, op_of_cell: Int[NumpyArray, " c
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
-    """Compress arrays into JSON; those in `steps` as differences of their nonzero values."""
+    """Compress arrays into JSON; arrays in `steps` as differences of their nonzero values."""
     packed = {}
     for name, array in arrays.items():
         flat = np.ravel(array)
@@ -381,7 +381,7 @@ def page(
     title: str = "",
     carried: Carried = NOTHING,
 ) -> str:
-    """Return the HTML of a page that shows runs and repeats them at other times."""
+    """Return the HTML of a page that shows runs and recomputes them at other times."""
     scene = _scene(explored, unit, carried) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
     return rendered(
@@ -409,7 +409,7 @@ def rendered(template: Path, **values: Any) -> str:
 
 
 def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[str, Any]:
-    """Return the payload of a page, with title, subtitle and colours."""
+    """Return the payload of a page together with its title, subtitle and colours."""
     runs = [entry.run for entry in explored]
     name = explored[0].name or runs[0].schedule
     count = len(runs) + sum(entry.recorded is not None for entry in explored)
@@ -424,7 +424,7 @@ def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[st
 
 
 def _script(name: str) -> str:
-    """Wrap a module in a function, because local pages cannot load modules."""
+    """Wrap a JavaScript module in a function, because pages on disk cannot load modules."""
     text = _read(f"{name}.js")
     exported = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = modules.\2;", text))

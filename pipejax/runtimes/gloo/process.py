@@ -1,4 +1,4 @@
-"""One rank of PyTorch's runtime: it runs tables with a small model and reports times.
+"""Process of one rank: it runs tables in PyTorch with a small model and reports times.
 
 Links between ranks can be slowed down to stated times.
 """
@@ -29,25 +29,25 @@ JUDGED = 64  # features of the output that the loss looks at, at most
 
 
 class TorchModel(NamedTuple):
-    """Model to train, in float64."""
+    """Size and seed of the small model to train, in float64."""
 
     hidden: int  # width of what stages pass on
     batch_size: int  # examples of a microbatch
     seed: int  # of parameters and data
 
     def stage(self, number: int) -> "Stage":
-        """Draw the parameters of a stage, from a seed of its own."""
+        """Build a stage of the model with random parameters, from a seed for this stage."""
         return Stage(self.hidden, self._generator(number + 1))
 
     def data(self, num_microbatches: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Draw input and target (batch, hidden) of each microbatch."""
+        """Draw a random input and target of shape (batch, hidden) for each microbatch."""
         generator = self._generator(0)
         shape = 2, num_microbatches, self.batch_size, self.hidden
         inputs, targets = torch.randn(shape, generator=generator, dtype=torch.float64)
         return list(inputs), list(targets)
 
     def example(self) -> torch.Tensor:
-        """Return the shape and type that a stage receives and passes on."""
+        """Return a tensor with the shape and type of the activations between stages."""
         return torch.empty(self.batch_size, self.hidden, dtype=torch.float64, device="meta")
 
     def _generator(self, stream: int) -> torch.Generator:
@@ -55,7 +55,7 @@ class TorchModel(NamedTuple):
 
 
 class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
-    """A residual layer."""
+    """A stage of the small model: a residual layer."""
 
     def __init__(self, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
 
 
 def square_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return half the mean square of a microbatch's errors."""
+    """Return half the mean square error of a microbatch's output."""
     return ((output[:, :JUDGED] - target[:, :JUDGED]) ** 2).mean() / 2
 
 
 def unpipelined(
     stages: list[Stage], inputs: list[torch.Tensor], targets: list[torch.Tensor]
 ) -> float:
-    """Run the model stage after stage and microbatch after microbatch; leave its gradients."""
+    """Train without a pipeline: add up gradients over all microbatches, and return the loss."""
     total = 0.0
     for activation, target in zip(inputs, targets, strict=True):
         for stage in stages:
@@ -105,7 +105,7 @@ RECEIVED = "gloo:recv"  # what gloo calls its slice of a RECV
 
 
 class SlowMessage:
-    """Message on a slow link, with the wait that the runtime calls."""
+    """Message on a slow link; the runtime calls its `wait`."""
 
     def __init__(self, work: dist.Work, seconds: float) -> None:
         self.work, self.seconds = work, seconds
@@ -114,18 +114,18 @@ class SlowMessage:
         self._slice: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
     def begin_slice(self) -> None:
-        """Begin a slice of a trace, as gloo's of a RECV: it ends with the wait for it."""
+        """Begin a trace slice of a RECV, as gloo records it; the slice ends when the wait ends."""
         self._slice = record_function(RECEIVED)
         self._slice.__enter__()
 
     def begin(self, free_at: float) -> float:
-        """Start now, or when the link is free; return when it is free again."""
+        """Start the message once the link is free, and return when the link is free again."""
         self._arrival = max(time.perf_counter(), free_at) + self.seconds
         self._begun.set()
         return self._arrival
 
     def wait(self) -> None:
-        """Wait until the message is there."""
+        """Wait until the message has arrived."""
         self._begun.wait()
         time.sleep(max(0.0, self._arrival - time.perf_counter()))
         self._slice.__exit__(None, None, None)
@@ -133,7 +133,7 @@ class SlowMessage:
 
 
 class SlowLink:
-    """Link to another rank; both ends track its occupied time, equal up to gloo's own delays."""
+    """Link between two ranks; each end tracks when it is free, equal up to delays of gloo."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -158,13 +158,13 @@ class SlowLink:
 
 
 class SlowLinks:
-    """All links of a rank; without stated times they do nothing."""
+    """Links from one rank to all others, on which messages take given times."""
 
     def __init__(self) -> None:
         self._links: dict[int, SlowLink] = {}
 
     def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
-        """Set the travel time of every message of a stage."""
+        """Attach to every message of a stage the time that it takes on its link."""
         number = stage.stage_index
         for name, direction, boundary in (
             ("get_fwd_recv_ops", 0, number - 1),
@@ -177,11 +177,11 @@ class SlowLinks:
                 setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
     def patch_runtime(self) -> None:
-        """Let the runtime post all messages through this object."""
+        """Let PyTorch's runtime post all messages through this object."""
         schedules._batch_p2p = self._post
 
     def _post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
-        """Post messages on slow links, in the place of the runtime's function."""
+        """Post messages on slow links; this replaces the function of PyTorch's runtime."""
         posted = []
         for message in messages:
             sends = message.op is dist.isend
@@ -198,7 +198,7 @@ class SlowLinks:
 def _record_travel(
     list_messages: Callable[[int], list[dist.P2POp]], seconds: float
 ) -> Callable[[int], list[dist.P2POp]]:
-    """Wrap a stage's messages so that each carries its travel time."""
+    """Wrap a function that lists messages, so that each message carries its travel time."""
 
     def list_with_seconds(microbatch: int) -> list[dist.P2POp]:
         messages = list_messages(microbatch)
@@ -215,7 +215,7 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Clock of the ops of a rank: it measures them, and makes them last a minimum time."""
+    """Clock that measures the ops of a rank, and lets each op last at least a minimum time."""
 
     # Work of the runtime between two ops counts to the first op, as when it posts a SEND or a RECV;
     # waiting does not.
@@ -231,17 +231,17 @@ class OpClock:
         self._begun = self._ended = self._waited = 0.0
 
     def forget(self) -> None:
-        """Drop the measurements so far."""
+        """Drop all measurements so far."""
         self.measured, self._last = {}, []
 
     def begin(self) -> None:
-        """Begin an op."""
+        """Record the begin of an op."""
         self._begun = time.perf_counter()
         if self._last:
             self._last[-1] += self._begun - self._ended - self._waited
 
     def end(self, stage: int, phase: str, microbatch: int) -> None:
-        """End the running op, after a sleep up to its minimum time, and record its seconds."""
+        """Sleep until the running op has lasted its minimum time, and record its duration."""
         seconds = float(self.min_seconds[phase][stage, microbatch]) if self.min_seconds else 0.0
         time.sleep(max(0.0, self._begun + seconds - time.perf_counter()))
         self._ended, self._waited = time.perf_counter(), 0.0
@@ -249,14 +249,14 @@ class OpClock:
         self._last.append(self._ended - self._begun)
 
     def means(self) -> dict[int, dict[str, float]]:
-        """Return mean seconds by stage and phase letter since the last reset."""
+        """Return mean op times [s] since the last reset, by stage and phase letter."""
         result: dict[int, dict[str, float]] = {}
         for (stage, phase), times in self.measured.items():
             result.setdefault(stage, {})[phase] = statistics.fmean(times)
         return result
 
     def watch(self, stage: PipelineStage) -> None:
-        """Wrap the methods of a stage that the runtime calls; a forward ends after its loss."""
+        """Time the ops of a stage by wrapping its methods; a forward ends after its loss."""
         forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
         weight = stage.backward_weight_one_chunk
 
@@ -281,7 +281,7 @@ class OpClock:
         stage.backward_weight_one_chunk = time_weight
 
     def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
-        """Let a schedule record when the loss of a forward and each wait for messages end."""
+        """Let a schedule end each forward after its loss, and record its waits for messages."""
         compute_loss = schedule._maybe_compute_loss
 
         def time_loss(
@@ -300,7 +300,7 @@ class OpClock:
 
 
 class TableRun:
-    """A table in PyTorch's runtime, with the stages of this rank."""
+    """Run of a table in PyTorch's runtime on this rank, with the rank's stages."""
 
     def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
         self.model = TorchModel(**request["model"])
@@ -337,7 +337,7 @@ class TableRun:
         self.inputs, self.targets = self.model.data(count)
 
     def step(self) -> float | None:
-        """Run one step; return the loss where the last stage is."""
+        """Run one training step; return the loss on the rank of the last stage, otherwise None."""
         for module in self.modules.values():
             module.zero_grad()
         is_last = len(self.task["placement"]) - 1 in self.modules
@@ -351,7 +351,7 @@ class TableRun:
         return None if losses is None else float(sum(loss.detach() for loss in losses))
 
     def errors(self, loss: float | None) -> dict[str, Any]:
-        """Compare gradients and loss with those of the model without a pipeline."""
+        """Compare gradients and loss with those of a step without a pipeline."""
         stages = [self.model.stage(k) for k in range(len(self.task["placement"]))]
         expected = unpipelined(stages, self.inputs, self.targets)
         differences = []
@@ -363,7 +363,7 @@ class TableRun:
         return errors | {"loss_error": loss_error}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together on all ranks; write a trace if the task says so."""
+        """Time steps that begin together on all ranks; write a trace if one is requested."""
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)
@@ -374,7 +374,7 @@ class TableRun:
         return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
-        """Run and time steps; a slice in the trace marks each, as `profiler.step()` does."""
+        """Run and time steps; each step has a slice in the trace, as with `profiler.step()`."""
         steps = []
         for number in range(count):
             message = self._message_seconds()
@@ -388,7 +388,7 @@ class TableRun:
         return steps
 
     def _message_seconds(self) -> list[float]:
-        """Return half a round trip over each stage boundary [s]; 0 if this rank takes no part."""
+        """Measure half a round trip over each stage boundary [s]; 0 for those of other ranks."""
         placement = self.task["placement"]
         seconds = []
         for source, target in itertools.pairwise(placement):
@@ -401,7 +401,7 @@ class TableRun:
 
 
 def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """Return the largest difference relative to the largest entry; NaN if values are missing."""
+    """Return the largest difference over the largest entry; NaN if one array is missing."""
     if ours is None or other is None:
         return float("nan")
     scale = float(other.abs().max()) or 1.0
@@ -409,7 +409,7 @@ def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -
 
 
 def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:
-    """Send a message of a boundary there and back; return the seconds of a round trip."""
+    """Send a message to another rank and back; return the time of the round trip [s]."""
     tensor = torch.ones_like(model.example(), device="cpu")
     start = time.perf_counter()
     for _ in range(ROUND_TRIPS):
@@ -423,7 +423,7 @@ def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:
 
 
 def agreed_start(rank: int) -> float:
-    """Agree with all ranks on a start a little ahead, by the clock of the machine."""
+    """Agree with all ranks on a start time in the near future, on the clock of the machine."""
     moment = torch.zeros(1, dtype=torch.float64)
     dist.barrier()
     if rank == 0:
@@ -433,7 +433,7 @@ def agreed_start(rank: int) -> float:
 
 
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Join the other ranks, run all tables, and return their results."""
+    """Join the other ranks, run all tables of a request, and return the results."""
     torch.set_num_threads(1)
     rank, ranks = request["rank"], request["ranks"]
     dist.init_process_group(

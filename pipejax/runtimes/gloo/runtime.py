@@ -35,12 +35,12 @@ SLOWER = 10  # longest step, relative to its ops one after the other
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
-    """Run one table, see `RuntimeJob`."""
+    """Run the table of a job."""
     return run_tables([job])[0]
 
 
 def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
-    """Run tables on the same number of workers one after the other, in the same processes."""
+    """Run tables with equal numbers of workers one after the other, in the same processes."""
     if importlib.util.find_spec("torch") is None:
         raise ValueError(NO_TORCH)
     first = jobs[0]
@@ -71,7 +71,7 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
-    """Write the table for the ranks, and return the request to run it."""
+    """Write the table to a file for all ranks, and return the task of running it."""
     path.write_text(to_csv(table))
     return {
         "path": str(path),
@@ -85,7 +85,7 @@ def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
 
 
 def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatches"]]:
-    """Return seconds of ops by phase letter, for each stage and microbatch."""
+    """Return the requested op times [s] by phase letter, for each stage and microbatch."""
     if job.costs is None:
         return {}
     seconds = {}
@@ -100,7 +100,7 @@ def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatc
 
 
 def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
-    """Return seconds that links add to messages, forth and back over each boundary."""
+    """Return the requested times of messages [s], by direction and stage boundary."""
     shape = 2, max(0, job.table.num_stages - 1)
     if job.costs is None:
         return np.zeros(shape)
@@ -117,7 +117,7 @@ def _time_limit(job: RuntimeJob) -> float:
 def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
-    """Combine the answers of all ranks for one table, with the predicted step time."""
+    """Combine the answers of all ranks for a table, and add the predicted step time."""
     (last_rank,) = [rank for rank in ranks if rank["loss"] is not None]
     errors = {
         "gradient_error": float(np.max([rank["gradient_error"] for rank in ranks])),

@@ -1,1 +1,1 @@
-"""A table as one program for many devices under JAX."""
+"""JAX runtime, which executes a table as one program on many devices."""

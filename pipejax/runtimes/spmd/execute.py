@@ -1,4 +1,4 @@
-"""One program for all devices: a scan over lockstep slots, a switch on the op, then messages.
+"""The program of all devices: in each lockstep slot, every device runs an op, then sends.
 
   for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
                   one ppermute for each distance that activations move, one for gradients
@@ -24,7 +24,7 @@ from pipejax.runtimes.spmd.instructions import Instructions, SpmdSizes
 
 
 class SmallModel(NamedTuple):
-    """Model to train."""
+    """Size, seed and step size of the small model to train."""
 
     hidden: int = 16  # width of the layers
     batch_size: int = 2  # examples of a microbatch
@@ -34,7 +34,7 @@ class SmallModel(NamedTuple):
 
 
 class StageParameters(NamedTuple):
-    """Parameters of one stage, or of several along leading axes."""
+    """Parameters of one stage, or of several stages along leading axes."""
 
     into: Float[Array, "*copies hidden hidden"] | Float[NumpyArray, "*copies hidden hidden"]
     bias: Float[Array, "*copies hidden"] | Float[NumpyArray, "*copies hidden"]
@@ -42,14 +42,14 @@ class StageParameters(NamedTuple):
 
 
 class TrainingData(NamedTuple):
-    """Inputs of the first stage, and targets of the last."""
+    """Inputs of the first stage and targets of the last stage, for all microbatches."""
 
     input: Float[NumpyArray, "microbatches batch hidden"]
     target: Float[NumpyArray, "microbatches batch hidden"]
 
 
 def stage_parameters(num_stages: int, hidden: int, seed: int) -> StageParameters:
-    """Draw the parameters of stages (stages, ...), each from a seed of its own."""
+    """Draw random parameters (stages, ...), with a separate seed for each stage."""
     parts = []
     for stage in range(num_stages):
         draw = np.random.default_rng([seed, stage]).standard_normal
@@ -59,7 +59,7 @@ def stage_parameters(num_stages: int, hidden: int, seed: int) -> StageParameters
 
 
 def training_data(num_microbatches: int, batch_size: int, hidden: int, seed: int) -> TrainingData:
-    """Draw the data of one step."""
+    """Draw random inputs and targets for one step."""
     shape = 2, num_microbatches, batch_size, hidden
     return TrainingData(*np.random.default_rng(seed).standard_normal(shape))
 
@@ -71,7 +71,7 @@ def run_stage(parameters: StageParameters, activation: Array) -> Array:
 
 
 def square_loss(output: Array, target: Array) -> Array:
-    """Return half the mean square of a microbatch's errors."""
+    """Return half the mean square error of a microbatch's output."""
     return jnp.mean((output - target) ** 2) / 2
 
 
@@ -83,7 +83,7 @@ def unpipelined(
     stage_is_there: Bool[Array, " stages"],
     share: Float[Array, " microbatches"],
 ) -> tuple[Float[Array, ""], StageParameters]:
-    """Return loss and gradients of the model, stage after stage, without any schedule."""
+    """Return loss and gradients of the model, computed stage by stage without a schedule."""
 
     # Padded stages return their input and padded microbatches have weight 0, so one
     # compilation serves models of all sizes up to this one.
@@ -108,7 +108,7 @@ Index = Any  # a traced whole number, or several; instructions are made as array
 
 
 class WorkerState(NamedTuple):
-    """Buffers of all workers; inside the program, of one worker."""
+    """Buffers of all workers, or inside the program of a device, of one worker."""
 
     activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
     gradients: Float[Array, "*workers places batch hidden"]  # gradients of what stages passed on
@@ -128,7 +128,7 @@ class _InFlight(NamedTuple):
 
 
 class _Fixed(NamedTuple):
-    """Data that are equal in all slots."""
+    """Data that do not change between slots."""
 
     target: Array
     step_size: Array
@@ -151,7 +151,7 @@ def _idle(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 
 
 def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
-    """Run F: keep its input, and on the last stage the loss and its gradient."""
+    """Run F; keep its input and, on the last stage, the loss and its gradient."""
     state = moving.state
     activation = state.activations[step.read]
     output = run_stage(_at(state.weights, step.weight), activation)
@@ -168,7 +168,7 @@ def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 def _backward(
     step: Instructions, moving: _InFlight, fixed: _Fixed, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
-    """Compute one gradient or both by running the stage again from its kept input."""
+    """Compute the requested gradients by running the stage again from its stored input."""
     state = moving.state
     weights, activation = _at(state.weights, step.weight), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
@@ -184,7 +184,7 @@ def _backward(
 
 
 def _recompute(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
-    """Put the checkpoint where backwards read: these run the stage again in any case."""
+    """Copy the checkpoint to where backwards read it; they run the stage again anyway."""
     state = moving.state
     activation = state.activations[step.read]
     activations = state.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
@@ -206,7 +206,7 @@ def _load(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 
 
 def _update(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
-    """Make the next version with the mean of the gradients since the last."""
+    """Make a new weight version from the mean of the gradients since the last version."""
     state, scale = moving.state, fixed.step_size / step.collected
     total = _at(state.totals, step.total)
     old = _at(state.weights, step.weight)
@@ -220,7 +220,7 @@ def _update(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 
 
 def _average(step: Instructions, moving: _InFlight, fixed: _Fixed, *, runs: int) -> _InFlight:
-    """Give all runs, whose versions stand side by side, their mean; there are `runs` at most."""
+    """Replace the weights of all models that train side by side by their mean (LocalSGD)."""
     number = jnp.arange(runs)
     place = jnp.where(number < step.collected, step.weight + number, step.newest)
 
@@ -234,7 +234,7 @@ def _average(step: Instructions, moving: _InFlight, fixed: _Fixed, *, runs: int)
 
 
 def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _InFlight]]:
-    """List the actions of a device, in the order of `CODES`, and `MEAN`."""
+    """List the functions that a device can execute, by the codes of `CODES` and `MEAN`."""
     backwards = (
         functools.partial(_backward, for_input=for_input, for_weights=for_weights)
         for for_input, for_weights in ((True, True), (True, False), (False, True))
@@ -246,7 +246,7 @@ def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _In
 def _store_arrivals(
     buffer: Array, value: Array, places: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
-    """Send a value around the ring by each shift, and store each arrival at its place."""
+    """Send a value to the workers at each distance (shift), and store what arrives."""
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrival = jax.lax.ppermute(value, WORKERS, ring) if shift else value
@@ -255,7 +255,7 @@ def _store_arrivals(
 
 
 def _exchange(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
-    """Send the outputs of a slot; return the new state of the workers."""
+    """Send activations and gradients at the end of a slot; return the worker's new state."""
     state, shifts = moving.state, (sizes.activation_shifts, sizes.gradient_shifts)
     return state._replace(
         activations=_store_arrivals(
@@ -275,13 +275,13 @@ def execute(
     step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table with a device per worker; return the final state (workers, ...)."""
+    """Run a table with one device per worker; return the final state, with a worker axis."""
     # Instructions are (slots, workers, ...).
     branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
         def slot(state: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
-            """Run up to two ops of a slot, then exchange messages."""
+            """Run the op or fused pair of a slot, then exchange messages."""
             no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
             moving = _InFlight(state, no_message, no_message)
             for member in range(2):

@@ -1,4 +1,4 @@
-"""Tables as integers for devices in lockstep: the op of each in a slot, and its arrivals.
+"""Integer instructions for devices in lockstep: ops and arriving messages of each slot.
 
 A slot ends with messages to all, so an op stands in the first slot after those of its inputs and of
 the previous op on its worker: a longest path with one slot per cell.
@@ -42,7 +42,7 @@ LEFT_OUT |= dict.fromkeys(_OTHERS, "no device can do it")
 
 
 class SpmdSizes(NamedTuple):
-    """Sizes of a compiled program; smaller tables run in it, too."""
+    """Sizes for which a program is compiled; it can also run smaller tables."""
 
     workers: int  # P, devices
     slots: int  # lockstep slots
@@ -56,14 +56,14 @@ class SpmdSizes(NamedTuple):
 
     @classmethod
     def joined(cls, sizes: Iterable["SpmdSizes"]) -> "SpmdSizes":
-        """Return the largest of each size and the union of shifts, of as many workers."""
+        """Return sizes that fit all given sizes, which must have the same number of workers."""
         *sizes_by_field, activations, gradients = zip(*sizes, strict=True)
         shifts = (tuple(sorted({*itertools.chain(*sets)})) for sets in (activations, gradients))
         return cls(*map(max, sizes_by_field), *shifts)
 
 
 class Instructions(NamedTuple):
-    """Instructions of every worker in every slot, in up to two steps: those of a fused pair."""
+    """Instructions by slot, worker and step; a fused pair has two steps, other ops have one."""
 
     code: Int[NumpyArray, "slots workers steps"]  # which of `CODES`, or `MEAN`
     read: Int[NumpyArray, "slots workers steps"]  # activation that is read
@@ -85,18 +85,18 @@ class Instructions(NamedTuple):
 
 
 def without_skipped_cells(table: ScheduleTable) -> ScheduleTable:
-    """Take the cells out of a table that are not executed."""
+    """Remove the cells of a table that this runtime does not execute."""
     return without(table, tuple(LEFT_OUT))
 
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
-    """Return the slot of each cell (cells), the first behind all that it waits for."""
+    """Return the lockstep slot of each cell: the first one after all cells it waits for."""
     start, _ = run_edges(*cell_edges(table), np.ones(table.phase.size))
     return start.astype(np.int32)
 
 
 class StageCopies(NamedTuple):
-    """Places of stage copies and their weights among those of their worker."""
+    """Index of each stage copy on its worker, and place of its weight versions."""
 
     # Two pipes may place a stage on one worker: they share the copy.
 
@@ -106,7 +106,7 @@ class StageCopies(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "StageCopies":
-        """Number the copies of weights of each worker by stage."""
+        """Number the stage copies of each worker, in the order of stages."""
         is_held = np.zeros((table.num_workers, table.num_stages), bool)
         is_held[table.placement, np.arange(table.num_stages)[None]] = True
         versions = np.ones(is_held.shape, np.int64)
@@ -123,7 +123,7 @@ class StageCopies(NamedTuple):
 
 
 def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
-    """Return the sizes that a table needs on so many devices, at least its own workers."""
+    """Return the sizes that a table needs on `workers` devices; more than its workers is fine."""
     copies, runs = StageCopies.from_table(table), table.weights.runs
     num_copies = int(copies.number.max()) + 1  # of a worker, at most
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
@@ -141,7 +141,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
 
 
 def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
-    """Write the instructions of a table, for a program of given sizes."""
+    """Write the instructions of a table for a program compiled for given sizes."""
     table = without_skipped_cells(table)
     shape = sizes.slots, sizes.workers
     unused = {  # spare entries, which nothing reads
@@ -191,7 +191,7 @@ def _place_ops(table: ScheduleTable) -> _PlacedOps:
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write the activation that each op reads, stores and frees, and its weights."""
+    """Write the buffer entries that each op reads, stores and frees, and its weight version."""
     # The buffer holds arrived activations, then the inputs of later backwards. A recomputed
     # activation stays at its arrival until R; O and L move the output of F.
     placed, versions, runs = _place_ops(table), find_versions(table), table.weights.runs
@@ -206,7 +206,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     def put(
         name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray | bool = True
     ) -> None:
-        """Write values to a field of the instructions, for the masked ops of these phases."""
+        """Write values to a field of the instructions, for ops of these phases in the mask."""
         is_selected = np.isin(ops.phase, [*phases]) & mask
         getattr(written, name)[placed.take(is_selected).at] = values[is_selected]
 
@@ -234,7 +234,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
 
 
 def _write_updates(table: ScheduleTable, written: Instructions) -> None:
-    """Write the version that each update reads and makes, and its number of gradients."""
+    """Write which versions each update reads and makes, and how many gradients it applies."""
     if not table.updates_within:
         return
     placed, runs = _place_ops(table), table.weights.runs
@@ -262,7 +262,7 @@ def _write_means(
     number: Int[NumpyArray, " updates"],
     written: Instructions,
 ) -> None:
-    """Write averages of all runs after the last update of each round but the last."""
+    """Write the averaging of models after each round of LocalSGD, except the last round."""
     # all runs have the same newest version then, so their models are contiguous
     rule, ops, (slot, worker, _) = table.weights, updates.ops, updates.at
     rounds = ops.microbatch // rule.round_size

@@ -1,4 +1,4 @@
-"""JAX as a runtime: a process with one CPU device per worker of the table.
+"""JAX runtime: it executes a table in a process with one CPU device per worker.
 
 JAX fixes the number of devices at its start, so this needs a process. The devices share the
 processor, so a run proves gradients, not times.
@@ -37,7 +37,7 @@ from pipejax.schedules.table.table_files import from_json, to_json
 
 
 class StepErrors(NamedTuple):
-    """Errors of a step against a step without a pipeline."""
+    """Errors of a step relative to the same step without a pipeline."""
 
     gradient_error: float  # relative to the largest entry of its array
     loss: float  # mean over the microbatches
@@ -45,7 +45,7 @@ class StepErrors(NamedTuple):
 
 
 class TrainingStep(NamedTuple):
-    """Results of a step under a table."""
+    """Results of a training step that followed a table."""
 
     gradients: StageParameters  # (stages, ...) sum over all microbatches and copies of a stage
     losses: Float[NumpyArray, " microbatches"]  # of the last stage
@@ -53,7 +53,7 @@ class TrainingStep(NamedTuple):
 
 
 def check_devices(workers: int) -> None:
-    """Refuse to run where JAX has fewer devices than there are workers."""
+    """Raise an error if JAX has fewer devices than the table has workers."""
     count = len(jax.devices())
     if count < workers:
         raise ValueError(
@@ -63,7 +63,7 @@ def check_devices(workers: int) -> None:
 
 
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
-    """Run one step under a table, in a program of given sizes."""
+    """Run one step by a table, in a program compiled for given sizes."""
     check_devices(sizes.workers)
     copies, data = StageCopies.from_table(table), _data(table, model)
     state = execute(
@@ -110,7 +110,7 @@ def _initial_state(
     copies: StageCopies,
     data: TrainingData,
 ) -> WorkerState:
-    """Return the initial state of workers: weights, and the data of the first stage."""
+    """Return the initial buffers of all workers: weights, and inputs of the first stage."""
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
     gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
@@ -144,7 +144,7 @@ def _initial_state(
 def step_errors(
     table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
 ) -> StepErrors:
-    """Compare a step with that of the model without a pipeline, compiled for given sizes."""
+    """Compare a step with the step without a pipeline, which is compiled for given sizes."""
     data, count = _data(table, model), table.num_microbatches
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
     loss, gradients = unpipelined(
@@ -168,7 +168,7 @@ FORCED = "--xla_force_host_platform_device_count"  # an older way to say so: JAX
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
-    """Run one table, see `RuntimeJob`."""
+    """Run the table of a job."""
     if job.steps:
         raise wrong("steps", f"must be 0 in jax, whose devices share a processor, got {job.steps}")
     if job.costs is not None:
@@ -179,7 +179,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
 
 
 def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[RuntimeRun]:
-    """Run a step under each table, all in one process and one compilation."""
+    """Run a step by each table, with one process and one compilation for all."""
     workers = max(table.num_workers for table in tables)
     request = {"tables": [json.loads(to_json(table)) for table in tables], "model": model._asdict()}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if FORCED not in flag]
@@ -203,7 +203,7 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
 
 
 def left_out(table: ScheduleTable) -> dict[str, str]:
-    """Return the cells that are not executed, by phase, and the reasons."""
+    """Return the phases of a table's cells that the JAX runtime skips, with the reasons."""
     used = set(table.phase.ravel().tolist())
     return {Phase(phase).name: reason for phase, reason in LEFT_OUT.items() if int(phase) in used}
 
@@ -212,7 +212,7 @@ def left_out(table: ScheduleTable) -> dict[str, str]:
 
 
 def answer_to(request: Any) -> dict[str, Any]:
-    """Run a step under each table, all in one compilation; errors that are no numbers are None."""
+    """Run a step by each table, with one compilation; an error of NaN becomes None."""
     tables = [from_json(data) for data in request["tables"]]
     model = SmallModel(**request["model"])
     workers = max(table.num_workers for table in tables)
