@@ -311,7 +311,7 @@ def determinant_sign(matrix: list[Row]) -> int:
 
 
 def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
-    """Check that each facet is the largest on its cells, and that no run exceeds the gap."""
+    """Check that facets are the largest on their cells, and that no run exceeds form and gap."""
     points = [ray[: len(form.names)] for ray in form.rays]
     sums = [[_dot(facet, point) for facet in form.facets] for point in points]
     largest = [*map(max, sums)]

@@ -155,7 +155,7 @@ def _drawn_ops(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnO
 
 
 def _corners(sides: Sequence[tuple[float, ...]]) -> Any:
-    """Return the corners (boxes, 4, 2) of boxes with sides (start, end, top, bottom)."""
+    """Return the corners of boxes, as (boxes, 4, 2), given their start, end, top and bottom."""
     start, end, top, bottom = np.array(sides, float).reshape(-1, 4).T
     return np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
 
@@ -172,7 +172,7 @@ def _widths(axes: Axes, ops: Sequence[DrawnOp], widest: float) -> Any:
 def _draw_group(
     axes: Axes, group: list[DrawnOp], look: palette.Look, is_hatched: bool, shapes: dict[str, Any]
 ) -> None:
-    """Draw ops of equal phase and depth; `shapes` are matplotlib options of all collections."""
+    """Draw ops of equal phase and colour depth; `shapes` are options of all collections."""
     patch_style = style.rectangle(look, group[0].depth)
     strokes = patch_style.pop("hatch", None)
     corners = _op_corners(group)

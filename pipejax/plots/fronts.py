@@ -30,7 +30,7 @@ def draw_plan(
     best: int,
     capacity: float,
 ) -> None:
-    """Draw layouts by memory [GB] and exact step time [s]; grey ones by its lower bound.
+    """Draw layouts by memory [GB] and step time [s]; those with only a lower bound are grey.
 
     `front` and `apart` select layouts, `best` is a position, `capacity` is in bytes.
     """

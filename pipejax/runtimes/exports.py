@@ -93,7 +93,7 @@ UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def supported_table(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Drop cells that a runtime lacks, with a warning; refuse several pipes, and grammars."""
+    """Drop cells that a runtime lacks, with a warning; refuse several pipes or a grammar."""
     check_usual(table, runtime)
     if table.num_pipes > 1:
         raise ValueError(
@@ -203,7 +203,7 @@ def to_jaxpp(table: ScheduleTable) -> str:
 
 
 def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
-    """Yield rows in which stage 0 has whole backwards, and warn of each W that moves for this."""
+    """Yield rows with unsplit backwards on stage 0; warn of weight gradients that this moves."""
     num_moved = 0
     for row in table.rows():
         ops = [op for cell in row for op in cell]

@@ -244,7 +244,7 @@ class Logistic(Linear):
     l2: Leaf = dataclasses.field(kw_only=True)  # the fields before it need not be given
 
     def input(self, batch: LinearBatch) -> Float[Array, " row"]:
-        """Return zeros, to which stages add: a prediction per example, then |w|^2."""
+        """Return zeros for the sums over stages: a prediction per example, then |w|^2."""
         return jnp.zeros(len(batch.targets) + 1, batch.targets.dtype)
 
     def stage(
@@ -260,7 +260,7 @@ class Logistic(Linear):
         return jnp.mean(jax.nn.softplus(-margins)) + self.l2 * activation[-1] / 2
 
     def lipschitz(self, largest: float) -> float:
-        """Return a Lipschitz constant of f's gradient, as logistic slopes are at most 1/4."""
+        """Return a Lipschitz constant of f's gradient, given the top eigenvalue of X^T X / n."""
         return largest / 4 + float(self.l2)
 
     def batch_loss(self, blocks: Blocks, batch: LinearBatch) -> Float[Array, ""]:

@@ -1,4 +1,4 @@
-"""Training by the timeline of a table, in which each gradient reads outdated weights.
+"""Training in the order of a table's timeline, in which gradients read outdated weights.
 
 PipeDream, PipeDream-2BW and LocalSGD are tables, so one replay runs them all. Time is that of the
 table, in slots or seconds, so methods compare at equal times on one machine.
@@ -81,7 +81,7 @@ def sweep_replay(
     batches: str = "epochs",
     noise: float = 0.0,
 ) -> TrainingRun:
-    """Train by the timeline of a table, with every step size and seed in one compiled call.
+    """Train in the order of a table's timeline, for all step sizes and seeds in a compiled call.
 
     Args:
       objective: what is trained, cut into as many stages as the table has; either one, or those
@@ -360,7 +360,7 @@ def _narrow(values: NumpyArray) -> NumpyArray:
 
 
 def _check_times(times: Times | int, end: float) -> Times:
-    """Check sample times; a number means that many equal intervals up to the end."""
+    """Return checked sample times; an integer n stands for n equal intervals up to the end."""
     if isinstance(times, int | np.integer):
         return np.linspace(0.0, end, times + 1)
     values = np.asarray(times, np.float64)
@@ -418,7 +418,7 @@ def _train(
     def apply_gradient(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
-        """Compute a gradient at the weights that the event reads, and update the stages due."""
+        """Compute a gradient at the weights that the event reads; make the updates that are due."""
         # weights (runs, versions, stages, width) are a ring; stages may read different versions
         weights, collected, largest = state
         weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)

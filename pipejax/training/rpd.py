@@ -233,7 +233,7 @@ def _train_all(
     noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    """Train for all step sizes, seeds and delay laws in one compiled call."""
+    """Train for all step sizes, seeds and delay distributions in one compiled call."""
     train = over_runs(functools.partial(_train, noise=noise, how=how), objective, None)
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))

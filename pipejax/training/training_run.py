@@ -323,7 +323,7 @@ def choose_step_size(
     rule: str = "final",
     step_sizes: Sequence[float] | None = None,
 ) -> int | None:
-    """Choose a step size, given the curve of the gap for each.
+    """Choose a step size, given the gap over time for each step size.
 
     Args:
       curves: mean gap over the seeds, of any mean; NaN where a seed diverged.

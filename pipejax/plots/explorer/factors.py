@@ -45,7 +45,7 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
 def list_factors(
     runs: Sequence[Evaluation], other_phases: Collection[AnyPhase] = ()
 ) -> list[Factor]:
-    """List the sliders for all kinds with a cost in the runs or in phases of other tables."""
+    """List a slider for each kind of cost that runs or phases of other tables have."""
     used_kinds = {kind for run in runs for kind in _kinds_with_cost(run)}
     for phase in other_phases:
         if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs):

@@ -211,7 +211,7 @@ def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return where the costs of fused pairs are, and the overlap factor of each pair."""
+    """Return the indices of fused pairs' costs, and the overlap factor of each pair."""
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
     by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))

@@ -133,7 +133,7 @@ class SlowMessage:
 
 
 class SlowLink:
-    """Link between two ranks; each end tracks when it is free, equal up to delays of gloo."""
+    """Link between two ranks; both ends track when it is free, and differ only by gloo's delays."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -235,7 +235,7 @@ class OpClock:
         self.measured, self._last = {}, []
 
     def begin(self) -> None:
-        """Record the begin of an op."""
+        """Record the start of an op."""
         self._begun = time.perf_counter()
         if self._last:
             self._last[-1] += self._begun - self._ended - self._waited
@@ -281,7 +281,7 @@ class OpClock:
         stage.backward_weight_one_chunk = time_weight
 
     def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
-        """Let a schedule end each forward after its loss, and record its waits for messages."""
+        """Wrap a schedule so that forwards end after their loss and message waits are recorded."""
         compute_loss = schedule._maybe_compute_loss
 
         def time_loss(
@@ -388,7 +388,7 @@ class TableRun:
         return steps
 
     def _message_seconds(self) -> list[float]:
-        """Measure half a round trip over each stage boundary [s]; 0 for those of other ranks."""
+        """Measure half a round trip over each boundary [s]; 0 for boundaries of other ranks."""
         placement = self.task["placement"]
         seconds = []
         for source, target in itertools.pairwise(placement):

@@ -147,7 +147,7 @@ def _result(
 def _op_and_message_times(
     ranks: Sequence[dict[str, Any]], job: RuntimeJob
 ) -> tuple[dict[str, list[float]], Float[NumpyArray, "directions boundaries"]]:
-    """Return times of ops (0 where a stage has none) by letter, and of messages in a step [s]."""
+    """Return op times by letter (0 if a stage lacks the op), and message times, of a step [s]."""
     times_by_stage = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
     profile = {
         phase: [times_by_stage[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]
@@ -164,7 +164,7 @@ def predicted(
     message: Float[NumpyArray, "directions boundaries"],
     links: Links = GLOO,
 ) -> float:
-    """Return the makespan of a table at measured times [s], with the cells that PyTorch puts in."""
+    """Predict the makespan at measured times [s] of a table with the cells that PyTorch adds."""
     links = GLOO if links == Links() else links
     lowered = table if table.has_communication else insert_transfers(table, lowering="pytorch")
     costs = Costs(

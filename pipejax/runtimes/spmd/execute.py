@@ -65,7 +65,7 @@ def training_data(num_microbatches: int, batch_size: int, hidden: int, seed: int
 
 
 def run_stage(parameters: StageParameters, activation: Array) -> Array:
-    """Return the output of a stage: (batch, hidden)."""
+    """Return the output of a stage, of shape (batch, hidden)."""
     inner = jnp.tanh(activation @ parameters.into + parameters.bias[None])
     return activation + inner @ parameters.out
 

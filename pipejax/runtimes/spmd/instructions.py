@@ -123,7 +123,7 @@ class StageCopies(NamedTuple):
 
 
 def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
-    """Return the sizes that a table needs on `workers` devices; more than its workers is fine."""
+    """Return the sizes of a program for a table on `workers` devices, at least its workers."""
     copies, runs = StageCopies.from_table(table), table.weights.runs
     num_copies = int(copies.number.max()) + 1  # of a worker, at most
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
@@ -206,7 +206,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     def put(
         name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray | bool = True
     ) -> None:
-        """Write values to a field of the instructions, for ops of these phases in the mask."""
+        """Write values to a field of the instructions, for masked ops of the given phases."""
         is_selected = np.isin(ops.phase, [*phases]) & mask
         getattr(written, name)[placed.take(is_selected).at] = values[is_selected]
 

@@ -45,7 +45,7 @@ class StepErrors(NamedTuple):
 
 
 class TrainingStep(NamedTuple):
-    """Results of a training step that followed a table."""
+    """Results of a training step in the order of a table."""
 
     gradients: StageParameters  # (stages, ...) sum over all microbatches and copies of a stage
     losses: Float[NumpyArray, " microbatches"]  # of the last stage
@@ -63,7 +63,7 @@ def check_devices(workers: int) -> None:
 
 
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
-    """Run one step by a table, in a program compiled for given sizes."""
+    """Run one training step in the order of a table, in a program compiled for given sizes."""
     check_devices(sizes.workers)
     copies, data = StageCopies.from_table(table), _data(table, model)
     state = execute(
@@ -179,7 +179,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
 
 
 def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[RuntimeRun]:
-    """Run a step by each table, with one process and one compilation for all."""
+    """Run a step in the order of each table, with one process and one compilation for all."""
     workers = max(table.num_workers for table in tables)
     request = {"tables": [json.loads(to_json(table)) for table in tables], "model": model._asdict()}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if FORCED not in flag]
@@ -212,7 +212,7 @@ def left_out(table: ScheduleTable) -> dict[str, str]:
 
 
 def answer_to(request: Any) -> dict[str, Any]:
-    """Run a step by each table, with one compilation; an error of NaN becomes None."""
+    """Run a step in the order of each table, with one compilation; replace NaN errors by None."""
     tables = [from_json(data) for data in request["tables"]]
     model = SmallModel(**request["model"])
     workers = max(table.num_workers for table in tables)
