@@ -1,7 +1,11 @@
 """Remedies can be followed: options of a launcher give the promised step, and faults come first."""
 
 import dataclasses
+import itertools
+import json
 import random
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -285,3 +289,52 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
     assert "did you mean torchtitan?" in mistake(*line, "--launcher", "torchtitans")
     why = "must be one of Megatron-LM, Megatron-Bridge, torchtitan at measured times, got MaxText"
     assert why in mistake(*line, "--launcher", "maxtext")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "is_combined", "line"),
+    [
+        ("DeepSpeed", False, "-m gpt3-175b -P 4 -M 16 --tensor-parallel 8 --recompute full"),
+        ("Megatron-LM", True, "-m llama3-8b -P 4 -M 16 --tensor-parallel 2 --zero 1"),
+        ("torchtitan", False, "-m llama3-8b -P 4 -M 8 --recompute full"),
+        ("Megatron-LM", True, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
+    ],
+)
+def test_a_shelf_shows_its_largest_remedy(answer, call, launcher, is_combined, line):
+    run = ("explain", "-s", "1f1b", *line.split(), "-y", "h100", "--minibatch", 32)
+    run = (*run, "--data-parallel", 2, "--launcher", launcher, "--schedules", "interleaved-1f1b")
+    result = answer(*run)
+    rows = [row for row in result["remedies"] if row["launchers"] == [launcher]]
+    combined = [row for row in rows if row["kind"] == "combined"]
+    single = next(row for row in rows if row["kind"] != "combined")
+    least = single["saves"] + 0.01 * result["step_time"]
+    largest = next((row for row in combined if row["saves"] > least), single)
+    assert (largest in combined) == is_combined
+    text = " ".join(call(*run)[1].split())
+    shown = re.findall(
+        rf"with options of {launcher}: saves .*? of the step\)[^:]*: (.*?) (?:with |next|{launcher}:)",
+        text,
+    )
+    assert shown == [largest["what"]]
+    assert f"next: {largest['command']} " in text
+    again = answer(*shlex.split(largest["command"])[1:])
+    assert result["step_time"] - again["makespan"] == pytest.approx(largest["saves"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["link", "slow link", "slow stage"])
+def test_repairs_come_before_faster_hardware(answer, tmp_path, name):
+    # one message of 6.8 in place of 0.9 ms, or all of them long, or one stage slow
+    messages = {"link": [0.9] * 3 + [6.8] + [0.9] * 3, "slow link": [3.0] * 3 + [3.5] + [3.0] * 3}
+    transmit = messages.get(name, [0.9] * 7)
+    stages = [21.0] * 7 + [25.0 if name == "slow stage" else 21.0]
+    costs = {"unit": "milliseconds", "F": stages, "B": [2 * time for time in stages]}
+    costs["message"] = {"latency": 0.02, "transmit": transmit}
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(costs))
+    run = ("explain", "-s", "1f1b", "-P", 8, "-M", 24, "--costs", path, "--link", "rendezvous")
+    rows = [row for row in answer(*run)["remedies"] if row["shelf"] == "hardware"]
+    for first, second in itertools.pairwise(rows):
+        weights = [1.1 if row["kind"] == "repair" else 1.0 for row in (first, second)]
+        assert first["saves"] * weights[0] >= second["saves"] * weights[1]
+    kinds = {"link": "repair", "slow link": "hardware", "slow stage": "repair"}
+    assert rows[0]["kind"] == kinds[name]

@@ -31,6 +31,7 @@ END_PARTS = ("start", "gaps", "end")  # parts of the step in which the pipeline 
 SCHEDULE_CAUSES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
+WORTH_COMBINING = 0.01  # of the step, that a combination must save beyond a single remedy
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
@@ -176,20 +177,35 @@ def remedies_view(
             "shorter" if fits else "fit; other layouts of the job may"
         )
         return
-    printed_groups: set[str] = set()  # launchers, or the shelf of remedies without one
-    for row in named:
-        groups = row["launchers"] or [row["shelf"]]
-        if not printed_groups.issuperset(groups):
-            assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
-            yield plain(f"{_needs(row)}: {_remedy_text(row, explanation, step)}{assumes}")
-        printed_groups.update(groups)
-    yield from launch_lines(_able_launches(explanation.remedies[0]))
+    best_rows = _best_rows(named, explanation.step_time)
+    for row in best_rows:
+        assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
+        yield plain(f"{_needs(row)}: {_remedy_text(row, explanation, step)}{assumes}")
+    place = rows.index(best_rows[0]) if best_rows else 0
+    yield from launch_lines(_able_launches(explanation.remedies[place]))
     yield from before_command
-    command = rows[0]["command"]
+    command = rows[place]["command"]
     if len(command) > LONG_COMMAND:
-        yield f"next: the command of remedy 1, which has {len(command)} letters (--details)"
+        letters = f"which has {len(command)} letters"
+        yield f"next: the command of remedy {place + 1}, {letters} (--details)"
     else:
         yield plain(f"next: {command}")
+
+
+def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[str, Any]]:
+    """Return the best remedy of each launcher and shelf, the largest of a shelf first."""
+    from pipejax.search.remedies.candidates import SHELVES
+    from pipejax.search.remedies.explain import COMBINED_KIND
+
+    best: dict[str, Mapping[str, Any]] = {}  # by launcher, or by shelf without one
+    for row in rows:
+        for group in row["launchers"] or [row["shelf"]]:
+            added = row["saves"] - best.setdefault(group, row)["saves"]
+            if row["kind"] == COMBINED_KIND and added > WORTH_COMBINING * step:
+                best[group] = row
+    best_rows = [row for row in rows if any(row is other for other in best.values())]
+    order = [*SHELVES]
+    return sorted(best_rows, key=lambda row: (order.index(row["shelf"]), -row["saves"]))
 
 
 def _needs(row: Mapping[str, Any]) -> str:
