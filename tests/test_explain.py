@@ -16,6 +16,7 @@ from markupsafe import escape
 
 import pipejax as pj
 from pipejax.analysis.step.step_report import WAITS, step_parts, with_equal_stages
+from pipejax.cli.output.report import seconds
 from pipejax.schedules.table.communication_cells import with_transfers
 from pipejax.search.remedies.candidates import first_candidate
 from pipejax.search.remedies.changes import schedules
@@ -215,7 +216,7 @@ def test_messages_may_be_so_much_slower():
 def test_nothing_wrong_is_said():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
     result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
-    assert result.faults == []
+    assert [fault.kind for fault in result.faults] == ["memory"]  # that of now is no limit
     assert (result.bottleneck.kind, result.bottleneck.seconds) == ("schedule", 3.0)
     assert "nothing stands out" in result.bottleneck.why
 
@@ -586,3 +587,46 @@ def test_the_command_of_more_requests_writes_the_table_first(answer, tmp_path, m
     for command in remedy["command"].split(" && "):
         result = answer(*shlex.split(command)[1:])
     assert result["makespan"] == remedy["step_time"] == 15
+
+
+@pytest.mark.parametrize(
+    ("size", "input_grad", "launcher"),
+    [
+        ((8, 24), 1.1, "Megatron-LM"),
+        ((4, 16), 1.2, "Megatron-LM"),
+        ((4, 16), 1.0, "torchtitan"),
+        ((4, 8), 1.0, None),
+    ],
+)
+def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, input_grad, launcher):
+    times = {"forward": 1.0, "input_grad": input_grad, "weight_grad": 2 - input_grad}
+    line = ["explain", "-s", "1f1b", "-P", size[0], "-M", size[1]]
+    line += ["-T", f"F=1,I={input_grad},W={2 - input_grad}"]
+    line += ["--launcher", launcher] if launcher else []
+    result = answer(*line)
+    assert result["memory"]["limit"] is None
+    assert result["bottleneck"]["kind"] != "memory"
+    (fault,) = (fault for fault in result["faults"] if fault["kind"] == "memory")
+    words = (
+        r"memory rules out (.*), which needs (.*) times as much as now \(--memory-limit (.*)\) and"
+    )
+    what, ratio, limit = re.match(words, fault["why"]).groups()
+    text = " ".join(call(*line)[1].split())
+    assert f"also: {fault['why']} ({seconds(fault['seconds'])})" in text
+    # the limit admits it, as an option of the launcher
+    admitted = answer(*line, "--memory-limit", limit)["remedies"]
+    (remedy,) = (row for row in admitted if row["what"] == what)
+    assert remedy["launchers"] if launcher is None else remedy["launchers"] == [launcher]
+    assert remedy["memory"] == pytest.approx(float(ratio), rel=5e-3)
+    table = pj.schedules.build("1f1b", num_workers=size[0], num_microbatches=size[1])
+    name, _, options = what.removeprefix("schedule ").partition(", stages per worker ")
+    other = pj.schedules.build(
+        name, num_workers=size[0], num_microbatches=size[1], stages_per_worker=int(options)
+    )
+    stages = int(options)
+    before = pj.evaluate(table, pj.Costs(**times))
+    after = pj.evaluate(other, pj.Costs(**{k: time / stages for k, time in times.items()}))
+    assert remedy["saves"] == pytest.approx(before.step_time - after.step_time, rel=1e-9)
+    assert fault["seconds"] == pytest.approx(remedy["saves"], rel=1e-9)  # nothing else fits
+    ratio_of_peaks = max(after.peak_in_flight) / stages / max(before.peak_in_flight)
+    assert remedy["memory"] == pytest.approx(ratio_of_peaks, rel=1e-9)

@@ -32,6 +32,7 @@ SCHEDULE_CAUSES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
 WORTH_COMBINING = 0.01  # of the step, that a combination must save beyond a single remedy
+MAX_OTHER_CAUSES = 2  # on a first screen, memory aside
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
@@ -158,8 +159,10 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
             f"also: start and end of the pipeline take {_with_share(end_time, explanation)} with "
             f"{explanation.run.microbatches} microbatches"
         )
-    for fault in explanation.faults[1:3]:
-        yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+    others = [fault for fault in explanation.faults if fault is not worst]
+    for place, fault in enumerate(others):
+        if place < MAX_OTHER_CAUSES or fault.kind == "memory":
+            yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
     yield from remedies_view(explanation, rows, rows)
 
 

@@ -161,7 +161,8 @@ class Explanation:
       run: evaluation of the unchanged run.
       parts: parts of the step time, which sum to it.
       faults: causes of lost time, by the time that the step saves without each.
-      bottleneck: the first fault; without faults, start and end of the pipeline.
+      bottleneck: the first fault, but for memory without a limit; without faults, start and end of
+        the pipeline.
       effects: its part of the step, the time saved without it and the time that its remedy saves;
         empty if these are equal.
       remedies: remedies, by shelf; in each by the time they save, a combined one last, and repairs
@@ -276,10 +277,12 @@ def explain(
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -_worth(r)))
     faults = [*_faults_of_settings(memory, candidates["settings"]), *_faults_of_layers(base)]
     rivals = candidates["schedule"]
-    if launcher is not None:
+    if launcher is not None or memory.limit is None:
         rivals = [rival for rival in rivals if shelved.launchers("schedule", base, rival)]
     faults = _faults_with_memory(memory, faults, rivals)
-    bottleneck = faults[0] if faults else _schedule_fault(base)
+    # the memory of now is no limit of the machine: other causes come first
+    causes = (fault for fault in faults if fault.kind != "memory" or memory.limit is not None)
+    bottleneck = next(causes, None) or _schedule_fault(base)
     return Explanation(
         run=base.run,
         parts=_parts_with_places(base),
@@ -563,7 +566,8 @@ def _faults_with_memory(
             f"{memory.text(limit[worker])}"
         )
         return [Fault("memory", 0.0, why, worker), *faults]
-    if memory.limit is not None and schedules:
+    schedules = [rival for rival in schedules if len(rival.assumes) <= MAX_ASSUMPTIONS]
+    if schedules:
         best = min(schedules, key=_step_time)
         fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
         gain = min([base.step_time, *fitting]) - best.step_time
@@ -571,9 +575,11 @@ def _faults_with_memory(
             saves = base.step_time - best.step_time
             percent, gain_percent = (100 * x / base.step_time for x in (saves, gain))
             more = f", {gain_percent:.3g} % more than what fits" if gain < saves else ""
+            need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
+            limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
             why = (
-                f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much "
-                f"and would save {percent:.3g} % of the step{more}"
+                f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much"
+                f"{limit_text} and would save {percent:.3g} % of the step{more}"
             )
             faults.append(Fault("memory", gain, why))
     return sorted(faults, key=lambda fault: -fault.seconds)
