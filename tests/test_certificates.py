@@ -595,7 +595,7 @@ def test_the_command_accepts_what_evaluate_wrote(file, answer, call):
     assert message == expected | {"problems": [], "bounds": []}
     code, out, _ = call("verify", file)
     assert (code, "hold" in out, "22 s" in out) == (0, True, True)
-    assert "certificate" not in run
+    assert run["certificate"] is None
 
 
 def test_the_command_names_what_does_not_hold(file, call):

@@ -218,7 +218,7 @@ def test_a_line_that_was_cut_is_left_out(cut, tmp_path, answer):
     assert "lines that lack a number of the others are left out: 1" in notes
 
 
-def titan_of(seconds):
+def titan_lines(seconds):
     return [titan(s, f) for s, f in enumerate([120, *(2048 * 8 // value for value in seconds)], 1)]
 
 
@@ -234,7 +234,7 @@ def titan_of(seconds):
     ],
 )
 def test_a_mean_that_hides_slow_steps_says_so(seconds, note, tmp_path, answer):
-    lines = "\n".join(titan_of(seconds))
+    lines = "\n".join(titan_lines(seconds))
     mean, _, _, notes = read_log(tmp_path / "a.log", lines, COLUMNS + BATCH, answer)
     assert mean == pytest.approx(sum(seconds) / len(seconds), rel=1e-5)
     assert note in notes
