@@ -482,7 +482,7 @@ def test_replicas_are_dealt_as_ops_follow_their_inputs(labels, order, tmp_path):
     if labels is megatron:
         with pytest.raises(
             ValueError,
-            match="pipeline of 6 ranks ops would start before their inputs; --replicas 2 (or|would)",
+            match=r"pipeline of 6 ranks ops would start before their inputs; --replicas 2 (or|would)",
         ):
             read(tmp_path, stages_per_worker=1)
         with pytest.raises(ValueError, match="replicas must divide the 6 ranks of the run, got 4"):
