@@ -189,4 +189,6 @@ def schema_path(command: str) -> Path:
 
 
 if __name__ == "__main__":
-    write_schemas(json.loads(path.read_text()) for path in sorted(Path(sys.argv[1]).glob("*.json")))
+    if not (files := sorted(Path(sys.argv[1]).glob("*.json"))):
+        sys.exit(f"{sys.argv[1]} has no answers: run tests with PIPEJAX_ANSWERS={sys.argv[1]}")
+    write_schemas(json.loads(path.read_text()) for path in files)

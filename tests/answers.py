@@ -54,4 +54,5 @@ def check_schema(command, answer):
 @atexit.register
 def keep():
     if FOLDER:
+        Path(FOLDER).mkdir(parents=True, exist_ok=True)
         (Path(FOLDER) / f"{os.getpid()}.json").write_text(json.dumps(KEPT))

@@ -90,6 +90,7 @@ def main():
         names = " ".join(Path(test).stem for test in near) or "no test, see make test"
         print(f"{path}: {names}", file=sys.stderr)
         tests.update(near)
+    print(f"{len(tests)} files of tests; make quick is shorter than many of them", file=sys.stderr)
     print(*sorted(test for test in tests if test.partition("::")[0] not in tests - {test}))
 
 

@@ -28,11 +28,12 @@ from pipejax.engine.batched.binary_program import (
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
+from pipejax.schedules.table.links import LINK_MODELS
 
 OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update")
 OPS += ("offload", "load")
 FIELDS = (*OPS, "latency", "transmit")
-LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
+LINKS = st.sampled_from(list(LINK_MODELS))
 
 
 def make_batch(table, size, seed, dtype=np.float64, *, dyadic=False):

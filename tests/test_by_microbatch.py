@@ -15,8 +15,9 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.engine.pricing import by_microbatch
+from pipejax.schedules.table.links import LINK_MODELS
 
-LINKS = ["delay", "queued", "blocking", "rendezvous"]
+LINKS = list(LINK_MODELS)
 OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload", "load", "pair")
 MESSAGES = ("latency", "transmit")
 SIZES = {"num_workers": 4, "num_microbatches": 8}

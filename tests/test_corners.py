@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.base import longest_path
 from pipejax.engine.pricing import price
+from pipejax.schedules.table.links import LINK_MODELS
 
-LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
+LINKS = st.sampled_from(list(LINK_MODELS))
 SMALL = ["evaluate", "--schedule", "chimera", "--workers", 4, "--microbatches", 4]
 SMALL += ["--stage-times", "F=1,B=2", "--comm", 0.1]
 CHIMERA = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)

@@ -18,10 +18,11 @@ import pipejax as pj
 from pipejax.analysis.step.step_report import WAITS, step_parts, with_equal_stages
 from pipejax.cli.output.report import seconds
 from pipejax.schedules.table.communication_cells import with_transfers
+from pipejax.schedules.table.links import LINK_MODELS
 from pipejax.search.remedies.candidates import first_candidate
 from pipejax.search.remedies.changes import schedules
 
-LINKS = ("delay", "queued", "blocking", "rendezvous")
+LINKS = list(LINK_MODELS)
 BUILT = [
     ("1f1b", 4, 16, {}),
     ("gpipe", 3, 7, {}),

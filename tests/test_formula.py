@@ -16,10 +16,11 @@ from pipejax.analysis.formula.parameters import default_parameters, named_parame
 from pipejax.cli.app import run
 from pipejax.engine.lowering.program import run_on_host
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.table.links import LINK_MODELS
 
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw", "local-sgd")
 SYNCHRONOUS = [name for name in REGISTRY if name not in ASYNCHRONOUS]
-LINKS = ("delay", "queued", "blocking", "rendezvous")
+LINKS = list(LINK_MODELS)
 # name, P, M -> the form, letter for letter: DESIGN section 7
 PUBLISHED = {
     ("chimera", 4, 4): "max(6F + 4B + 4c_F + 3c_B, 4F + 6B + 3c_F + 4c_B)",

@@ -71,9 +71,10 @@ def one_by_one(request, layouts, row):
     return pj.evaluate(table, costs).step_time, pj.memory_bytes(workload, table).max()
 
 
-def test_the_docstring_lists_the_fields_that_all_layouts_share():
-    (names,) = re.findall(r"for all layouts: ([^.]*)\.", pj.plan.__doc__)
-    assert {*re.split(r",\s+", names)} == {*SHARED}
+def test_an_error_lists_the_fields_that_all_layouts_share():
+    with pytest.raises(ValueError, match="hidden_size") as error:
+        pj.plan("gpt-22b", "a100", gpus=8, minibatch=8, hidden_size=3)
+    assert all(name in str(error.value) for name in SHARED)
 
 
 def test_the_best_is_that_of_brute_force(small):

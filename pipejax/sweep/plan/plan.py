@@ -119,10 +119,8 @@ def plan(
       memory_limit: memory for the tensors of an accelerator [B], in place of headroom.
       headroom: share of an accelerator's memory reserved for fragmentation and buffers; default
         0.1.
-      **shared: fields of `Workload` for all layouts: overlap, tensor_overlap, precision,
-        rank_order, scatter_gather, expert_overlap, dispatcher, contiguous_context, graphs,
-        optimizer_offload, attention_precision, head_precision, wide_first, wide_last,
-        recompute_again.
+      **shared: fields of `Workload` that all layouts have in common, such as `precision`; the error
+        about another field lists them.
 
     Returns:
       The best layout, runners-up, and estimates of all layouts.
