@@ -33,7 +33,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
         ".zarr",
     ),
     "calibrate": (["calibrate", "no.csv", "--system", "a100"], "--out", ".json"),
-    "calibrate links": (["calibrate", "no.csv"], "--out", ".json"),
+    "calibrate links": (["calibrate", "--collectives", "no.csv", "-y", "a100"], "--out", ".json"),
     "sweep": (["sweep", "run", "no.toml"], "--out", ".zarr"),
     "validate": (["validate", "no.csv"], "--figure", ".png"),
 }

@@ -10,7 +10,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options.option import Count, Text, options
 from pipejax.cli.output.answer import Answer, progress
-from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
+from pipejax.cli.output.files import JSON, Output
 from pipejax.cli.output.report import Column, TextTable, digits, pick, plain, rows_table, seconds
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class FitOptions:
       layer_times: As h,t,b.
     """
 
-    system: Text = None
+    system: str
     stack: Text = None
     collectives: Text = None
     fit: Text = None
@@ -57,8 +57,8 @@ class FitOptions:
 @options
 def calibrate(
     *files: Annotated[Path, Parameter(name="DATA.csv", help="Measured runs of models.")],
-    fitting: FitOptions = FitOptions(),
-    out: Annotated[Output, JSON] = NO_OUTPUT,
+    fitting: FitOptions,
+    out: Annotated[Output, JSON],
 ) -> Answer:
     """Fit a system to measured runs, robustly.
 
@@ -74,13 +74,8 @@ def calibrate(
     from pipejax.search.calibration.parameters import FITTED
 
     system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
-    if out.path is None:
-        raise ValueError("missing option --out")
-    if system is None:
-        raise ValueError("missing option --system")
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
-    out.check(JSON)
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
     links: LinkCalibration | None = None
     identified: set[str] = set()
@@ -105,7 +100,8 @@ def calibrate(
         return Answer({**data, **NO_FIT}, view, details=_details(runs, data))
     calibrations = [result.system.calibration for result in (links, runs) if result is not None]
     stack_numbers = {} if runs is None else runs.stack_numbers
-    content = calibrated_file(base, [*filter(None, calibrations)], out.path.stem, stack_numbers)
+    name = (out.path or Path()).stem  # it has to be given
+    content = calibrated_file(base, [*filter(None, calibrations)], name, stack_numbers)
     out.save_json(content)
     data = {name: content["calibration"][name] for name in ("parameters", "bands")}
     view, details = list[object](), dict[str, Iterable[object]]()
