@@ -472,8 +472,8 @@ def chunks(
     *,
     links: LinkOptions = LinkOptions(),
     prompt: Count,
-    stage_times: Text = None,
-    workers: CountIfGiven = None,
+    workers: Count,
+    stage_times: str,
     num_chunks: CountIfGiven = None,
     multiple: Count = 1,
     latency: Text = None,
@@ -494,8 +494,6 @@ def chunks(
     Example:
       pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns
     """
-    if workers is None or stage_times is None:
-        raise ValueError(f"tune chunks needs --workers P and --stage-times {TIMES}")
     link = links.links()
     messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
     latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
