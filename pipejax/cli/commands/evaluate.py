@@ -52,7 +52,7 @@ from pipejax.cli.output.runs import (
     tokens_text,
     values_by_phase,
 )
-from pipejax.schedules.table.links import LINK_OPTIONS, format_pair_links, format_pairs
+from pipejax.schedules.table.links import LINK_OPTIONS
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.corners import Corners
@@ -222,7 +222,7 @@ def _view(
         slowest = max(result["corners"], key=lambda corner: corner["makespan"])
         corner = f" ({seconds(slowest['makespan'])} in corner {slowest['name']})"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
-    yield f"{heading(result)}, {_link(evaluation)} links"
+    yield f"{heading(result)}, {_link(evaluation.links)} links"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {short_percent(share)}" for name, share in path)
     yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
@@ -352,23 +352,13 @@ def summary(
     return result | {"activation_memory": held.as_json()}
 
 
-def _link(evaluation: "pj.Evaluation") -> str:
+def _link(links: pj.Links) -> str:
     """Return the link model, and all that differs from its defaults."""
-    links, notes = evaluation.links, []
-    if links.pair_links:
-        notes.append(format_pair_links(links.named_pairs))
-    if links.is_rendezvous:
-        notes.append(f"one queue per {links.queues}")
-    if links.posting == "program":
-        notes.append("posted by program")
-        if not evaluation.table.has_communication:
-            notes[-1] += ": SEND and RECV stand producer by producer"
-    if links.eager_below:
-        eager = evaluation.program.messages.eager
-        limit = seconds(links.eager_below)
-        notes.append(f"{eager.sum()} of {len(eager)} messages below {limit} are buffered")
-    if links.shared_links:
-        notes.append(f"shared: {format_pairs(links.shared_links)}")
+    notes = [f"one queue per {links.queues}"] if links.is_rendezvous else []
+    for name, value in links.changed().items():
+        if name not in ("model", "queues"):
+            text = value if isinstance(value, str) else seconds(value)
+            notes.append(f"{name.replace('_', ' ')} {text}")
     return f"{links.model} ({'; '.join(notes)})" if notes else links.model
 
 
