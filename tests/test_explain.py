@@ -631,3 +631,55 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, input_grad
     assert fault["seconds"] == pytest.approx(remedy["saves"], rel=1e-9)  # nothing else fits
     ratio_of_peaks = max(after.peak_in_flight) / stages / max(before.peak_in_flight)
     assert remedy["memory"] == pytest.approx(ratio_of_peaks, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("size", "link", "slow_stage", "long", "is_hidden"),
+    [
+        ((8, 24), "rendezvous", 7, 7.4, True),
+        ((8, 24), "delay", 7, 7.4, True),
+        ((8, 32), "delay", 5, 8.0, True),
+        ((4, 16), "rendezvous", 1, 1.0, False),  # the stage alone
+        ((4, 16), "queued", 3, 1.5, False),
+    ],
+)
+def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
+    answer, call, tmp_path, size, link, slow_stage, long, is_hidden
+):
+    workers, microbatches = size
+    forward, transmit = np.full(workers, 21.0), np.full(workers - 1, 0.9)
+    forward[slow_stage] *= 1.17
+    slow = {"F": forward, "X": transmit.copy()}
+    slow["X"][workers // 2 - 1] *= long
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+
+    def step(stages, messages):
+        costs = pj.Costs(forward=stages, backward=2 * stages, transmit=messages)
+        return pj.evaluate(table, costs, link=link).step_time
+
+    normal = np.full(workers, 21.0)
+    begin = step(slow["F"], slow["X"])
+    both, stage, message = (
+        begin - step(*times)
+        for times in ((normal, transmit), (normal, slow["X"]), (slow["F"], transmit))
+    )
+    assert (both > 1.2 * (stage + message) + 0.01 * begin) == is_hidden
+    path = tmp_path / "costs.json"
+    times = {"unit": "seconds", "F": slow["F"].tolist(), "B": (2 * slow["F"]).tolist()}
+    path.write_text(json.dumps(times | {"message": {"latency": 0, "transmit": slow["X"].tolist()}}))
+    line = ("explain", "-s", "1f1b", "-P", workers, "-M", microbatches, "-C", path, "--link", link)
+    result = answer(*line)
+    joint = [fault for fault in result["faults"] if fault["kind"] == "joint"]
+    assert bool(joint) == is_hidden
+    assert result["bottleneck"]["kind"] in ("link", "imbalance")
+    text = " ".join(call(*line)[1].split())
+    if not joint:
+        assert "hide each other" not in text
+        return
+    assert joint[0]["seconds"] == pytest.approx(both, rel=1e-6)
+    shares = [f"{100 * seconds / begin:.3g} %" for seconds in (both, stage, message)]
+    pair = f"workers {workers // 2 - 1} and {workers // 2}"
+    words = f"also: stage {slow_stage} on worker {slow_stage} and messages between {pair}"
+    assert words in text
+    without = "hide each other: without both the step is {} shorter, without the first {}, "
+    assert (without + "without the second {} ").format(*shares) in text

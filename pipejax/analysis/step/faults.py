@@ -4,6 +4,7 @@ A run without the cause gives the saving. Stages, workers and links compare with
 others; start and end with those of 2 P microbatches, where they are below a third of the step.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ SHARED_BLAME = 0.5  # share of the largest difference from which other stages sh
 # share of a worker's slowdown that each of its stages must show: half where two pipes share them
 STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault
+HIDING_RATIO = 1.2  # of the cost of two causes to the sum of both alone, if they hide each other
+JOINT = "joint"  # kind of two causes that hide each other
 NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
 
@@ -39,8 +42,8 @@ class Fault(NamedTuple):
     Attributes:
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
         its name, rules of the table, microbatches (few), uneven microbatches, memory, recompute,
-        an exchange inside layers (tensor, context, expert, weights), or schedule where nothing else
-        is wrong.
+        joint (imbalance and a link that hide each other), an exchange inside layers (tensor,
+        context, expert, weights), or schedule where nothing else is wrong.
       seconds: time that the step would save without it [s]; of memory that rules out a schedule,
         the time that this would save beyond the best that fits.
       why: one sentence.
@@ -80,7 +83,8 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
     check_types(evaluation=(evaluation, Evaluation))
     trial = FaultRemoved(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
-    faults = [*_imbalance(trial), *_links(trial), *_rules(trial)]
+    slow_places = [*_imbalance(trial), *_links(trial)]
+    faults = [*slow_places, *_joint(trial, slow_places), *_rules(trial)]
     # a slow link is a cause of its own: the parts are those without it
     slow = next((fault for fault in faults if fault.kind == "link"), None)
     if slow is not None:
@@ -261,6 +265,23 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
             faults.append(Fault("link", trial.saves(rules), why, link=pair, rules=rules))
     if faults:
         yield max(faults, key=lambda fault: fault.seconds)
+
+
+def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
+    """Yield imbalance and a link that hide each other: without one, ops wait for the other."""
+    if len(faults) < 2:
+        return
+    rules = ",".join(fault.rules for fault in faults)
+    saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
+    if saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * trial.run.makespan:
+        # "stage 7 on worker 7 takes 1.2 times the median of the others" -> "stage 7 on worker 7"
+        names = " and ".join(re.split(" takes? | is ", fault.why)[0] for fault in faults)
+        both, *shares = (_share(seconds, trial.run.makespan) for seconds in (saved, *alone))
+        why = (
+            f"{names} hide each other: without both the step is {both} shorter, without the first "
+            f"{shares[0]}, without the second {shares[1]}"
+        )
+        yield Fault(JOINT, saved, why, rules=rules)
 
 
 def _rules(trial: FaultRemoved) -> Iterator[Fault]:

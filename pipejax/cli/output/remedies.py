@@ -32,7 +32,8 @@ SCHEDULE_CAUSES = ("schedule", "memory")
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
 WORTH_COMBINING = 0.01  # of the step, that a combination must save beyond a single remedy
-MAX_OTHER_CAUSES = 2  # on a first screen, memory aside
+MAX_OTHER_CAUSES = 2  # on a first screen
+ALWAYS_SHOWN = ("joint", "memory")  # kinds of causes that a first screen never drops
 NEGLIGIBLE = 0.005  # change of the memory that a first screen does not name
 
 
@@ -161,7 +162,7 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
         )
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
-        if place < MAX_OTHER_CAUSES or fault.kind == "memory":
+        if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:
             yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
     yield from remedies_view(explanation, rows, rows)
 

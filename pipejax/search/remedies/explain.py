@@ -10,7 +10,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.faults import NEGLIGIBLE, WHY, Fault
+from pipejax.analysis.step.faults import JOINT, NEGLIGIBLE, WHY, Fault
 from pipejax.analysis.step.step_report import Part, breakdown
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, wrong
@@ -161,8 +161,8 @@ class Explanation:
       run: evaluation of the unchanged run.
       parts: parts of the step time, which sum to it.
       faults: causes of lost time, by the time that the step saves without each.
-      bottleneck: the first fault, but for memory without a limit; without faults, start and end of
-        the pipeline.
+      bottleneck: the first fault, but for joint ones and memory without a limit; without faults,
+        start and end of the pipeline.
       effects: its part of the step, the time saved without it and the time that its remedy saves;
         empty if these are equal.
       remedies: remedies, by shelf; in each by the time they save, a combined one last, and repairs
@@ -280,8 +280,9 @@ def explain(
     if launcher is not None or memory.limit is None:
         rivals = [rival for rival in rivals if shelved.launchers("schedule", base, rival)]
     faults = _faults_with_memory(memory, faults, rivals)
-    # the memory of now is no limit of the machine: other causes come first
-    causes = (fault for fault in faults if fault.kind != "memory" or memory.limit is not None)
+    # a single cause comes first; the memory of now is no limit of the machine
+    later = (JOINT,) if memory.limit is not None else (JOINT, "memory")
+    causes = (fault for fault in faults if fault.kind not in later)
     bottleneck = next(causes, None) or _schedule_fault(base)
     return Explanation(
         run=base.run,
