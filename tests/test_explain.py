@@ -683,3 +683,34 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     assert words in text
     without = "hide each other: without both the step is {} shorter, without the first {}, "
     assert (without + "without the second {} ").format(*shares) in text
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule", "size", "fields", "is_slow"),
+    [
+        ("qwen3-30b-a3b", "1f1b", (4, 16), {"expert_parallel": 4, "data_parallel": 4}, True),
+        ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
+        ("llama3-8b", "zb-h1", (2, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
+        ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "graphs": 1.0}, False),
+        ("llama3-70b", "1f1b", (8, 8), {"tensor_parallel": 4, "sequence_parallel": True}, False),
+    ],
+)
+def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, fields, is_slow):
+    system = pj.load_system("h100")
+    table = pj.schedules.build(schedule, num_workers=size[0], num_microbatches=size[1])
+    short = dataclasses.replace(pj.load_model(model), sequence=1024)
+    model = pj.load_model(model) if model == "llama3-70b" else short
+    workload = pj.Workload(model, size[1], **fields)
+    result = pj.explain(table, workload, system=system, schedules=["1f1b"])
+    hosts = [fault for fault in result.faults if fault.kind == "host"]
+    assert bool(hosts) == is_slow
+    # the same run beside a host that starts kernels in no time
+    quick = dict.fromkeys(("launch", "collective", "layer", "microbatch"), 0.0)
+    system = dataclasses.replace(system, host=dataclasses.replace(system.host, **quick))
+    step = pj.evaluate(table, pj.stage_costs(workload, system, table)).step_time
+    saved = result.step_time - step
+    assert (saved > 0.01 * result.step_time) == is_slow
+    if is_slow:
+        assert hosts[0].seconds == pytest.approx(saved, rel=1e-6)
+        assert hosts == sorted(result.faults, key=lambda fault: -fault.seconds)[:1]
+        assert "CUDA graphs" in hosts[0].why
