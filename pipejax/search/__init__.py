@@ -1,4 +1,4 @@
-"""Better schedules, transfer orders and settings, each beside a bound or an exhaustive twin."""
+"""Searches for better schedules, orders and settings, each with a bound or an exhaustive check."""
 
 from pipejax.base.namespaces import lazy
 

@@ -1,4 +1,4 @@
-"""Result of a search: the best candidate, with a bound on all others."""
+"""Result of a search: the best candidate, with a lower bound on the values of all candidates."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ GAP = 0.001  # that ends a local search, far below the error of any measured tim
 
 
 def gap(value: float, lower_bound: float) -> float:
-    """Return the largest share of a value that an unknown candidate could save."""
+    """Return the largest share of a value that a candidate not yet evaluated could save."""
     return 1 - lower_bound / value if value > lower_bound else 0.0
 
 
 @with_short_repr("value gap lower_bound baselines evaluated stopped best")
 @dataclasses.dataclass(frozen=True)
 class Found(Generic[Best]):
-    """Best candidate of a search, with a bound on all others.
+    """Best candidate of a search, with a lower bound on the values of all candidates.
 
     Attributes:
       best: the best candidate.
@@ -41,5 +41,5 @@ class Found(Generic[Best]):
 
     @property
     def gap(self) -> float:
-        """Return the largest share of the value that an unknown candidate could save."""
+        """Return the largest share of the value that a candidate not yet evaluated could save."""
         return gap(self.value, self.lower_bound)

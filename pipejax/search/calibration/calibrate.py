@@ -1,4 +1,4 @@
-"""Entry point of calibration: from measured rows to a fitted system with its errors."""
+"""Entry point of calibration: fit a system to measured step times, and state its errors."""
 
 import dataclasses
 import itertools
@@ -60,7 +60,7 @@ MAX_STARTS = 1000
 
 @short_repr
 class Outlier(NamedTuple):
-    """A row far from the prediction; its pull on the fit is limited."""
+    """A measured run far from its predicted time; its influence on the fit is limited."""
 
     row: int  # number in its file, from 1
     file: str
@@ -115,7 +115,7 @@ class Calibration:
 
     @property
     def stack_numbers(self) -> dict[str, float]:
-        """Return the numbers of the runs' software in SI units; empty if it has no name."""
+        """Return the system's numbers for its named software stack, in SI units, if any."""
         record = self.system.calibration
         if record is None or not record.stack:
             return {}
@@ -198,7 +198,7 @@ def calibrate(
 
 
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names to fit; "all" stands for those with a prior and no better source."""
+    """Return the names of the numbers to fit; "all" stands for the names in `FITTED`."""
     requested = (ALL,) if fit is None else tuple(fit)
     # a name listed twice stays twice, which is an error later
     unlisted_names = tuple(name for name in FITTED if name not in requested)
@@ -207,7 +207,7 @@ def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
 
 
 class _Fitting(NamedTuple):
-    """Numbers to fit to rows; numbers that are not `free` keep the value of the system."""
+    """Fit of a system's numbers to measured rows; numbers that are not `free` keep their value."""
 
     rows: MeasuredRows
     system: System
@@ -219,7 +219,7 @@ class _Fitting(NamedTuple):
 
     @property
     def independent_share(self) -> float:
-        """Return the weight of a row, such that all rows of a layer shape count as one."""
+        """Return a common weight of configurations; together they weigh 1 per layer shape."""
         # The model's error for a layer shape is common to all its rows. With full weights, many
         # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
         # Shapes with a fitted layer time have no such error.
@@ -236,7 +236,7 @@ class _Fitting(NamedTuple):
         return self.independent_share * row_weights(self.rows.variance, NOISE) / repetitions
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
-        """Return the step times by the unchanged system, priced as in all fits [s]."""
+        """Return each row's step time, predicted by the unchanged system as in all fits [s]."""
         # NaN stands for the number of the system, 1 for a layer factor without effect
         values = np.ones((1, len(self.parameters.names)))
         values[:, : self.num_numbers] = np.nan
@@ -245,7 +245,7 @@ class _Fitting(NamedTuple):
         return seconds[0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
-        """Return log(predicted / measured), and its derivatives by whitened parameters."""
+        """Return log(predicted / measured) by row, and its slopes by whitened parameters."""
         names = self.parameters.names[: self.num_numbers]
         # NaN stands for the number of the system
         values = np.where(self.free, self.parameters.values(points), np.nan)
@@ -262,7 +262,7 @@ def _set_up_fit(
     layer_times: str | None,
     general: bool,
 ) -> _Fitting:
-    """Set up the fit: rows, numbers with priors, and factors of layer times if they are free."""
+    """Set up the fit of named numbers with priors, and of layer factors if `layer_times` is set."""
     check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
@@ -279,7 +279,7 @@ def _set_up_fit(
 
 
 def _on_stack(rows: MeasuredRows, system: System) -> System:
-    """Return the machine with the software of all rows, which must be the same."""
+    """Return the system with the software stack of the rows; all rows must have the same stack."""
     stacks = dict.fromkeys(rows.stack.tolist())
     if len(stacks) > 1:
         names = ", ".join(name or "none" for name in stacks)
@@ -297,7 +297,7 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows whose times are off by one factor, as in a wrong unit."""
+    """Refuse rows whose measured times are all off by a common factor, as after a wrong unit."""
     # a unit such as tokens per second is recognized by its factor
     factor = float(np.median(rows.seconds / as_is))
     # distance of the factor from that of each unit, on a logarithmic scale
@@ -315,7 +315,7 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
 
 
 class _FitChoice(NamedTuple):
-    """Errors of rows predicted by fits without them, or by the unchanged machine."""
+    """Errors of rows, each predicted by a fit without that row, or by the unchanged system."""
 
     rows: Int[NumpyArray, " sample"]  # their numbers, at most `MAX_ROWS`
     residual: Float[NumpyArray, " sample"]  # log of predicted over measured
@@ -325,7 +325,7 @@ class _FitChoice(NamedTuple):
 def _choose_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose the numbers to fit by cross-validation over the sets of `LADDER`."""
+    """Choose the numbers to fit by cross-validation over the sets of numbers in `LADDER`."""
     # Rows of a configuration are left out together, because one predicts the other.
     num_rows = len(problem.rows)
     sample_rows = np.arange(num_rows)
@@ -361,7 +361,7 @@ def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
 
 
 def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
-    """Fit once without the rows of each fold; return log(predicted / measured) of all rows."""
+    """Fit once per fold, without the fold's rows; return log(predicted / measured) of all rows."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))
@@ -443,7 +443,7 @@ def _result(
 def _mean_residual(
     fold_residual: Float[NumpyArray, "folds rows"], folds: Folds
 ) -> Float[NumpyArray, " rows"]:
-    """Return the mean residual of each row over the folds without it; NaN if there is none."""
+    """Return each row's mean residual over the folds that leave it out; NaN if no fold does."""
     num_folds = folds.left_out.sum(axis=0)
     total = (fold_residual * folds.left_out).sum(axis=0)
     return np.where(num_folds > 0, total / np.maximum(num_folds, 1), np.nan)
@@ -471,7 +471,7 @@ def _outliers(
 
 
 def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
-    """Return a remark if rows are of two kinds: many on each side of a wide gap of residuals."""
+    """Return a remark if residuals form two groups with a wide gap, as for rows of two kinds."""
     ordered = np.sort(residual)
     gaps = np.diff(ordered)
     min_rows = max(2, math.ceil(MIN_KIND_SHARE * len(ordered)))  # rows of each kind

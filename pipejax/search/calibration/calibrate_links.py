@@ -56,7 +56,7 @@ class LinkCalibration(NamedTuple):
 def calibrate_links(
     rows: CollectiveRows, system: System, *, fit: Sequence[str] | None = None
 ) -> LinkCalibration:
-    """Fit links and collectives of a system to collectives and messages timed by themselves.
+    """Fit a system's links and collectives to collectives and messages measured in isolation.
 
     The same robust least squares as for step times, on the logarithm of time; rows whose
     repetitions spread count less.
@@ -109,7 +109,7 @@ def calibrate_links(
 
 
 def _default_numbers(rows: CollectiveRows) -> list[str]:
-    """List the numbers of the machine that these rows can determine."""
+    """List the numbers of a system that the measured rows can determine."""
     names = [] if all(kind == MESSAGE for kind in rows.kind) else [*LIBRARY]
     if (rows.inside > 1).any():
         names += ["node.efficiency", "node.latency"]
@@ -121,7 +121,7 @@ def _default_numbers(rows: CollectiveRows) -> list[str]:
 def _residuals(
     rows: CollectiveRows, system: System, parameters: Parameters, points: Points
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return log(predicted / measured), and its derivatives by whitened parameters."""
+    """Return log(predicted / measured) of each row, and its derivatives by whitened parameters."""
     seconds = np.empty((len(points), len(rows.seconds)))
     slopes = np.empty((*seconds.shape, points.shape[1]))
     values, kinds = parameters.values(points), np.array(rows.kind)
@@ -145,11 +145,11 @@ def _times(
     names: tuple[str, ...],
     kind: str,
 ) -> tuple[Float[Array, "batch rows"], Float[Array, "batch rows values"]]:
-    """Return times of rows of one kind under each set of values [s], and their derivatives."""
+    """Predict the times of one kind of rows for each set of values [s], with their derivatives."""
     ranks, inside, volume = (column.astype(float) for column in rows)
 
     def times(values: Array) -> tuple[Array, Array]:
-        """Return the times of all rows under one set of values, twice for `jacfwd` with aux."""
+        """Predict the rows' times, returned twice: `jacfwd` differentiates the first."""
         machine = system
         for k, name in enumerate(names):
             machine = machine.with_number(name, values[k])

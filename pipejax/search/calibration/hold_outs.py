@@ -29,14 +29,14 @@ EXAMPLES = "t=8, group:h,t,b, k-fold:5, few:8 or model"
 
 
 class Folds(NamedTuple):
-    """Several ways to leave rows out."""
+    """Folds of a cross-validation: for each fold, the rows that its fit leaves out."""
 
     names: tuple[str, ...]  # description of the rows that each fold leaves out
     left_out: Bool[NumpyArray, "folds rows"]  # whether the fold leaves the row out
 
 
 def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
-    """Split rows into folds by a hold-out such as "k-fold:5"."""
+    """Divide rows into the folds that a hold-out option such as "k-fold:5" describes."""
     # `column=value` leaves these rows out, once; `group:columns` each combination of values in
     # turn; `model` each model in turn; `k-fold:K` each of K random parts in turn; `few:N` all but N
     # random rows, `DRAWS` times. Columns have full names or letters.
@@ -66,7 +66,7 @@ def _column(rows: MeasuredRows, name: str) -> NumpyArray:
 
 
 def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Return one fold for each combination of values; it leaves out the rows with these values."""
+    """Return a fold per combination of column values, which leaves the rows with these out."""
     texts = [column.astype(str) for column in columns.values()]  # entries may be None
     codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first_rows, row_fold = np.unique(
@@ -79,7 +79,7 @@ def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
 
 
 def fold_by_columns(rows: MeasuredRows, columns: str) -> Folds:
-    """Return one fold for each combination of the values of these columns, such as "h,t,b"."""
+    """Return a fold for each combination of values in the listed columns, such as "h,t,b"."""
     return _folds_by_values({name.strip(): _column(rows, name) for name in columns.split(",")})
 
 
@@ -122,7 +122,7 @@ PERCENTS = (80, 90)
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
-    """Return the range of measured over predicted time that holds a percentage of new rows."""
+    """Return the range of the ratio measured / predicted time that covers `percent` of new rows."""
     # `residual` is log(predicted / measured) of left-out rows. Errors in one of K groups are
     # correlated, so the band is an order statistic of groups. A new group is the farthest of K + 1
     # with probability 1 / (K + 1), so the band must hold a share (K + 1) / K times larger.
@@ -133,7 +133,7 @@ def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> B
 
 
 def error_bands(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
-    """Return a band for each of `PERCENTS` that so many groups support."""
+    """Return an error band for each percentage in `PERCENTS` that `groups` groups can support."""
     # A new group is the farthest of K + 1 with probability 1 / (K + 1): 90 % need nine groups.
     supported = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
     return tuple(band(residual, percent, groups) for percent in supported)
@@ -144,7 +144,7 @@ def band_coverage(
     residual: Float[NumpyArray, "folds rows"],
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
-    """Return the share of left-out rows within their bands [%], by nominal percent."""
+    """Return the share of left-out rows within their error bands [%], by nominal percentage."""
     # `by_fold` has the residuals of the rows that each fold leaves out, `residual` those of all
     # rows. The band of a fold comes from the left-out rows of all other folds, or from the fitted
     # rows if there is only one fold, never from the rows that it is compared with.

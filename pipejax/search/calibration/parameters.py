@@ -19,7 +19,7 @@ from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
 
 
 class Prior(NamedTuple):
-    """Prior of a number: normal in its logarithm, or in the logit of a bounded number."""
+    """Prior of a number: its logarithm is normal, or its logit if the number is bounded."""
 
     # median if the system's file lacks the number, or if `general` ignores all files; None if only
     # a file can give the number
@@ -91,7 +91,7 @@ class Parameters(NamedTuple):
     limit: PerParameter  # infinite where there is none
 
     def values(self, points: Points) -> Points:
-        """Turn whitened points into numbers, in SI units."""
+        """Convert whitened parameters, standard normal under the prior, to numbers in SI units."""
         # the logarithm of an unbounded number is normal, and the logit of a bounded number's share
         # of its limit: share / (1 - share) = odds of the median * exp(spread * point)
         factor = np.exp(self.spread * points)
@@ -123,7 +123,7 @@ class Parameters(NamedTuple):
 def parameters_with_priors(
     system: System, names: Sequence[str], *, general: bool = False
 ) -> Parameters:
-    """Return the priors of named numbers, centred at the system's values if it has any."""
+    """Return the named numbers with priors, centred at the system's values where it has them."""
     # `general` priors ignore the system's file, except for numbers that only a file can give.
     fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):
@@ -153,7 +153,7 @@ def _centre(system_value: float, prior: Prior, general: bool) -> float:
 
 
 def factors(names: Sequence[str], spread: float) -> Parameters:
-    """Return free factors around 1 on the predictions of the model."""
+    """Return free factors with priors around 1, which multiply predicted times."""
     size = len(names)
     return Parameters(tuple(names), np.ones(size), np.full(size, spread), np.full(size, np.inf))
 
@@ -168,7 +168,7 @@ def joined(*parts: Parameters) -> Parameters:
 def fitted_numbers(
     parameters: Parameters, minimum: RobustFit, best: int = 0, num_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
-    """Return the numbers with standard errors, linearised at the minimum."""
+    """Return the fitted numbers with standard errors, linearised at the minimum of the fit."""
     # `num_numbers` of the parameters are a system's, with units; those behind are factors.
     error, is_identified = uncertainty(minimum)
     values = parameters.values(minimum.point)[best]

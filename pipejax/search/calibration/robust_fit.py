@@ -1,4 +1,4 @@
-"""Robust least squares on logarithms, many fits of the same rows at once.
+"""Robust least squares on logarithms of times, for many fits of the same rows at once.
 
 Parameters are whitened: each is standard normal under its prior. A fit minimises
 
@@ -37,12 +37,12 @@ ResidualModel = Callable[[Points], tuple[Residuals, Jacobians]]
 
 
 def row_weights(variance: Float[NumpyArray, " rows"], noise: float) -> Float[NumpyArray, " rows"]:
-    """Return the weights of rows: less where their repetitions spread more than `noise`."""
+    """Return the weight of each row; it is below 1/2 where repetitions spread more than `noise`."""
     return noise**2 / (noise**2 + variance)
 
 
 class RobustFit(NamedTuple):
-    """Minima of a batch of fits."""
+    """Results of a batch of fits: minima, residuals, noise and curvatures."""
 
     point: Points  # whitened
     residual: Residuals  # log of predicted over measured, left-out rows included
@@ -66,7 +66,7 @@ class _FitState(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A loss of residuals in units of the noise, up to a factor: z^2 / 2 near 0."""
+    """Loss function of z = residual / noise, up to a constant factor; near 0 it is z^2 / 2."""
 
     value: Callable[[NumpyArray], NumpyArray]  # rho
     slope: Callable[[NumpyArray], NumpyArray]  # its derivative
@@ -92,7 +92,7 @@ def _loss(
     second: Callable[[NumpyArray], NumpyArray],
     bend: Callable[[NumpyArray], NumpyArray] | None = None,
 ) -> Loss:
-    """Return a loss rho from its value, rho', rho'' and curvature, scaled for normal noise."""
+    """Build a loss from its value, two derivatives and curvature, scaled for normal noise."""
     mean_square = _normal_mean(slope(_NORMAL) ** 2)
     # by parts, the mean of rho'' under a normal law is that of z rho'
     curvature = _normal_mean(_NORMAL * slope(_NORMAL))
@@ -119,7 +119,7 @@ def robust_fit(
     *,
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
-    """Fit the model from every start by Levenberg-Marquardt, with weights of the rows per start."""
+    """Fit the model from each start point by Levenberg-Marquardt, with the start's row weights."""
     # A weight of 0 leaves a row out; its residual is still reported. Each loss starts from the
     # minimum of the previous one.
     size = len(starts)
@@ -210,7 +210,7 @@ def _objective(
 def _information(
     state: _FitState, weights: NumpyArray, loss: Loss, bend: Callable[[NumpyArray], NumpyArray]
 ) -> Float[NumpyArray, "batch params params"]:
-    """Return J^T rho'' J / noise^2 of each fit: how much the rows determine the parameters."""
+    """Return J^T rho'' J / noise^2 of each fit, the information of the rows on the parameters."""
     noise = state.noise[:, None]
     row_curvature = loss.factor * weights * bend(state.residual / noise) / noise**2
     return np.einsum(

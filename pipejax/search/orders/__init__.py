@@ -1,1 +1,1 @@
-"""Local searches of orders, of transfers, microbatches and workers, with one driver."""
+"""Local searches of the order of transfers, microbatches or workers, with a common driver."""

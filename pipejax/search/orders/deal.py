@@ -64,7 +64,7 @@ class StepCosts(NamedTuple):
 
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
-        """Stack costs of one shape; each step gets one more member, with the least of all times."""
+        """Stack costs of steps; each step gets an artificial microbatch of the least times."""
         # Fields of microbatches that the program does not read are dropped.
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
@@ -83,11 +83,11 @@ class StepCosts(NamedTuple):
         return cls(by_member, by_step, step_members)
 
     def step_index(self, orders: Orders) -> Int[NumpyArray, " orders"]:
-        """Return the step of each order."""
+        """Return the index of the step that each order belongs to."""
         return orders[:, 0] // self.step_members
 
     def order_costs(self, orders: Orders) -> Costs:
-        """Return a batch of costs for `makespans`, one entry per order (orders, microbatches)."""
+        """Return a batch of costs for `makespans`, with one entry per order of microbatches."""
         steps = self.step_index(orders)
         fields = {
             name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
@@ -121,7 +121,7 @@ def deal(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Found[Deal]:
-    """Search the deal of a step's microbatches with the fastest slowest replica.
+    """Search the assignment of microbatches to replicas that makes the slowest replica fastest.
 
     Every replica runs the same table with its own microbatches in its own order. All deals are
     tried for at most 12 microbatches, if a replica has at most 50,000 choices. The result is never
@@ -193,7 +193,7 @@ def deals(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> list[Found[Deal]]:
-    """Search the deals of many steps at once, each as `deal` does, in one batch.
+    """Search the deals of many steps in one batch, each step as in `deal`.
 
     Args:
       table: the schedule of each replica.
@@ -232,7 +232,7 @@ def deals(
 
 
 def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int) -> int:
-    """Check that each step has costs of the microbatches of all replicas; return their number."""
+    """Check that each step has costs for the microbatches of all replicas; return `replicas`."""
     if not step_costs:
         raise ValueError("costs_by_step is empty: give the costs of a step or more")
     replicas, size = whole_number(replicas, "replicas", minimum=2), table.num_microbatches
@@ -258,7 +258,7 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
 
 
 class DealSearch(LocalSearch[list[Deal]]):
-    """State of the search for deals; the value is the mean over the steps.
+    """State of the search for deals; its value is the mean makespan over the steps.
 
     Members are microbatches, numbered over all steps. After the members of each step comes an
     artificial one with the least of all times. `_order` and `_times` are the present deal of each
@@ -332,7 +332,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.baselines = {name: float(values.mean()) for name, values in self._baselines.items()}
 
     def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
-        """Return the makespan of a replica with each order [s]."""
+        """Return the makespan [s] of a replica for each order of its microbatches."""
         # Batches have one size, so the engine compiles once: the last one is padded by repetition.
         size = orders.shape[-1]
         rows = orders.reshape(-1, size)
@@ -342,7 +342,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return makespans[: len(rows)].reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
-        """Improve all pairs of replicas once; if there are few deals, try all instead."""
+        """Improve all pairs of replicas once; if there are few possible deals, try them all."""
         steps = np.flatnonzero(~self._are_optimal())
         if self._has_few_deals():
             self._try_all(steps)
@@ -354,7 +354,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._update_best()
 
     def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
-        """Return whether the bound of each step is reached (steps)."""
+        """Return for each step whether its best deal reaches the lower bound."""
         return self.values <= self.bounds * (1 + self.precision)
 
     def _is_optimal(self) -> bool:
@@ -368,7 +368,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.value, self.lower_bound = float(self.values.mean()), float(self.bounds.mean())
 
     def _pairs(self, steps: Steps) -> Replicas:
-        """Pair each of the slowest replicas with a random other one."""
+        """Pair each of the slowest replicas with a random faster replica."""
         ranked = np.argsort(-self._times[steps], axis=1, kind="stable")  # the slowest first
         num_slow = math.ceil(ranked.shape[1] * SLOW_SHARE)
         partners = self.rng.permuted(ranked[:, num_slow:], axis=1)[:, :num_slow]
@@ -395,7 +395,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return (best > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """Return the empty move, then swaps and insertions in the sequence of a group."""
+        """List the moves of a group's microbatches: no change first, then swaps and insertions."""
         # `groups` is the shape (steps, groups, replicas). A move is the new sequence of positions.
         # If there are too many moves, some are chosen at random.
         shape = groups[2], self._shape[2]
@@ -426,7 +426,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE
 
     def _try_all(self, steps: Steps) -> None:
-        """Find the optimal deals of some steps, from the best order of every set of members."""
+        """Find the optimal deals of some steps, from each microbatch set's best order."""
         _, replicas, size = self._shape
         orders = np.array([*itertools.permutations(range(replicas * size), size)])
         masks = (1 << orders).sum(axis=1)  # set of members as bits: {0, 2} is 0b101
@@ -441,7 +441,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self.bounds[steps] = self._times[steps].max(axis=1)
 
     def best_so_far(self) -> tuple[list[Deal], float]:
-        """Return the best deal of each step so far, and the mean of their values [s]."""
+        """Return each step's best deal so far, and the mean makespan of these deals [s]."""
         pairs = zip(self._step_costs, self.best - self._first_member, strict=True)
         return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
 
@@ -472,7 +472,7 @@ def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " member
 def _longest_first(
     work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
 ) -> Members:
-    """Deal microbatches, the longest first, each to the replica with the least work and room."""
+    """Deal microbatches, longest first, to the replica of least work that still has free slots."""
     # `shape` is (steps, replicas, microbatches of a replica).
     steps, replicas, size = shape
     all_steps = np.arange(steps)
@@ -489,7 +489,7 @@ def _longest_first(
 def _fastest_sets(
     masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
 ) -> list[int]:
-    """Partition the members into sets with the least maximum of their times; return the rows."""
+    """Partition microbatches into sets whose largest time is least; return the rows of the sets."""
     # A set is a mask of bits, one per member: {0, 2} is 0b101. The set of the lowest remaining
     # member is chosen first, then the remaining members are partitioned.
     sets_by_lowest_member: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]

@@ -150,7 +150,7 @@ def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
 
 
 def _hills(descending: Order) -> tuple[Order, Order]:
-    """Return two orders: the longest microbatches in the middle, and at both ends."""
+    """Return two orders: the longest microbatches stand in the middle, or at both ends."""
     ascending = descending[::-1]
     # alternate members go to the left and, reversed, to the right: 1 2 3 4 becomes 1 3 4 2
     hill, valley = (np.append(order[::2], order[1::2][::-1]) for order in (ascending, descending))

@@ -1,4 +1,4 @@
-"""Local search over permutations: swaps and insertions, all neighbours of an order in one batch.
+"""Local search over permutations by swaps and insertions, all neighbours in one batch.
 
 Subclasses define the members of an order, such as microbatches or workers, and their costs. If
 there are few different orders, all of them are tried.
@@ -100,7 +100,7 @@ SHAKES = 3  # random swaps of a restart
 
 
 class PermutationSearch(LocalSearch[Best]):
-    """Local search over orders; members of one kind are interchangeable."""
+    """Local search over orders of members; members of equal kind are interchangeable."""
 
     program: Program
     kind: Order  # kind of each member
@@ -113,7 +113,7 @@ class PermutationSearch(LocalSearch[Best]):
         """Return a batch of costs for `makespans`, one entry per order."""
 
     def start_from(self, named: Mapping[str, Order], *unnamed: Order, random: str) -> None:
-        """Start from the fastest of these orders and random ones, and set the baselines."""
+        """Start from the fastest of the passed and of random orders; set the baselines."""
         # Baselines are the named orders, and "best of" and "mean of" `random`.
         members = np.tile(np.arange(len(self.kind)), (NUM_RANDOM, 1))
         orders = np.stack([*named.values(), *unnamed, *self.rng.permuted(members, axis=1)])
@@ -129,7 +129,7 @@ class PermutationSearch(LocalSearch[Best]):
         }
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Return the makespans of orders (orders) [s]."""
+        """Return the makespan of each order [s]."""
         self.evaluated += len(orders)
         return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
@@ -161,7 +161,7 @@ class PermutationSearch(LocalSearch[Best]):
         self.current, self._current_time, self.stale = order, np.inf, 0
 
     def _neighbours(self) -> Iterator[Orders]:
-        """Yield batches of orders one swap or insertion away from the present one, endlessly."""
+        """Yield endless batches of orders, a swap or insertion away from the present order."""
         size = len(self.current)
         places = np.indices((size, size)).reshape(2, -1)
         while True:
@@ -185,7 +185,7 @@ class PermutationSearch(LocalSearch[Best]):
 def batched_makespans(
     program: Program, order_costs: Callable[[Orders], Costs], orders: Orders, batch: int
 ) -> Float[NumpyArray, " orders"]:
-    """Return the makespans of orders (orders) [s]."""
+    """Return the makespan of each order [s]."""
     # Batches are padded to powers of two by repetition, so the engine compiles few sizes.
     from pipejax.engine.batched.makespans import makespans  # searches are set up without JAX
 
@@ -200,7 +200,7 @@ def batched_makespans(
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Return an order for each swap of two places, and for each insertion that is no swap."""
+    """Return an order for each swap of two places, and for each insertion that is not a swap."""
     # `start` and `target` hold all pairs of places, in both directions: (0, 1) and (1, 0).
     place, is_swap = np.arange(len(order)), start < target
     low, high = start[is_swap, None], target[is_swap, None]
@@ -251,7 +251,7 @@ Workers = Float[NumpyArray, " workers"]
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
-    """Bound the makespan in any order, or of the slowest replica in any deal, from below [s]."""
+    """Return a lower bound [s] on the makespan in any order, or of any deal's slowest replica."""
     # A run with the shortest times has no later starts and no longer paths. Between its first start
     # and the path after its last op, each worker has at least the work of the shortest
     # microbatches. For several replicas this bounds the mean over them, because a longest path of
@@ -266,7 +266,7 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int 
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
-    """Bound the makespan of the slowest replica in any deal from below, as in bin packing [s]."""
+    """Return a bin-packing lower bound on the makespan of the slowest replica in any deal [s]."""
     # Of the k R + 1 longest microbatches on a worker, one of R replicas gets at least k + 1. Its
     # other microbatches are at least as long as the shortest ones.
     program, shortest_makespan, seconds_around = _shortest_run(table, costs, links, 1)
@@ -288,7 +288,7 @@ def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int
 
 
 def with_shortest(costs: Costs) -> Costs:
-    """Append an artificial microbatch with the least of all times."""
+    """Append the costs of an artificial microbatch, each the least over all microbatches."""
 
     def extend(time: Any) -> Any:
         return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
@@ -297,7 +297,7 @@ def with_shortest(costs: Costs) -> Costs:
 
 
 def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
-    """Return an order for each place of the longest microbatch, with the shortest one elsewhere."""
+    """Return an order per place of the longest microbatch, all other places having the shortest."""
     # The fastest of them bounds the makespan of any order from below.
     orders = np.full((count, count), shortest)
     np.fill_diagonal(orders, longest)
@@ -321,7 +321,7 @@ def _shortest_run(
 
 
 def _blocked_times(program: Program, run: HostRun) -> Workers:
-    """Return the time that ops of each worker wait for the message of the op before them [s]."""
+    """Return the time [s] that each worker's ops wait for a message of the worker's previous op."""
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
     blocked = np.zeros(program.num_workers)
@@ -338,7 +338,7 @@ def _blocked_times(program: Program, run: HostRun) -> Workers:
 def _worker_ops(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
-    """Yield a worker, the number of its ops of a phase and stage, and their times by member [s]."""
+    """Yield a worker, its number of ops of a phase and stage, and their time [s] per microbatch."""
     shape = table.num_stages, table.num_microbatches * replicas
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)

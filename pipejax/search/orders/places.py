@@ -140,7 +140,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         return self._placed.batch(orders)
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Return the makespans of placements (orders) [s]; equal costs are evaluated once."""
+        """Return the makespan [s] of each placement; placements with equal costs run once."""
         keys = [row.tobytes() for row in self._placed.choices(orders)]
         new_orders = {
             key: order
@@ -166,7 +166,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
 
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
-    """Refuse messages that are eager at some places only, which would change the program."""
+    """Refuse messages that are eager only at some places: then places would change the program."""
     is_eager = placed.messages["transmit"] < links.eager_below
     if (is_eager != is_eager[0]).any():
         raise wrong(
@@ -183,7 +183,7 @@ def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
 
 
 def _fold(workers: int) -> Order:
-    """Return the place of each worker if the first sits beside the last, and so on: 0 2 4 5 3 1."""
+    """Return worker places such as 0 2 4 5 3 1, where the k-th and the k-th last are neighbours."""
     return np.append(np.arange(0, workers, 2), np.arange(1, workers, 2)[::-1])
 
 
@@ -206,7 +206,7 @@ def cut_bound(placed: PlacedCosts, program: Program) -> float:
 
 
 class _WorkerGraph(NamedTuple):
-    """Graph of workers, with an edge between two that exchange messages."""
+    """Graph of workers, with an edge between every two workers that exchange messages."""
 
     placed: PlacedCosts  # costs by place
     edges: Edges  # both workers of each edge
@@ -225,7 +225,7 @@ class _WorkerGraph(NamedTuple):
         return cls(placed, edges, boundary_edge)
 
     def order_costs(self, is_cut: Int[NumpyArray, "sets edges"]) -> Costs:
-        """Return a batch of costs if only the cut edges of each set leave a node."""
+        """Return the batch of costs in which only messages over the cut edges leave a node."""
         is_far: Bool[NumpyArray, "sets 1 pipes boundaries"] = (
             is_cut[:, None, self.boundary_edge] > 0
         )
@@ -241,7 +241,7 @@ class _WorkerGraph(NamedTuple):
 
 
 def _min_num_cuts(edges: Edges, workers: int, nodes: int) -> int:
-    """Return the least number of edges that any placement cuts."""
+    """Return a lower bound on the number of graph edges that any placement cuts."""
     if nodes == 1 or not _is_connected(edges, workers):
         return 0
     has_bridge = any(

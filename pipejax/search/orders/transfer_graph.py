@@ -28,7 +28,7 @@ Order = Int[NumpyArray, " transfers"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TransferGraph:
-    """Dependencies of ops and transfers of a table, before any queue."""
+    """Dependencies of a table's ops and transfers, without the waits of transfers in queues."""
 
     table: ScheduleTable  # the schedule without communication cells
     program: Program  # the table lowered under rendezvous, for its nodes and messages
@@ -44,7 +44,7 @@ class TransferGraph:
 
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
-    """Lower and price a table under rendezvous, and return its graph before any queue."""
+    """Lower and price a table under rendezvous, and return its graph without queues."""
     ops_table = without_transfers(table)
     program, vector = lower_and_price(ops_table, costs, links)
     messages = program.messages
@@ -64,7 +64,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 
 
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
-    """Return the predecessors of the nodes, with those of the queues in an order."""
+    """Return the predecessors of nodes, with the previous transfer in each queue under an order."""
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
     last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue
     for transfer in order.tolist():
@@ -76,7 +76,7 @@ def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes ma
 
 
 def order_makespan(graph: TransferGraph, order: Order) -> float:
-    """Return the makespan under an order [s]."""
+    """Return the makespan under an order of transfers [s]."""
     preds = order_preds(graph, order)
     heads, columns = np.nonzero(preds)  # edges; the source, node 0, is no predecessor to wait for
     _, finish = run_edges(preds[heads, columns], heads, graph.duration)
@@ -84,7 +84,7 @@ def order_makespan(graph: TransferGraph, order: Order) -> float:
 
 
 class HeadsTails(NamedTuple):
-    """Heads and tails of the transfers, if messages used no resource."""
+    """Earliest start (head) and remaining time (tail) of each transfer, if it used no resource."""
 
     head: Float[NumpyArray, " transfers"]  # earliest time at which its producer can have ended [s]
     tail: Float[NumpyArray, " transfers"]  # least time from its end to the end of the schedule [s]
@@ -92,7 +92,7 @@ class HeadsTails(NamedTuple):
 
 
 def heads_and_tails(graph: TransferGraph) -> HeadsTails:
-    """Return the head and the tail of every transfer, if messages use no resource."""
+    """Return the earliest start (head) and remaining time (tail) of transfers without queues."""
     finish = finish_times(graph.preds, graph.duration)
     carrier = graph.program.messages.carrier
     head = start_times(graph.preds, finish)[carrier]
@@ -100,7 +100,7 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
 
 
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
-    """Bound the makespan from below by the busiest queue [s]."""
+    """Return a lower bound on the makespan from the busiest queue of transfers [s]."""
     # Each queue is a one-machine problem: one transfer at a time, none before its head, and at
     # least its tail after each. With interruptions allowed, Jackson's rule is optimal: serve the
     # longest tail first (Carlier: The one-machine sequencing problem, 1982).
@@ -115,7 +115,7 @@ def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
 
 
 def _one_queue_bound(jobs: list[tuple[float, float, float]]) -> float:
-    """Bound the makespan by one queue [s]; jobs are (head, tail, length), sorted by head."""
+    """Return a lower bound from one queue [s]; jobs are (head, tail, length), sorted by head."""
     waiting: list[tuple[float, float]] = []  # minus the tail, and the remaining length
     now = bound = 0.0
     for k, (head, tail, length) in enumerate(jobs):
@@ -134,7 +134,7 @@ def _one_queue_bound(jobs: list[tuple[float, float, float]]) -> float:
 
 
 class WaitsFor(NamedTuple):
-    """Dependencies of ops and transfers before any queue, as lists in both directions."""
+    """Predecessors and successors of each op and transfer as lists, without queues."""
 
     preds: list[list[int]]  # predecessors of each node, without the source
     successors: list[list[int]]  # successors of each node

@@ -34,10 +34,10 @@ Slices = list[tuple[int, list[int]]]  # parts of an order: the first position, a
 
 
 class IncrementalPath:
-    """A graph with its finish times."""
+    """A graph with the finish times of its nodes, updated incrementally when edges change."""
 
     def __init__(self, preds: Preds, duration: Times) -> None:
-        """Run the graph once; its nodes are in topological order."""
+        """Compute all finish times; nodes are numbered in topological order."""
         # by node: finish time, duration, predecessors
         self.finish: list[float] = finish_times(preds, duration).tolist()
         self._duration: list[float] = duration.tolist()
@@ -67,7 +67,7 @@ class IncrementalPath:
         return self._successors
 
     def change(self, waits: Mapping[int, Waits]) -> None:
-        """Replace the predecessors of nodes; a CycleError leaves all as it was."""
+        """Replace the predecessors of nodes; if that makes a cycle, raise and change nothing."""
         old_waits = {node: self.waits[node] for node in waits}
         old_slices: Slices = []
         try:
@@ -123,7 +123,7 @@ class IncrementalPath:
                 self._ends.discard(pred)
 
     def _reorder(self, tail: int, head: int, old_slices: Slices) -> None:
-        """Move `tail`, now after `head` in the order, before it, with as few nodes as possible."""
+        """Move `tail` before `head` in the topological order, with as few nodes as possible."""
         positions, low, high = self._positions, self._positions[head], self._positions[tail]
         # two searches between both positions: ancestors of the tail, descendants of the head
         ancestors, descendants = {tail}, {head}
@@ -153,7 +153,7 @@ class IncrementalPath:
 
 
 def to_waits(nodes: Iterable[int]) -> Waits:
-    """Drop the source from nodes to wait for, unless there is no other."""
+    """Drop the source from the nodes to wait for, unless it is the only node."""
     return tuple(node for node in nodes if node != SOURCE) or (SOURCE,)
 
 
@@ -218,7 +218,7 @@ class SwapSearch:
         return np.array([self._transfer[node] for node in nodes], int)
 
     def _set_queues(self, order: Order) -> None:
-        """Set the queues by an order."""
+        """Set the order of every queue from an order of all transfers."""
         last_node = [SOURCE] * len(self._previous)  # of each queue so far
         for node in self._carrier[order].tolist():
             for queue in self._node_queues[node]:
@@ -229,12 +229,12 @@ class SwapSearch:
             self._next[queue][node] = SOURCE
 
     def _run(self, changed: set[int]) -> None:
-        """Run both directions again after changes of the predecessors of some nodes."""
+        """Update the forward and the backward run after the predecessors of some nodes changed."""
         self._forward.change({n: self._waits(n) for n in changed})
         self._backward.change({self._size - n: self._waits_back(n) for n in changed})
 
     def step(self, best: float) -> bool:
-        """Make the best swap that makes no cycle; return whether there is one."""
+        """Make the best swap that makes no cycle; return whether such a swap exists."""
         # A swap that is tabu comes last, unless it beats the makespan `best`; ties at random.
         candidates: list[tuple[bool, float, float, Swap]] = []
         for swap in self._critical_swaps():
@@ -256,12 +256,12 @@ class SwapSearch:
                 self._apply(self._swap(node, next_node))
 
     def _swap(self, first: int, second: int) -> Swap:
-        """Return the swap of two transfers, with the queues in which the second is the next."""
+        """Return the swap of two transfers, with the queues where the second follows the first."""
         queues = (q for q in self._node_queues[first] if self._next[q][first] == second)
         return Swap(first, second, tuple(queues))
 
     def _critical_swaps(self) -> list[Swap]:
-        """List queue neighbours on a critical path, chosen at random at ties."""
+        """List swaps of queue neighbours on a critical path, chosen at random among several."""
         finish, waits = self._forward.finish, self._forward.waits
         node_queues = self._node_queues
         swaps, draw = [], self._random.random
@@ -281,7 +281,7 @@ class SwapSearch:
         return swaps
 
     def _estimate(self, swap: Swap) -> float:
-        """Return the longest path through a swapped transfer after the swap [s]."""
+        """Estimate the longest path through either of two transfers after their swap [s]."""
         # After the swap, a path enters the second transfer (`second_head`) and leaves it directly
         # (`second_tail`) or through the first; or it enters the first (`first_head`) and leaves it
         # (`first_tail`). Comparisons in place of max() halve the time.
@@ -327,7 +327,7 @@ class SwapSearch:
         return max(first_head + first_tail, through_both)
 
     def _apply(self, swap: Swap) -> bool:
-        """Swap two transfers; return whether that made no cycle."""
+        """Swap two transfers unless that makes a cycle; return whether they were swapped."""
         first, second, queues = swap
         changed = {first, second}
         for queue in queues:
@@ -351,19 +351,19 @@ class SwapSearch:
         previous[second], previous[first], previous[b] = a, second, first
 
     def _waits(self, node: int) -> Waits:
-        """Return the predecessors of a transfer: its producer and the previous transfers."""
+        """Return a transfer's predecessors: its producer, and its predecessors in queues."""
         previous_nodes = (self._previous[queue][node] for queue in self._node_queues[node])
         return to_waits(sorted({*self._dependencies.preds[node], *previous_nodes}))
 
     def _waits_back(self, node: int) -> Waits:
-        """Return the consumer and the next transfers of a transfer, in backward numbers."""
+        """Return a transfer's consumer and its successors in queues, in backward numbers."""
         next_nodes = (self._next[queue][node] for queue in self._node_queues[node])
         successors = {*self._dependencies.successors[node], *next_nodes} - {SOURCE}
         return to_waits(sorted(self._size - successor for successor in successors))
 
 
 def _topological_numbers(preds: Int[NumpyArray, "nodes max_preds"]) -> Int[NumpyArray, " nodes"]:
-    """Number nodes in topological order (nodes); the source keeps 0."""
+    """Return each node's number in topological order; the source keeps 0."""
     heads, columns = np.nonzero(preds)
     order = topological_order(len(preds), preds[heads, columns], heads)
     number = np.empty(len(preds), np.int64)

@@ -1,4 +1,4 @@
-"""Search for a better order of SEND and RECV cells; the ops of every row keep their order.
+"""Search for a better order of SEND and RECV cells; compute ops keep their order in every row.
 
 The search starts from greedy orders, forwards and backwards, and PyTorch's. Then tabu search swaps
 neighbours in a queue (`transfer_swaps`); where it gets stuck, it restarts from the best order with
@@ -113,7 +113,7 @@ def messages(
 def _table_order(
     table: ScheduleTable, costs: Costs, links: Links
 ) -> tuple[Order | None, float | None]:
-    """Return the order of the table's cells, or the default, and its makespan [s]."""
+    """Return a table's order of transfers, by default that of rendezvous, and its makespan [s]."""
     # Both are None for a deadlock.
     try:
         program, vector = lower_and_price(table, costs, links)
@@ -158,7 +158,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self._swaps: SwapSearch | None = None  # made at first use
 
     def _greedy(self, times: HeadsTails) -> Iterator[Order]:
-        """Yield greedy orders, forwards and backwards, until one reaches the lower bound."""
+        """Yield greedy orders, built forwards and backwards, until an order reaches the bound."""
         waits = WaitsFor.from_preds(self.graph.preds)
         for urgency in URGENCIES:
             order, end = priority_order(self.graph, waits, times.tail, urgency)
@@ -179,13 +179,13 @@ class TransferSearch(LocalSearch[TransferOrder]):
         return best, makespan
 
     def _run(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
-        """Return the table with transfers in an order, default PyTorch's, and its makespan [s]."""
+        """Return the table with transfers in an order (default: PyTorch's); its makespan [s]."""
         costs, links = self._arguments
         ordered = with_transfers(self.graph.table, order, links, waits=waits)
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def step(self, iteration: int) -> None:
-        """Make a series of swaps, after a restart from the best order if they are stuck."""
+        """Make a series of swaps; if the search is stuck, restart from the best order first."""
         if self._swaps is None or self.stale >= PATIENCE:
             self._swaps = SwapSearch(self.graph, self.best, self.rng)
             self._swaps.shake(SHAKES if self.stale else 0)

@@ -1,1 +1,1 @@
-"""Search for the layers of every stage with the shortest step, with a proof."""
+"""Search, with a proof, for the number of layers per stage that makes the step shortest."""

@@ -1,4 +1,4 @@
-"""Contents of a stage, their costs in seconds and bytes, and splits of a model into them.
+"""Possible contents of a stage (holdings), their prices, and splits of a model into holdings.
 
 The costs of a stage depend only on its content: layers of each kind, layers for further tokens,
 embedding or head. So each possible holding is priced once, on all stages at a time.
@@ -45,12 +45,12 @@ class Holding(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """Number of layers, without the layers for further tokens."""
+        """Number of layers, without the MTP layers, which predict further tokens."""
         return self.dense + self.moe
 
 
 class HoldingPrices(NamedTuple):
-    """Prices of holdings on every stage."""
+    """Times and memory of each possible stage content (holding) on every stage."""
 
     holdings: tuple[Holding, ...]
     # times of ops by field of `Costs` [s]; (holdings, stages, microbatches) if copies of a stage
@@ -67,7 +67,7 @@ class HoldingPrices(NamedTuple):
     parts: Float[NumpyArray, "parts holdings stages"]
 
     def counts(self, name: str) -> Int[NumpyArray, " holdings"]:
-        """Return one attribute of every holding (holdings)."""
+        """Return a numeric attribute of every holding, such as its number of layers."""
         return np.array([int(getattr(holding, name)) for holding in self.holdings])
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
@@ -83,25 +83,25 @@ class HoldingPrices(NamedTuple):
         return Costs(**op_seconds, **messages, pair_factor=self.pair_factor)
 
     def layout(self, point: Point) -> PipelineLayout:
-        """Write a split as a layout."""
+        """Write a split, given as the holding index of each stage, as a layout."""
         layers, mtp = (self.counts(name)[point] for name in ("layers", "mtp"))
         return PipelineLayout.with_layers(layers.tolist(), (mtp * self.mtp_layers).tolist())
 
     def uniform_costs(self) -> Iterator[Costs]:
-        """Yield the costs of every holding, as if all stages had it."""
+        """Yield for each holding the costs of a table whose stages all have this holding."""
         for k in range(len(self.holdings)):
             yield Costs(**{name: seconds[k] for name, seconds in self.seconds.items()})
 
 
 def dense_layers(model: Model) -> int:
-    """Count the layers of the model's first kind."""
+    """Count the dense layers of a model, which come before its MoE layers."""
     return int(model.layers if model.moe is None else model.moe.dense_layers)
 
 
 def price_holdings(
     workload: Workload, system: System, table: ScheduleTable, may_hold: Callable[[Costs], bool]
 ) -> HoldingPrices:
-    """Price every holding that a stage may have, on every stage."""
+    """Price each possible stage content (holding) on every stage."""
     # `may_hold` decides by the costs of a table with this holding on every stage. If it refuses a
     # holding, it refuses all with more layers.
     stages, pricing = table.num_stages, _Pricing(workload, system, table)
@@ -113,7 +113,7 @@ def price_holdings(
     ]
 
     def stack(values: Iterable[Any]) -> Float[NumpyArray, "holdings stages *microbatches"]:
-        """Stack one value per holding: a number, (stages) or (stages, microbatches)."""
+        """Stack one cost per holding, of shape (), (stages) or (stages, microbatches)."""
         return np.stack(
             [
                 np.asarray(value if np.ndim(value) == 2 else np.broadcast_to(value, stages), float)
@@ -149,7 +149,7 @@ class _Pricing:
     def holdings(
         self, may_hold: Callable[[Costs], bool]
     ) -> Iterator[tuple[Holding, Costs, StageBytes]]:
-        """Yield holdings with their prices, in series of ever more layers of one kind."""
+        """Yield holdings with their prices; in each series the layers of one kind increase."""
         for mtp in (False, True) if self.workload.model.mtp_layers else (False,):
             dense_series = [Holding(dense, 0, mtp) for dense in range(1, self.dense + 1)]
             moe_series = (
@@ -200,18 +200,18 @@ class Splits:
         return self.may_hold.shape[1]
 
     def from_layout(self, layout: PipelineLayout) -> Points:
-        """Return the point of a layout; no point if the layout is none of these splits."""
+        """Return a layout as a point, in an empty array if the layout is not among the splits."""
         mtp = layout.count("m")
         if np.count_nonzero(mtp) > 1:
             return np.empty((0, self.stages), int)
         return self._splits_with_layers(layout.count("t")[None], (mtp > 0)[None])
 
     def shares(self, point: Point) -> Shares:
-        """Write one split as shares of 0 and 1."""
+        """Write a split as the share, 0 or 1, of each holding in each stage."""
         return (point == np.arange(len(self.may_hold))[:, None]) * 1.0
 
     def from_shares(self, shares: Shares) -> Points:
-        """Round a mixture to a point; no point if it is none of these splits."""
+        """Round shares of holdings to a split; return an empty array if it is not legal."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
         # the layers for further tokens are on one stage, if there are any
         stage = (self.prices.counts("mtp") @ shares).argmax()
@@ -219,7 +219,7 @@ class Splits:
         return self._splits_with_layers(layers, mtp[None])
 
     def neighbours(self, point: Point) -> Points:
-        """List splits with one layer elsewhere, or with the layers for further tokens elsewhere."""
+        """List splits that move one layer, or all MTP layers, to another stage."""
         layers, mtp = (self.prices.counts(name)[point] for name in ("layers", "mtp"))
         new_layers = layers + swaps(self.stages)
         same_mtp = np.broadcast_to(mtp > 0, new_layers.shape)
@@ -231,7 +231,7 @@ class Splits:
         return np.concatenate(points)
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Points:
-        """Return the points with these layers that are legal, fast enough and fit."""
+        """Return the splits with these layers, if legal, fast enough and within memory."""
         size = 1 + int(self.model.layers)
         holding_index = np.full((size, size, 2), -1)  # by numbers of layers; -1: not priced
         for k, holding in enumerate(self.prices.holdings):
@@ -248,7 +248,7 @@ class Splits:
         return points[self._fit(points)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
-        """Return which splits fit in memory (points)."""
+        """Return for each split whether it fits in memory."""
         if self.held is None:
             return np.ones(len(points), bool)
         index = points, np.arange(self.stages)
@@ -267,7 +267,7 @@ ENDS = {  # whether Megatron counts embedding and loss as a layer
 
 
 def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, PipelineLayout]:
-    """Return the splits of the runtimes by name, where these support the sizes."""
+    """Return the default splits of runtimes by name, where a runtime supports the model's sizes."""
     # Megatron divides layers evenly, and can count embedding and loss as layers
     # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`). If this is
     # not even, the user sets the layers of the first and the last worker. torchtitan counts both
@@ -288,7 +288,7 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
 
 
 def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
-    """Return equal numbers of layers, embedding and loss counted; None if that is impossible."""
+    """Split layers evenly, embedding and loss counted as layers; None if that is impossible."""
     per_stage, remainder = divmod(layers + sum(ends), stages)
     split = [per_stage] * stages
     split[0] -= ends[0]
@@ -297,7 +297,7 @@ def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
-    """Return the most even split with separate counts on the first and last worker."""
+    """Return the most even split with separate layer counts on the first and the last worker."""
     workers = table.num_workers
     per_worker, remainder = divmod(table.num_stages, workers)
     if remainder or workers < 3 or layers % per_worker:

@@ -1,4 +1,4 @@
-"""Integer program over holdings: the best split by all known paths and the memory limits.
+"""Integer program over stage contents: the best split under all known paths and memory limits.
 
 A variable for each stage and holding says that the stage has it. Everything is linear in these:
 numbers of layers, order of their kinds, lengths of paths, memory of workers. The makespan is at
@@ -39,7 +39,7 @@ class Cut(NamedTuple):
 
 
 class PathCuts:
-    """Cuts from the runs of one program."""
+    """Cuts (lower bounds on the step time) from paths in the runs of one program."""
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
         self.program, self.prices = program, prices
@@ -69,7 +69,7 @@ class PathCuts:
     def lower_bounds(
         self, points: Int[NumpyArray, "points stages"], begin: int = 0
     ) -> Float[NumpyArray, " points"]:
-        """Return the longest path among the cuts from `begin` on under each split [s]."""
+        """Return each split's longest path [s] among the cuts from number `begin` on."""
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
         for cut in self.cuts[begin:]:
@@ -77,7 +77,7 @@ class PathCuts:
         return longest
 
     def _paths(self, run: HostRun) -> Iterator[list[int]]:
-        """Yield the critical path and those of workers, as positions in the cost vector."""
+        """Yield the critical path and each worker's paths, as positions in the cost vector."""
         tails = longest_path.tails(run.preds, run.duration, run.lag)
         path_length = run.finish + tails  # of the longest path through each node
         for nodes in (np.arange(1, len(tails)), *self.worker_nodes):
@@ -114,7 +114,7 @@ class PathCuts:
         return positions
 
     def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
-        """Return the seconds that each holding adds to a path per stage, and those of messages."""
+        """Return the seconds per stage that each holding adds to a path, and those of messages."""
         # A path costs the sum of counts times costs, whatever holdings the stages have. A fused
         # pair on the path counts as a share of each of its two ops.
         layout, prices = self.program.layout, self.prices
@@ -138,7 +138,7 @@ class PathCuts:
         return Cut(seconds, fixed + float(sent_seconds.sum()))
 
     def _pair_shares(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
-        """Return weights of the two ops of each fused pair; the sum bounds the pair from below."""
+        """Return weights of the ops of fused pairs, whose sum is at most the pair's time."""
         # a pair takes max(F, B) + k min(F, B); with k <= 1 this is max(F + k B, B + k F), so the
         # larger of both in the run is a lower bound in every run; with k > 1 F + B is one
         factor = self.prices.pair_factor
@@ -228,7 +228,7 @@ class SplitProgram:
             self._limit_memory(splits.held, splits.capacity)
 
     def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
-        """Put dense layers before MoE layers, and layers for further tokens last."""
+        """Require dense layers before MoE layers, and MTP layers last."""
         stages = len(on_stage)
         has_dense, has_moe = (
             self.prices.counts(name)[self.holding] > 0 for name in ("dense", "moe")
@@ -241,7 +241,7 @@ class SplitProgram:
         self._add(on_stage * (layers[self.holding] > 0) + is_earlier_mtp, -np.inf, 1.0)
 
     def _add(self, rows: Matrix, low: float, high: float, *, begun: Matrix | None = None) -> None:
-        """Keep sums of the variables of holdings, and of stages where MoE layers have begun."""
+        """Constrain sums of the holding variables, and of the variables for begun MoE layers."""
         if begun is None:
             begun = np.zeros((len(rows), self.may_hold.shape[1]))
         self.restrict(np.hstack([rows, begun]), low, high)
@@ -263,7 +263,7 @@ class SplitProgram:
             self._add(need[need.any(axis=1)] / capacity, -np.inf, 1.0)
 
     def restrict(self, rows: Matrix, low: float, high: float, *, time: float = 0.0) -> None:
-        """Keep each row's sum of columns, and of `time` times the step time, in a range."""
+        """Constrain each row's sum of columns, plus `time` times the step time, to a range."""
         from scipy.sparse import csr_array  # at first use: it takes a while
 
         size = len(rows)
@@ -332,7 +332,7 @@ _PROGRAM = (
 
 
 def _solve_in_process(arguments: Mapping[str, Any]) -> Any:
-    """Solve in a process of its own, which ends with this call."""
+    """Solve the program in a child process, which ends with this call."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -49,7 +49,7 @@ SOLVER_GAP_SHARE = 0.1  # relative gap of the solver, as a share of the gap of t
 
 @short_repr
 class Split(NamedTuple):
-    """A split that was run."""
+    """A split of the model's layers over the stages, with its evaluated step time."""
 
     layout: PipelineLayout  # what each stage holds
     step_time: float  # exact [s]
@@ -58,7 +58,7 @@ class Split(NamedTuple):
 
 
 class SplitSearch:
-    """Splits that were run, and a bound on all others."""
+    """State of the search: the splits evaluated so far, and a lower bound on all splits."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SplitSearch:
         self.baselines: dict[str, Split] = {}
 
     def run(self, layout: PipelineLayout) -> Split:
-        """Run a split as any other command does."""
+        """Evaluate a split, with the same costs and links as the other commands use."""
         if layout not in self.splits_run:
             workload = dataclasses.replace(self.workload, pipeline_layout=str(layout))
             costs = stage_costs(workload, self.system, self.table)
@@ -105,7 +105,7 @@ class SplitSearch:
 
     @property
     def is_optimal(self) -> bool:
-        """Return whether no split is faster than the best one."""
+        """Return whether the bound proves that no split is faster than the best split."""
         return self.bound >= self.limit * (1 - 2 * SLACK)
 
     def search(self, seconds: float) -> str:
@@ -127,7 +127,7 @@ class SplitSearch:
         return "time" if time.monotonic() - start_time >= seconds else "tolerance"
 
     def _prepare(self) -> None:
-        """Price the possible holdings, and learn from the splits that were run."""
+        """Price all possible stage contents, and add the paths of the splits evaluated so far."""
         first = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(first, self.system, self.table)
         self.program = lower_and_price(self.table, costs, self.links)[0]
@@ -149,7 +149,7 @@ class SplitSearch:
                 self._add_paths(self.splits.shares(point))
 
     def _add_paths(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or mixture; return its makespan [s], and whether it has new paths: cuts."""
+        """Run a split or mixture; return its makespan [s], and whether its paths gave new cuts."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)
@@ -158,7 +158,7 @@ class SplitSearch:
         return float(run.finish.max()), bool(cuts)
 
     def _raise_bound(self, run_solution: Callable[[], bool], deadline: float) -> None:
-        """Solve the program and run its solution, as long as `run_solution` returns True."""
+        """Solve the integer program and run its solution, until `run_solution` returns False."""
         program, goes_on = self.integer, True
         while goes_on and not self.is_optimal:
             program.solve(deadline - time.monotonic() if program.is_whole else math.inf)
@@ -169,12 +169,12 @@ class SplitSearch:
             program.limit = self.limit
 
     def _relax(self, deadline: float) -> Shares | None:
-        """Raise the bound by runs of mixed stages; return the last mixture."""
+        """Raise the lower bound by runs of mixed stages; return the shares of the last mixture."""
         centre: Shares | None = None
         shares: Shares | None = None
 
         def run_solution() -> bool:
-            """Run the solution, and the centre of the solutions so far."""
+            """Run the relaxed solution and the mean of past solutions; return whether to go on."""
             nonlocal centre, shares
             shares = self.integer.shares
             if centre is not None:
@@ -209,7 +209,7 @@ class SplitSearch:
             self._raise_bound(run_solution, deadline)
 
     def _improve(self, relaxed_shares: Shares | None, deadline: float) -> None:
-        """Move layers one at a time, from the best split and from the rounded mixture."""
+        """Improve the best split and the rounded mixture by moving one layer at a time."""
         starts: list[Point] = []
         if self.best is not None:
             starts += [*self.splits.from_layout(self.best.layout)]
@@ -270,7 +270,7 @@ def layers(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
 ) -> Found[Partition]:
-    """Find the layers of every stage with the shortest step, and prove it.
+    """Find the layers of every stage with the shortest step, and prove that no split is faster.
 
     The first stage holds the embedding, with layers or alone; the last one holds the head. MTP
     layers are together, after all other layers.

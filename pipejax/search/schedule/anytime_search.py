@@ -1,4 +1,4 @@
-"""Anytime optimisation: quick schedules first, then better ones, and a lower bound."""
+"""Anytime search: quick schedules first, then better schedules, with a lower bound throughout."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ _SHARES = {
 
 
 class AnytimeSearch:
-    """State of one optimisation, and the steps that improve it."""
+    """State of one search for a schedule, and the steps that improve its schedule and bound."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class AnytimeSearch:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the plan reaches the bound."""
+        """Return whether the best plan reaches the lower bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def run(self) -> Found[Optimum]:
-        """Run all steps until the plan reaches the bound, or the budget is over."""
+        """Run the search's steps until the best plan reaches the bound or the budget ends."""
         try:
             for step in self._steps():
                 is_over = self.is_closed or self.budget.is_over
@@ -108,13 +108,13 @@ class AnytimeSearch:
             self._save()
 
     def _steps(self) -> Sequence[Callable[[], None]]:
-        """Order the steps; with offloads, a stage alone is too hard to bound by search."""
+        """Return the search's steps in order; bounds by single stages only without offloads."""
         starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         bound = (self._bound_by_stages,) if self.problem.offload is None else ()
         return *starts, *bound, self._brief_search, self._neighbourhoods, self._search
 
     def _use_store(self) -> None:
-        """Use the store: solutions of the problem itself, or of similar ones."""
+        """Start from stored solutions of this problem or, without any, of similar problems."""
         if self.store is None:
             return
         stored = self.store.get(self.problem)
@@ -140,7 +140,7 @@ class AnytimeSearch:
             self.last_save += seconds
 
     def _first(self) -> None:
-        """Offer a greedy plan, or microbatches one by one if it exceeds the limits."""
+        """Try a greedy plan; if none keeps the limits, a plan with one microbatch at a time."""
         plan = greedy_plan(self.problem, self.problem.limits)
         if plan is not None:
             self._offer("greedy", plan)
@@ -148,7 +148,7 @@ class AnytimeSearch:
             self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> None:
-        """Measure and offer the tables of published schedules, whatever effort is left."""
+        """Evaluate the tables of published schedules, even if no effort remains."""
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
@@ -174,7 +174,7 @@ class AnytimeSearch:
             self._offer(*start)
 
     def _bound_by_stages(self) -> None:
-        """Bound by single stages, beginning with the one of the best simple bound."""
+        """Raise the bound by searches of single stages, the stage of the highest bound first."""
         if not is_pipe(self.problem):
             return
         budget = self._share("relaxed")
@@ -212,7 +212,7 @@ class AnytimeSearch:
         return self._has_parts and self.problem.offload is not None
 
     def _brief_search(self) -> None:
-        """Search the complete problem first, which solves small problems at once."""
+        """Search the complete problem briefly, which is enough to solve small problems."""
         if self._offloads_parts:
             remaining = self.budget.remaining
             min_limit = min(MIN_BRIEF, remaining * _SHARES["most brief"])
@@ -247,19 +247,19 @@ class AnytimeSearch:
 
     @property
     def _grid_factor(self) -> int:
-        """Return the factor by which the grid of the solver is finer than that of the problem."""
+        """Return the number of units of the solver's time grid per unit of the problem."""
         longest = int((self.problem.forward + self.problem.gradient).max())
         num_starts = 3 * self.problem.worker.size * self._horizon
         return 1 if num_starts < MANY_STARTS or not longest else math.ceil(FINE / longest)
 
     @property
     def _horizon(self) -> int:
-        """Return the horizon in units; a short span may need a longer one."""
+        """Return a time [units] by which any better plan ends."""
         assert self.plan is not None
         return search_horizon(self.problem, self.plan)
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
-        """Take a plan if it is better; it may come from the problem on another grid."""
+        """Accept a plan if it beats the best plan; its times may be in units of another grid."""
         problem = problem or self.problem
         seconds = plan_objective(problem, plan) * problem.unit
         is_no_better = self.plan is not None and seconds >= self.value * self.problem.unit * (
@@ -294,7 +294,7 @@ class AnytimeSearch:
         self._save()
 
     def _raise_bound(self, bound: int) -> None:
-        """Take a bound if it is better; one above an existing plan is an internal error."""
+        """Accept a higher bound; a bound above the value of an existing plan is an error."""
         if bound > self.bound:
             self.bound, self.bound_by = bound, "solver"
         if self.plan is not None and self.bound > self.value:
@@ -302,7 +302,7 @@ class AnytimeSearch:
             raise AssertionError(f"{above}: please report it")
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Found[Optimum]:
-        """Return a table as the result so far, optimal if it equals the bound up to rounding."""
+        """Return a table as a result; it is optimal if it equals the bound up to rounding."""
         rounding = self._rounding(makespan)
         bound = min(self.bound * self.problem.unit, makespan)
         if self.problem.exact and makespan - bound <= rounding:
@@ -321,14 +321,14 @@ class AnytimeSearch:
         return Found(best, makespan, bound, baselines, self.evaluated, "interrupted")
 
     def _rounding(self, makespan: float) -> float:
-        """Return the largest rounding error of a path in units: one per op and message on it."""
+        """Return the largest rounding error of a path [s]: a unit for each op and message."""
         if self.problem.exact:
             return 1e-9 * makespan
         max_worker_ops = 3 * max(np.bincount(self.problem.worker.ravel()))
         return float(max_worker_ops + 4 * self.problem.num_stages) * self.problem.unit
 
     def _measure(self, table: ScheduleTable) -> float:
-        """Return the objective of a table at the exact costs [s]."""
+        """Return the objective (makespan or longest span) of a table at the exact costs [s]."""
         program, vector = lower_and_price(table, self.costs, self.links)
         run = run_on_host(program, vector)
         if self.problem.objective == "makespan":

@@ -1,4 +1,4 @@
-"""Lower bounds on all schedules, from paths and sums."""
+"""Lower bounds on the time of all schedules, from paths, work and memory."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ PerPipe = Int[NumpyArray, "pipes stages"]
 
 
 class Paths(NamedTuple):
-    """Least times before F, from F to I, and after I of a microbatch on each stage [units]."""
+    """Least times before F, between F and I, and after I of a microbatch, by stage [units]."""
 
     head: PerPipe  # from the start of the run to the start of F
     trip: PerPipe  # from the end of F to the start of I
@@ -21,7 +21,7 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Return the least times on the path of a microbatch [units]."""
+    """Return the least times before, between and after a microbatch's F and I [units]."""
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
     input_grad = np.minimum(problem.input_grad, problem.backward)
@@ -48,7 +48,7 @@ class LowerBound(NamedTuple):
 
 
 def lower_bound(problem: Problem) -> LowerBound:
-    """Return the best of the bounds by work and by memory, for the problem's objective."""
+    """Return the highest lower bound, by work or by memory, on the problem's objective."""
     stage_paths = paths(problem)
     counts = np.bincount(problem.microbatch_pipes, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
@@ -80,14 +80,14 @@ def lower_bound(problem: Problem) -> LowerBound:
 
 
 def stage_bounds(problem: Problem) -> PerStage:
-    """Bound the objective by each stage's own work and memory: (stages) [units]."""
+    """Return lower bounds on the objective, each from one stage's work and memory [units]."""
     arguments = problem, paths(problem), 0
     count = problem.num_microbatches
     return np.array([_stage_bound(*arguments, s, count) for s in range(problem.num_stages)])
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """Return how many (input, weight) gradients must be done before F of each microbatch."""
+    """Return how many (input, weight) gradients memory requires before each microbatch's F."""
     # With i input and w weight gradients done, w <= i, the stage still holds at least what its
     # other microbatches take. F of microbatch k finds room where
     # (k + 1) size - i (size - weight_size) - w weight_size <= limit.
@@ -160,7 +160,7 @@ class _Memory(NamedTuple):
     kinds: Sequence[_Kind]  # its activations
 
     def link_time(self, end: int) -> float:
-        """Return the least time of the host link in a run of this length, infinite if too short."""
+        """Return the least host-link time of a run that ends at `end`; inf if it is too short."""
         window = end - min(k.head for k in self.kinds) - min(k.tail for k in self.kinds)
         if window < sum(k.num_activations * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf
@@ -183,7 +183,7 @@ class _Memory(NamedTuple):
 
 
 def area_bound(problem: Problem) -> int:
-    """Return the least end [units] that memory area and host links allow together."""
+    """Return a lower bound on the end of a run, from memory x time and host links [units]."""
     # In T units a worker with room for N parts has a memory area of N T. An activation takes its
     # size from the start of F to the end of I, at least F, the way to the last stage and back, and
     # I. If it is offloaded, it takes its size from the start of F to the end of O and from the
@@ -204,7 +204,7 @@ def area_bound(problem: Problem) -> int:
 
 
 def _least_end(group: Sequence[_Memory], exact: bool) -> int:
-    """Find the least end that the workers of a host link allow."""
+    """Return the earliest end of a run that the workers sharing a host link allow [units]."""
     # The link is idle until an F has ended, and from the last start of an I on.
     kinds = [kind for memory in group for kind in memory.kinds]
     idle = min(k.head + k.forward for k in kinds) + min(k.input_grad + k.tail for k in kinds)
@@ -219,7 +219,7 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 
 def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
-    """Account for the memory of a worker, while activations are whole."""
+    """Return a worker's usable memory and least demand for it, with activations kept whole."""
     # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
     # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
     # window, and the limit is never above all activations. While a W runs, its memory is not free

@@ -78,7 +78,7 @@ class ScheduleModel:
 
     @property
     def num_ops(self) -> int:
-        """Number of F, I and W."""
+        """Number of F, I and W ops."""
         return 3 * self.problem.worker.size
 
     def _ops(self) -> Iterator[Key]:
@@ -95,7 +95,7 @@ class ScheduleModel:
         return self.model.new_int_var(low, self.horizon, name)
 
     def _add_ops(self, stage: int, microbatch: int) -> None:
-        """Add F, I and W, or B in place of I and W."""
+        """Add the ops F, I and W of a microbatch, with the choice of B instead of I and W."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
         # durations [units]; `whole` is that of B
@@ -173,7 +173,7 @@ class ScheduleModel:
         return since
 
     def _add_waits(self, stage: int, microbatch: int) -> None:
-        """Add the dependencies of an op on the one before it on the microbatch's path."""
+        """Make the next ops on a microbatch's path wait for its F and I on this stage."""
         key, start = (stage, microbatch), self.start
         forward_end = start["F"][key] + int(self.problem.forward[stage])
         if stage < self.problem.num_stages - 1:
@@ -185,7 +185,7 @@ class ScheduleModel:
             self._send(1, previous, self._input_end[key], start["I"][previous])
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
-        """Add a message over the boundary after a stage: a lag, or an interval on its link."""
+        """Add a message to the next stage, as a delay or as an interval on its link."""
         boundary, pipe = key[0], self._pipe(key[1])
         index = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])
@@ -208,7 +208,7 @@ class ScheduleModel:
             self.model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
 
     def _add_order(self) -> None:
-        """Order F and I of each stage by microbatch, or F of the first stage alone."""
+        """Require F and I of each stage, or only F of the first stage, in microbatch order."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             microbatches = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
@@ -232,7 +232,7 @@ class ScheduleModel:
                         self.model.add(self.start["F"][stage, microbatch] >= gradient_end)
 
     def _add_order_of_weight_grads(self, stage: int, microbatches: list[int]) -> None:
-        """Order W of split backwards by microbatch; the last one ends after all."""
+        """Require W of split backwards in microbatch order, each after all earlier gradients."""
         # `last_end` is not before the end of any W so far, whole backwards included.
         last_end: cp_model.LinearExprT = 0
         for microbatch in microbatches:
@@ -284,7 +284,7 @@ class ScheduleModel:
                 model.add(total >= self._input_end[stage, microbatch] + tail)
 
     def _may_be_last(self, stage: int, microbatch: int) -> bool:
-        """Return whether the gradient may end after all others of its stage and pipe."""
+        """Return whether this gradient may be the last to end on its stage and pipe."""
         if not self.in_order or self.is_unsplit:
             return True
         later_pipes = self.problem.microbatch_pipes[microbatch + 1 :]
@@ -306,7 +306,7 @@ class ScheduleModel:
             model.add_no_overlap(intervals)
 
     def hint(self, plan: Plan, model: cp_model.CpModel | None = None) -> None:
-        """Add a plan as a hint for the solver; `model` is a copy of this model, if any."""
+        """Add a plan as a hint for the solver, to this model or to `model`, a copy of it."""
         model = model or self.model
         for letter, variables in self.start.items():
             starts = plan.starts[letter]
@@ -319,14 +319,14 @@ class ScheduleModel:
             model.add_hint(is_whole, bool(plan.whole[key]))
 
     def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
-        """Return the end of an op; I stands for a whole backward."""
+        """Return the end of an op; letter I also stands for an unsplit backward."""
         ends = {"I": self._input_end, "W": self._gradient_end}
         if letter in ends:
             return ends[letter][key]
         return self.start[letter][key] + int(self.problem.times[Phase[letter]][key[0]])
 
     def plan(self, solution: "cp_model.CpSolver | cp_model.CpSolverSolutionCallback") -> Plan:
-        """Read the starts of a solution."""
+        """Return a solution of the solver as a plan."""
         shape = self.problem.num_stages, self.problem.num_microbatches
         starts = {letter: np.full(shape, NEVER, np.int64) for letter in "FIWOL"}
         whole = np.zeros(shape, bool)
@@ -371,7 +371,7 @@ def round_up(bound: float) -> int:
 def search(
     model: ScheduleModel, budget: Budget, num_threads: int
 ) -> Generator[SolverState, None, None]:
-    """Solve a model; stop when the iterator is closed."""
+    """Solve a model and yield new plans and bounds; stop if the iterator is closed."""
     solver = budget.new_solver(num_threads)
 
     def progress(work_done: float) -> None:
@@ -391,7 +391,7 @@ def search(
 
 
 def single_stage(problem: Problem, pipe: int, stage: int) -> Problem:
-    """Reduce the problem to one stage; stages without time replace those before and after it."""
+    """Reduce a problem to one stage; delays stand for all stages before and after this stage."""
     count = int((problem.microbatch_pipes == pipe).sum())
     head, trip, tail = (int(times[pipe, stage]) for times in paths(problem))
     if problem.objective == "span":  # of the worker of this stage alone
@@ -416,6 +416,6 @@ def single_stage(problem: Problem, pipe: int, stage: int) -> Problem:
 def relaxed_bound(
     problem: Problem, stage: int, horizon: int, budget: Budget, num_threads: int
 ) -> int:
-    """Bound the objective by one stage alone."""
+    """Return a lower bound on the objective from a search of one stage alone [units]."""
     model = ScheduleModel(single_stage(problem, pipe=0, stage=stage), horizon)
     return max((state.bound for state in search(model, budget, num_threads)), default=0)

@@ -37,7 +37,7 @@ class Budget:
 
     @classmethod
     def start(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
-        """Start a budget; None is no limit."""
+        """Start a budget with limits on effort and on seconds; None means no limit."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         return cls(Meter(), math.inf if effort is None else effort, deadline)
 
@@ -53,16 +53,16 @@ class Budget:
 
     @property
     def is_late(self) -> bool:
-        """Return whether the time is up."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing remains."""
+        """Return whether no effort or no time remains."""
         return self.remaining <= 0 or self.is_late
 
     def part(self, limit: float) -> "Budget":
-        """Return a part of the budget, in the unit of `remaining`."""
+        """Return a part of this budget; `limit` is in the unit of `remaining`."""
         if self.end < math.inf:
             return dataclasses.replace(self, end=min(self.end, self.spent + limit))
         return dataclasses.replace(self, deadline=min(self.deadline, time.monotonic() + limit))
@@ -99,7 +99,7 @@ class Budget:
         num_parallel: int = 1,
         listener: cp_model.CpSolverSolutionCallback | None = None,
     ) -> cp_model.CpSolverStatus:
-        """Solve a model of `num_ops` ops and count it; `num_parallel` solvers run at once."""
+        """Solve a model of `num_ops` ops, and count its effort; `num_parallel` run at once."""
         self.spend(LOAD * num_ops / num_parallel)
         status = solver.solve(model, listener)
         self.meter.under_way = 0.0

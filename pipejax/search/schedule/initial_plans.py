@@ -1,4 +1,4 @@
-"""Initial plans: schedules of the literature, greedy ones, and repeated building blocks.
+"""Initial plans: published schedules, greedy schedules, and repeated building blocks.
 
 A few random numbers define a block and how closely its order is followed; or some numbers of one of
 the best draws change. A run is stopped when it cannot become the best, and a few microbatches are
@@ -49,14 +49,14 @@ OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
 class Start(NamedTuple):
-    """A plan and its source."""
+    """A plan with the name of its source."""
 
     source: str  # name
     plan: Plan  # starts within the limits
 
 
 def is_pipe(problem: Problem) -> bool:
-    """Return whether every worker has one stage of one pipe, in order."""
+    """Return whether worker k has only stage k, of a single pipe."""
     return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
 
 
@@ -72,7 +72,7 @@ def ada_offload_plan(problem: Problem) -> Plan:
 
 
 def _limited_pipe(problem: Problem) -> LimitedPipe:
-    """Return the pipe of a problem with one stage on each worker, for heuristics."""
+    """Convert a problem with one stage per worker to the input of heuristics."""
     there, back = (problem.lag + problem.transmit)[:, 0]
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
     options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
@@ -98,7 +98,7 @@ def greedy_plan(
     is_patient: bool = False,
     shorter_than: float = FOREVER,
 ) -> Plan | None:
-    """Run the workers greedily without offloads; None if memory stops them or it takes too long."""
+    """Plan greedily without offloads; None if memory blocks a worker or the plan gets too long."""
     # A stage may run `depth` forwards ahead of its gradients: as many as keep it busy while a
     # microbatch is on its trip to the last stage and back, and `extra` ones. If `is_patient`, a
     # weight gradient does not start if a forward or input gradient arrives before it would end.
@@ -113,7 +113,7 @@ def greedy_plan(
 
 
 def one_by_one(problem: Problem) -> Plan:
-    """Run one op at a time, microbatch by microbatch: this fits if any plan does."""
+    """Plan one op at a time, microbatch by microbatch; this fits memory if any plan does."""
     # Activations go to the host where their worker has no room for all its stages of a microbatch.
     starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     durations = {phase.name: times for phase, times in problem.times.items()}
@@ -148,7 +148,7 @@ def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
 
 
 def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
-    """Yield greedy plans, each shorter than the best one so far."""
+    """Yield greedy plans, each shorter than the best plan so far."""
     for extra, is_patient in itertools.product(RUN_AHEAD, (True, False)):
         if budget.is_over:
             return
@@ -191,7 +191,7 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
 
 
 def _times(problem: Problem) -> Mapping[str, NumpyArray]:
-    """Return times for planned schedules, as a batch of one by field of `Costs` [s]."""
+    """Return op times for planned schedules by field of `Costs`, with a batch axis of 1 [units]."""
     times = {PHASE_FIELDS[phase.name]: problem.times[phase] for phase in (*SPLIT, Phase.B)}
     times |= {"latency": problem.lag, "transmit": problem.transmit}
     times |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
@@ -222,7 +222,7 @@ class BlockDraw(NamedTuple):
 
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:
-    """Yield successively better plans, until one is at most `enough` long [units]."""
+    """Yield ever better plans until a plan takes at most `enough` units."""
     best = FOREVER
     counts = sorted({_short_run(problem, per_worker) for per_worker in FEW}, reverse=True)
     for number, count in enumerate(counts):
@@ -235,7 +235,7 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Star
 def _starts_by_short_runs(
     problem: Problem, count: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Start]:
-    """Yield better and better plans; runs of `count` microbatches select draws for full runs."""
+    """Yield ever better plans; runs of `count` microbatches select the draws that run in full."""
     effort_before, full_effort = budget.spent, 0.0
     is_full = count == problem.num_microbatches
     short_problem = problem if is_full else problem.with_microbatches(count)
@@ -259,13 +259,13 @@ def _starts_by_short_runs(
 
 
 def _short_run(problem: Problem, per_worker: int) -> int:
-    """Return the number of microbatches of a short run; all of them if that is not much longer."""
+    """Return a short run's number of microbatches; all microbatches if they are hardly more."""
     count = per_worker * problem.num_workers
     return count if problem.num_microbatches > count + count // 2 else problem.num_microbatches
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
-    """Run the workers in the order of a draw: a building block, its interval, and priorities."""
+    """Schedule all ops in the order of a draw: building block, interval and priorities."""
     work = list_work(problem, problem.limits)
     legs = num_legs(work)
     half_op = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2
@@ -301,11 +301,11 @@ class BlockSearch:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether further draws have little hope."""
+        """Return whether too many draws have passed since the last better plan."""
         return self.num_draws > STALE + 3 * self.last_improving_draw
 
     def draw(self) -> BlockDraw:
-        """Draw all numbers anew, or change some numbers of a good draw."""
+        """Draw a block's parameters at random, or vary some parameters of a good draw."""
         if self.num_draws > self.last_gain + RESTART:  # one bad start must not decide
             self.best, self.elite, self.last_gain = FOREVER, [], self.num_draws
         choose = self.random.choice
@@ -326,12 +326,12 @@ class BlockSearch:
         )
 
     def _mix(self, old: Sequence[Any], new: Sequence[Any], share: float) -> tuple[Any, ...]:
-        """Replace a random share of the old numbers by new ones."""
+        """Replace a random share of the old parameters by the new parameters."""
         pairs = zip(old, new, strict=True)
         return tuple(b if self.random.random() < share else a for a, b in pairs)
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
-        """Run a draw; None if the complete problem would take longer than the best so far."""
+        """Plan a draw; None if the complete problem would take longer than the best draw."""
         self.num_draws += 1
         plan = run_draw(
             self.problem, block_draw, self.best - self.num_dropped * self.min_interval + 1

@@ -58,7 +58,7 @@ GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten t
 def _microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Free all ops of consecutive microbatches; the window may reach over the ends."""
+    """Free all ops of a window of consecutive microbatches, which may extend past the ends."""
     count = max(2, round(share * problem.num_microbatches))
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
     microbatch = np.arange(problem.num_microbatches)
@@ -103,7 +103,7 @@ KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], dict[s
 
 
 def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> Free:
-    """Draw the free ops of a neighbourhood; `share` says how large it is, up to 1 for all."""
+    """Draw the free ops of a neighbourhood; `share` is its size relative to the plan."""
     no_ops = np.zeros(plan.forward.shape, bool)
     return dict.fromkeys("FIWOL", no_ops) | KINDS[kind](problem, plan, share, rng)
 
@@ -130,7 +130,7 @@ def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, 
 
 
 def microbatch_order(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
-    """Yield pairs of ops of one phase that follow each other on a stage."""
+    """Yield pairs of consecutive ops of one phase on one stage and pipe."""
     ends = _ends(problem, plan)
     for letter, stage in itertools.product("FIW", range(problem.num_stages)):
         for pipe in np.unique(problem.microbatch_pipes):
@@ -142,7 +142,7 @@ def microbatch_order(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
 
 
 def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
-    """Return the ends of all ops by phase letter [units]."""
+    """Return the end times of all ops by phase letter [units]."""
     return {
         "I": input_grad_end(problem, plan),
         "W": gradient_end(problem, plan),
@@ -151,7 +151,7 @@ def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
 
 
 class Arm:
-    """An arm of a bandit: a kind of neighbourhood with its share of ops, and its gains so far."""
+    """An arm of a bandit: kind and size of neighbourhoods, with the gains from them so far."""
 
     def __init__(self, kind: str, in_order: bool, share: float) -> None:
         self.kind, self.in_order, self.share = kind, in_order, share
@@ -159,11 +159,11 @@ class Arm:
 
     @property
     def weight(self) -> float:
-        """Return the number of gains per time so far; untried arms count as good ones."""
+        """Return the number of gains per time so far; an untried arm gets a high weight."""
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
     def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
-        """Update the arm after a step: whether it was solved, and whether its search ended."""
+        """Update the arm after a step: solving counts as a gain, ending enlarges the share."""
         self.spent += spent
         self.gains += is_solved
         share = self.share * GROWTH if ended else self.share / GROWTH
@@ -171,7 +171,7 @@ class Arm:
 
 
 class NeighbourhoodSearch:
-    """The search of one thread on its own grid."""
+    """Neighbourhood search of one thread, on this thread's own time grid."""
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
         horizon = search_horizon(problem, plan)
@@ -206,7 +206,7 @@ class NeighbourhoodSearch:
         return is_solved and self.take(self._base.plan(solver))
 
     def take(self, plan: Plan) -> bool:
-        """Take a plan if it is better; return whether it is."""
+        """Adopt a plan if it is better than the present plan; return whether it is."""
         objective = plan_objective(self.problem, plan)
         if objective >= self.objective:
             return False
@@ -219,7 +219,7 @@ class NeighbourhoodSearch:
             self._solver.stop_search()
 
     def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
-        """Copy the model, fix the other ops, and require a better plan."""
+        """Copy the model, fix all ops that are not free, and require a better plan."""
         base, model = self._base, self._base.model.clone()
         order = fixed_order(self.problem, self.plan, free)
         if arm.in_order and not base.in_order:
@@ -239,7 +239,7 @@ class NeighbourhoodSearch:
 
 
 class Best:
-    """The best table of all threads, in a lock."""
+    """The best table of all threads, guarded by a lock."""
 
     def __init__(self, problem: Problem, table: ScheduleTable, budget: Budget) -> None:
         # `effort_at_gain` is the effort spent until the last gain
@@ -248,7 +248,7 @@ class Best:
         self.objective = plan_objective(problem, to_plan(problem, table))
 
     def offer(self, table: ScheduleTable) -> bool:
-        """Take a table if it is better; return whether it is."""
+        """Keep a table if it is better than the best so far; return whether it is."""
         objective = plan_objective(self._problem, to_plan(self._problem, table))
         with self._lock:
             if objective >= self.objective:
@@ -259,7 +259,7 @@ class Best:
 
 
 def search_grids(problem: Problem) -> list[Problem]:
-    """Return the grids that are searched, coarse ones first; the last one is the problem's own."""
+    """Return the problem on each time grid to search, from coarse to its own grid."""
     # A coarse grid lets a solver move far in little time; a fine one regains the rounding.
     grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
     return [grids[unit] for unit in sorted(grids, reverse=True)]
@@ -275,13 +275,13 @@ def search_neighbourhoods(
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
     def is_over() -> bool:
-        """Return whether the search is stopped, the budget spent, or half of it without a gain."""
+        """Return whether the search is stopped, out of budget, or too long without a gain."""
         patience = max(PATIENCE, PATIENCE_SHARE * (best.effort_at_gain - effort_before))
         is_stale = budget.spent > best.effort_at_gain + patience
         return is_stopped.is_set() or budget.is_over or is_stale
 
     def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
-        """Search on one grid until it gets stuck; report and adopt the best table of all."""
+        """Search on one grid until it gets stuck; report gains, adopt those of other threads."""
         grid, adopted = search.problem, best.table
         while search.idle < limit and not is_over():
             if search.step(budget, num_threads) and keeps_limits(grid, search.plan):

@@ -1,4 +1,4 @@
-"""`optimize`, importable without OR-Tools: the solver is loaded by the call."""
+"""Function `optimize`, importable without OR-Tools: only its call loads the solver."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ def optimize(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Optimum]], object] | None = None,
 ) -> Found[Optimum]:
-    """Search for the fastest schedule under a memory limit, with a bound on all others.
+    """Search for the fastest schedule under a memory limit, with a lower bound on all schedules.
 
     Args:
       run: a scenario; or its table, with costs and link. The table places stages and pipes of

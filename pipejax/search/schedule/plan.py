@@ -26,7 +26,7 @@ PerOp = Int[NumpyArray, "stages microbatches"]
 @with_short_repr("table status bound_by source seconds effort offloaded rounding")
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The best known schedule, with its bound and effort. Times are seconds.
+    """The best schedule of a search, with a lower bound and the effort; times are seconds.
 
     Attributes:
       table: the schedule.
@@ -51,7 +51,7 @@ class Optimum:
 
     @property
     def offloaded(self) -> int:
-        """Activations that go to the host and back."""
+        """Number of activations that are offloaded to the host and loaded back."""
         return self.table.num_offloaded
 
 
@@ -68,7 +68,7 @@ class Plan:
 
     @classmethod
     def from_starts(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
-        """Make a plan from the starts by phase letter; default: split backwards, no offloads."""
+        """Make a plan from start times by phase letter; default: split backwards, no offloads."""
         never = np.full_like(starts["F"], NEVER)
         whole = np.zeros(never.shape, bool) if whole is None else whole
         compute_starts = starts["F"], starts["I"], starts["W"]
@@ -76,12 +76,12 @@ class Plan:
 
     @property
     def starts(self) -> Mapping[str, PerOp]:
-        """Return the starts of all ops by phase letter; a whole backward starts at its I."""
+        """Return all ops' start times by phase letter; I also stands for whole backwards."""
         starts = self.forward, self.input_grad, self.weight_grad, self.offload, self.load
         return dict(zip("FIWOL", starts, strict=True))
 
     def with_starts(self, change: Callable[[PerOp], PerOp]) -> "Plan":
-        """Return the plan with changed starts; `NEVER` stays as it is."""
+        """Return the plan with all start times changed by a function, except `NEVER`."""
         pairs = self.starts.items()
         starts = {phase: np.where(at == NEVER, NEVER, change(at)) for phase, at in pairs}
         return Plan.from_starts(starts, self.whole)
@@ -130,7 +130,7 @@ def search_horizon(problem: Problem, plan: Plan) -> int:
 
 
 def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
-    """Return the ends of all-reduces (stages): one at a time on a worker, by their inputs."""
+    """Return when each stage's all-reduce ends, with one at a time on a worker [units]."""
     end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)
     for stage in np.argsort(ready, kind="stable") if problem.all_reduce.any() else ():
         workers = problem.placement[:, stage]
@@ -140,7 +140,7 @@ def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
-    """Make a table whose rows keep the limits for any times."""
+    """Convert a plan to a table that keeps the memory limits for any op times."""
     rows = rows_from_starts(
         timed_ops(problem, plan),
         sizes=problem.sizes.astype(float),
@@ -154,7 +154,7 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
-    """List the ops of a plan with their times as ranks, so that every op has a length."""
+    """List a plan's ops with times replaced by their ranks, so that no op has length 0."""
     # Ops without length may share a moment with others. They are sorted so that they can run there:
     # gradients of earlier forwards first, because they free memory; then microbatches that pass
     # completely, one after the other; then the others.
@@ -196,7 +196,7 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
 
 
 def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Program, HostRun]:
-    """Run a table at the times of a problem [units], with the end of the step or without."""
+    """Run a table at a problem's op times [units], with or without all-reduces and updates."""
     links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
     program = lower(table, link=links, step_end=step_end)
     times = {NAMES[phase]: time for phase, time in problem.times.items()}
@@ -207,7 +207,7 @@ def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Pro
 
 
 def table_objective(problem: Problem, table: ScheduleTable) -> int:
-    """Return the objective of a table in a run [units]."""
+    """Return the objective (makespan or longest span) of a table when it runs [units]."""
     # A run orders all-reduces as docs/semantics.md says, a plan by the times of their inputs.
     if problem.objective == "span" or not problem.step_end.any():
         return plan_objective(problem, to_plan(problem, table))
@@ -215,7 +215,7 @@ def table_objective(problem: Problem, table: ScheduleTable) -> int:
 
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
-    """Run a table at the times of a problem, every op as early as it can; return the plan."""
+    """Run a table at a problem's op times, each op as early as possible; return the plan."""
     program, run = _run(problem, table, step_end=False)
     starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
     for letter, phase_starts in starts.items():
@@ -244,7 +244,7 @@ def keeps_limits(problem: Problem, plan: Plan) -> bool:
 
 
 def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:
-    """Return whether the rows of a table keep the limits; with offloads, at the problem's times."""
+    """Return whether a table keeps the memory limits; with offloads, at the problem's op times."""
     if table.offloads:
         return keeps_limits(problem, to_plan(problem, table))
     sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])

@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def worker(self) -> Int[NumpyArray, "stages microbatches"]:
-        """Return the worker of each op (stages, microbatches)."""
+        """Return the worker that runs each microbatch on each stage (stages, microbatches)."""
         return self.placement[self.microbatch_pipes].T
 
     @property
@@ -102,17 +102,17 @@ class Problem:
 
     @property
     def all_reduce(self) -> PerStage:
-        """Return the time of the all-reduce alone (stages)."""
+        """Return each stage's all-reduce time, without the update [units]."""
         return self.step_end - self.update
 
     @property
     def gradient(self) -> PerStage:
-        """Return the time of a backward (stages): split or full, the faster one."""
+        """Return each stage's backward time, split or whole, whichever is shorter [units]."""
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
 
     @property
     def times(self) -> Mapping[Phase, PerStage]:
-        """Return the duration of F, B, I and W by stage (stages) [units]."""
+        """Return the duration of an op on each stage, by phase [units]."""
         by_phase = {phase: getattr(self, name) for phase, name in NAMES.items()}
         return {phase: 0 * self.forward if t is None else t for phase, t in by_phase.items()}
 
@@ -121,7 +121,7 @@ class Problem:
         return dataclasses.replace(self, microbatch_pipes=np.resize(self.microbatch_pipes, count))
 
     def finer(self, parts: int) -> "Problem":
-        """Return the same problem on a finer grid."""
+        """Return the problem with each unit of time divided into `parts` units."""
         # A solver gives every value of a small domain a variable of its own: that helps it to close
         # a small problem and keeps it from improving a large one.
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
@@ -129,7 +129,7 @@ class Problem:
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
     def coarser(self, parts: int) -> "Problem":
-        """Return the problem with times rounded up to a grid: its plans are plans of this one."""
+        """Return the problem with times rounded up to larger units; its plans also fit here."""
         # The longest forward and backward has about `parts` units there, unless it has fewer here.
         factor = max(1, int((self.forward + self.gradient).max()) // parts)
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
@@ -173,7 +173,7 @@ class Grid(NamedTuple):
 
 
 def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
-    """Choose the largest unit of which all durations are whole multiples, or a small one."""
+    """Choose the largest time unit that divides all durations, or a small unit if none does."""
     largest = float(np.max(durations, initial=0.0))
     if largest == 0:
         return Grid(1.0, True)
@@ -228,7 +228,7 @@ def build_problem(
     link: str | Links = "delay",
     objective: str = "makespan",
 ) -> Problem:
-    """Make a problem from the stages and microbatches of a table, and its costs."""
+    """Make a scheduling problem from a table's stages and microbatches, its costs and limits."""
     links = Links.resolve(link)
     objective = resolve_choice(objective, OBJECTIVES, "objective")
     check_usual(table, "optimize")
@@ -279,7 +279,7 @@ def build_problem(
 
 
 def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
-    """Check that the costs are complete, and that nothing else costs time."""
+    """Check that the costs are complete, and that only schedulable phases cost time."""
     costs.check_values()
     costs.check_known((*SPLIT, Phase.B, *(HOST if offload else ())))
     costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
@@ -322,7 +322,7 @@ def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bo
 def _to_parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
-    """Count in whole parts: sizes and W's share of them (stages), and limits (workers)."""
+    """Return sizes and W's sizes by stage, and limits by worker, in whole parts of memory."""
     # A limit above the total of all activations acts like this total. Rounding must not exclude
     # schedules that fit exactly.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
@@ -342,7 +342,7 @@ def _to_parts(
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:
-    """Read a number above 0, or one for each stage or worker."""
+    """Read a positive number, or one positive number for each stage or worker."""
     numbers = as_floats(value, name)
     if numbers.ndim and numbers.shape != (count,):
         raise wrong(name, f"has {numbers.size} entries, the table has {count} {what}")

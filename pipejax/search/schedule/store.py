@@ -55,7 +55,7 @@ def prover() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A solved problem of unit 1, which stands for equal problems in all units of time."""
+    """A solved problem with unit 1, valid for equal problems in any unit of time."""
 
     problem: Problem
     data: Mapping[str, Any]  # the certificate
@@ -116,7 +116,7 @@ def certify(
 
 
 def _starts(plan: Plan) -> dict[str, int]:
-    """Return the start of each op by its name; of a whole backward, that of B."""
+    """Return the start of each op by its name; a whole backward has only the name of B."""
     starts = {}
     for letter, times in plan.starts.items():
         for (stage, microbatch), start in np.ndenumerate(times):
@@ -127,7 +127,7 @@ def _starts(plan: Plan) -> dict[str, int]:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read an entry; its schedule is not run yet."""
+    """Read a stored entry, without running its schedule."""
     data = json.loads(path.read_bytes())
     if data["proof"]["checksum"] != certificate_checksum(data):
         raise ValueError("its content does not agree with its checksum")
@@ -169,7 +169,7 @@ class SolvedProblems:
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
     ) -> None:
-        """Keep the shorter schedule and the higher bound of this solution and the stored one."""
+        """Store the shorter schedule and the higher bound among this and the stored solution."""
         # A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         if fault := broken_limit(problem, to_plan(problem, table)):
@@ -196,7 +196,7 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def nearest(self, problem: Problem) -> tuple[list[Entry], int]:
-        """Return starts and a bound [units], or 0, from solved problems of the same shape."""
+        """Return entries to start from and a bound [units], or 0, from problems of this shape."""
         entries = self._entries_of_shape(problem)
         upper_bounds, lower_bounds = [], []
         for path, entry in entries.items():
@@ -223,12 +223,12 @@ class SolvedProblems:
         return {path: entry for path, entry in entries.items() if entry is not None}
 
     def _check_entry(self, path: Path, entry: Entry | None = None) -> Entry | None:
-        """Return the entry of a file whose schedule runs as it says."""
+        """Return the entry of a file if its schedule runs as the file claims, else None."""
         entry = entry or self._try(path, read_entry)
         return entry if entry and self._try(path, lambda _: entry.table) else None
 
     def _try(self, path: Path, read: Callable[[Path], Result]) -> Result | None:
-        """Read a file or run its schedule; an invalid one is skipped with a warning."""
+        """Read a file or run its schedule; skip an invalid file with a warning."""
         try:
             return read(path)
         except (FileNotFoundError, NotADirectoryError):  # `put` says the latter of the folder
@@ -249,7 +249,7 @@ class SolvedProblems:
 
 
 def _time(path: Path) -> float:
-    """Return the modification time of a file [s]; a deleted one counts as the oldest."""
+    """Return the modification time of a file [s]; a deleted file counts as the oldest."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -257,7 +257,7 @@ def _time(path: Path) -> float:
 
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
-    """Return the largest factor from a time of a problem to the other's; None if unbounded."""
+    """Return the largest ratio of a time in `other` to that in `problem`; None if infinite."""
     have_offloads = problem.offload is not None and other.offload is not None
     names = (*TIMES, *(HOST_TIMES if have_offloads else ()))
     times = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
@@ -270,7 +270,7 @@ def stretch(problem: Problem, other: Problem) -> Fraction | None:
 
 
 def fits_in(problem: Problem, other: Problem) -> bool:
-    """Return whether every set of activations that fits one problem's memory fits the other's."""
+    """Return whether `other` has memory for every set of activations that fits in `problem`."""
     stage = np.broadcast_to(np.arange(problem.num_stages), problem.placement.shape)
     limit, other_limit = problem.limits[problem.placement], other.limits[problem.placement]
     sizes = (problem.sizes, other.sizes), (problem.weight_sizes, other.weight_sizes)
@@ -300,7 +300,7 @@ def _shares_less(easier: Problem, problem: Problem) -> bool:
 
 
 def upper_bound_from(source: Problem, objective: int, problem: Problem) -> Fraction | None:
-    """Bound the objective that a plan of `source` reaches in a problem; None if it may not fit."""
+    """Return an upper bound for a plan of `source` in `problem`; None if it may not fit."""
     can_offload = source.offload is None or (
         problem.offload is not None and source.host_links == problem.host_links
     )

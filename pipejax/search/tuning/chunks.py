@@ -1,4 +1,4 @@
-"""Search for the cut of a prompt into chunks with the earliest first token.
+"""Search for the cut of a prompt into chunks that yields its first output token earliest.
 
 With few chunks most workers idle at the start and the end; many chunks pay the fixed cost of a
 chunk often. Later tokens attend to more, so chunks of equal time get smaller. For each number of
@@ -69,7 +69,7 @@ def chunks(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[PromptChunks]], object] | None = None,
 ) -> Found[PromptChunks]:
-    """Search the cut of a prompt into chunks with the earliest first token.
+    """Search the cut of a prompt into chunks that yields its first output token earliest.
 
     A chunk of n tokens after p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
     Numbers of chunks are tried in the order of their bounds, until no other can save a thousandth.
@@ -131,7 +131,7 @@ def chunks(
 
 
 class _ChunkSearch:
-    """State of a search: the best cut so far, and the bound of each number of chunks."""
+    """State of a search: the best cut so far, and a lower bound per number of chunks."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _ChunkSearch:
         self.evaluated, self.value = 0, np.inf
 
     def run(self, counts: Sequence[int], time_limit: float | None) -> Iterator[str]:
-        """Try numbers of chunks, the least bound first; yield the best value after each."""
+        """Try each number of chunks, lowest bound first; yield the best time so far as text."""
         start_time, is_late = time.monotonic(), False
         bounds = {count: self._bound(count) for count in counts}
         for bound, count in sorted((bound, count) for count, bound in bounds.items()):
@@ -171,12 +171,12 @@ class _ChunkSearch:
         self.result = self._result(bounds, stopped)
 
     def _result(self, bounds: Mapping[int, float], stopped: str) -> Found[PromptChunks]:
-        """Return the best cut so far, with the bound of all numbers of chunks."""
+        """Return the best cut so far, with a lower bound over all numbers of chunks."""
         bound = min(*bounds.values(), self.value)
         return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
 
     def _bound(self, count: int) -> float:
-        """Bound the makespan of all cuts into `count` chunks from below, for any link model [s]."""
+        """Return a lower bound [s] on all cuts into `count` chunks, valid for any link model."""
         # The path bound is a mean over chunks: all chunks before it on the first stage, the chunk
         # through all stages, all later chunks on the last one. The work bound is the work of one
         # stage, and the first and last chunk on all others.
@@ -190,7 +190,7 @@ class _ChunkSearch:
         return float(max(path_bound, work_bound, self._prefix_bound(count)))
 
     def _prefix_bound(self, count: int) -> float:
-        """Bound a cut by its longest chunk, which passes all stages, and by its prefixes."""
+        """Return a lower bound [s] from the longest chunk on all stages, and prefix costs."""
         # With h(L) = b L + c L^2 / 2, whose growth over a chunk is at most t, the prefixes before
         # all chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its
         # prefix by no more than its n tokens, so the integral by no more than n t.
@@ -230,13 +230,13 @@ class _ChunkSearch:
             self.value = evaluate(table, costs, link=self.links).makespan
 
     def _equal_times(self, count: int) -> Float[NumpyArray, " chunks"]:
-        """Return sizes of chunks with equal times; the last one ends the prompt."""
+        """Return chunk sizes [tokens] that take equal times and add up to the prompt."""
         _, b, c, g = (float(time.mean()) for time in self.times)
         if not b + c > 0:
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
-            """Return sizes of chunks that take this time each [tokens]."""
+            """Return chunk sizes [tokens] such that each chunk takes `seconds`."""
             chunks = np.zeros(count)
             for chunk in range(count):
                 prefix = chunks.sum()
@@ -254,7 +254,7 @@ class _ChunkSearch:
         return sizes(brentq(excess_tokens, 0.0, 2.0, xtol=1e-14) * total_seconds)
 
     def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
-        """Return sizes (starts, chunks), proportional to exp(points), that sum to the prompt."""
+        """Return chunk sizes in proportion to exp(points), which sum to the prompt [tokens]."""
         parts = np.exp(np.asarray(points, float) - np.max(points, axis=-1, keepdims=True))
         return self.tokens * parts / parts.sum(axis=-1, keepdims=True)
 
@@ -280,7 +280,7 @@ class _ChunkSearch:
         return np.asarray(values), slope / np.where(seconds > 0, seconds, 1.0)
 
     def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
-        """Round each size to a multiple, at least one; the last chunk ends the prompt."""
+        """Round chunk sizes to positive multiples of `multiple`, except that of the last chunk."""
         count, num_multiples = np.shape(sizes)[-1], math.ceil(self.tokens / self.multiple)
         ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
         # at least one multiple per chunk: 0 1 1 5 becomes 1 2 3 5
@@ -297,7 +297,7 @@ class _ChunkSearch:
         return np.asarray(makespans(self.program, costs, batch_size=len(cuts)))
 
     def _improve_sizes(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
-        """Move whole multiples from chunk to chunk, fewer and fewer, as long as that helps."""
+        """Move tokens between chunks, in ever smaller steps, as long as that saves time."""
         moves = -self.multiple * swaps(len(sizes))  # all moves of a multiple to another chunk
         step = max(1, int(sizes.mean()) // (4 * self.multiple))
         for _ in range(ROUNDS if len(moves) else 0):

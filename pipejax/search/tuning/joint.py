@@ -47,12 +47,12 @@ BATCH = 16_384  # settings that are evaluated at once
 
 
 def relax_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax the microbatch size by its logarithm."""
+    """Relax the microbatch size to a real number, given by its logarithm."""
     return inputs.pair, xp.exp(log_size[0])
 
 
 def relax_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax the layers of stages: one each, and shares of all others by a softmax."""
+    """Relax layers per stage: one layer each, and a softmax share of all further layers."""
     even_layers, recomputed = inputs.pair.assigned
     layers = 1 + xp.softmax(variables) * (even_layers.sum() - len(even_layers))
     assigned = StageLayers(layers, layers * recomputed / even_layers)  # the same recomputed share
@@ -90,14 +90,14 @@ class JointRelaxation:
     parts: tuple[str, ...]  # names, in the order of `PARTS`
 
     def __call__(self, variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-        """Return the pair and the microbatch size for these variables."""
+        """Return the model on the system, and the microbatch size, for these variables."""
         for name, part in self.split(variables, inputs.pair.assigned.layers.shape[-1]).items():
             pair, size = PARTS[name].relax(part * PARTS[name].scale, inputs)
             inputs = inputs._replace(pair=pair, size=size)
         return inputs.pair, inputs.size
 
     def split(self, variables: Any, stages: int) -> dict[str, Any]:
-        """Split variables (..., variables) by part."""
+        """Split the last axis of variables by tuned part."""
         ends = np.cumsum([PARTS[name].width(stages) for name in self.parts]).tolist()
         starts = [0, *ends[:-1]]
         return {
@@ -107,7 +107,7 @@ class JointRelaxation:
 
 
 class Settings(NamedTuple):
-    """Settings in whole numbers: one row each."""
+    """Settings in whole numbers, one setting in each row."""
 
     size: Int[NumpyArray, " settings"]  # b [sequences]
     layers: Points
@@ -139,7 +139,7 @@ class JointProblem:
     launcher: str | None = None  # the only one that must run a setting
 
     def workload(self, setting: "Settings") -> Workload | None:
-        """Return the workload whose options say one setting; None if options cannot say it."""
+        """Return the workload with options for one setting; None if no options express it."""
         workload, (layers, recomputed) = self.problem.workload, setting[1:]
         if not np.array_equal(layers, self.problem.pair.assigned.layers):
             workload = with_stage_layers(workload, layers.tolist())
@@ -156,7 +156,7 @@ class JointProblem:
         return dataclasses.replace(workload, recompute=check_recompute(recompute))
 
     def refusals(self, settings: "Settings") -> NumpyArray:
-        """Say why the launcher does not run each setting (settings); empty if it does."""
+        """Return for each setting why the launcher cannot run it; an empty text if it can."""
         # A launcher treats settings with equal features alike: check one setting for each.
         layers, recomputed = settings.layers, settings.recomputed
         max_recomputed = recomputed.max(axis=1, keepdims=True)
@@ -175,7 +175,7 @@ class JointProblem:
         return np.array(reasons, object)[kind.ravel()]
 
     def _refusal(self, setting: "Settings") -> str:
-        """Say why the launcher does not run one setting; empty if it does."""
+        """Return why the launcher cannot run a setting; an empty text if it can."""
         workload = self.workload(setting)
         if workload is None:
             return f"{self.launcher} lacks numbers of recomputed layers that differ by stage"
@@ -184,7 +184,7 @@ class JointProblem:
 
     @property
     def sizes(self) -> list[int]:
-        """List microbatch sizes that divide the minibatch, ascending; or the fixed one."""
+        """List the microbatch sizes that divide the minibatch, ascending, or the fixed size."""
         total = self.problem.workload.minibatch
         return [total // self.microbatches] if self.microbatches else list(divisors(total))
 
@@ -208,7 +208,7 @@ class JointProblem:
         return times, needs
 
     def times(self, settings: Settings) -> PerConfiguration:
-        """Return step times [s]; a setting that does not fit gets a penalty by its need."""
+        """Return step times [s]; a setting that exceeds memory gets a penalty instead."""
         times, needs = self.exact(settings)
         usage = needs / self.problem.capacity
         return np.where(usage <= 1, times, NO_ROOM * usage)
@@ -220,7 +220,7 @@ class JointProblem:
         evaluated: int,
         relaxed: tuple[float, float, StageLayers] | None = None,
     ) -> TunedJointly:
-        """Return the setting of the least time, penalty included; refuse one that does not fit."""
+        """Return the setting of least time, penalties included; fail if it exceeds memory."""
         best = int(times.argmin())
         (step_time,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)
@@ -274,14 +274,14 @@ MAX_JOINT_SETTINGS = 5_000_000  # of an exhaustive search
 
 
 def plain_settings(joint: JointProblem) -> Settings:
-    """Return all sizes with even layers; these are all settings if only the size is tuned."""
+    """Return the settings of all microbatch sizes with layers split evenly."""
     if "size" in joint.parts:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
     return _settings(_even_settings(joint))
 
 
 def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
-    """Yield the best plain setting so far, from few microbatches on, each time it gets better."""
+    """Yield the best plain setting each time it improves, beginning with few microbatches."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
     times, best_time = np.full(len(counts), np.inf), NO_ROOM
@@ -367,7 +367,7 @@ def _relaxed_settings(
 
 
 def _round_settings(joint: JointProblem, sizes: Sizes, relaxed: StageLayers) -> Settings:
-    """Round relaxed settings in several ways, and add the even ones."""
+    """Round relaxed settings in several ways, and add settings with even layers."""
     even, candidates = joint.problem.pair.assigned, list[tuple[Any, ...]]()
     tunes_layers, tunes_recompute = "layers" in joint.parts, "recompute" in joint.parts
     is_recomputed = even.recomputed > 0
@@ -393,7 +393,7 @@ def _round_settings(joint: JointProblem, sizes: Sizes, relaxed: StageLayers) -> 
 
 
 def _even_settings(joint: JointProblem) -> list[tuple[Any, ...]]:
-    """List every size with even layers, and all or none recomputed if that is tuned."""
+    """List each microbatch size with even layers and, if tuned, all or no layers recomputed."""
     # If any setting fits in memory, one of these does.
     layers, recomputed = joint.problem.pair.assigned
     options = [layers * (recomputed > 0)]
@@ -405,7 +405,7 @@ def _even_settings(joint: JointProblem) -> list[tuple[Any, ...]]:
 
 
 def _settings(rows: list[tuple[Any, ...]]) -> Settings:
-    """Stack rows of (size, layers, recomputed)."""
+    """Stack rows of (size, layers, recomputed layers) as settings."""
     size, layers, recomputed = map(np.array, zip(*rows, strict=True))
     return Settings(size, layers.astype(int), recomputed.astype(int))
 
@@ -413,7 +413,7 @@ def _settings(rows: list[tuple[Any, ...]]) -> Settings:
 def _best(
     settings: Settings, times: PerConfiguration, *, per_size: bool
 ) -> Int[NumpyArray, " settings"]:
-    """Return the rows of the best few settings; with `per_size`, at most one of each size."""
+    """Return the row numbers of the best settings; with `per_size`, at most one row per size."""
     group = settings.size if per_size else np.arange(len(times))
     order = np.lexsort((times, group))  # by group, then time: the first of a group is its best
     group_best = order[np.unique(group[order], return_index=True)[1]]
@@ -423,7 +423,7 @@ def _best(
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Improve settings by moves of one layer until none helps, all at once; sizes stay."""
+    """Improve all settings at once by moves of one layer until no move helps; sizes stay."""
     # A point is the layers of all stages, then the recomputed ones; `owner` is its setting.
     stages = settings.layers.shape[1]
     is_recomputed = joint.problem.pair.assigned.recomputed > 0
@@ -435,7 +435,7 @@ def improve_settings(
         return settings.at(owner)._replace(layers=layers, recomputed=recomputed)
 
     def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
-        """Return the step times of points [s]; infinite for illegal ones."""
+        """Return the step times of points [s]; infinite for illegal points."""
         new_settings, times = to_settings(points, owner), np.full(len(points), np.inf)
         layers, recomputed = new_settings.layers, new_settings.recomputed
         is_legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
@@ -451,7 +451,7 @@ def improve_settings(
 
 
 def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_and_recomputed"]:
-    """Return changes to all neighbours of a point: of layers, then of recomputed layers."""
+    """Return the moves to a point's neighbours, as changes of layers and recomputed layers."""
     layer_moves, add_one = swaps(stages), np.eye(stages, dtype=int)
     recompute_moves = np.concatenate([-add_one, add_one, layer_moves])
     moves = [np.zeros((0, 2 * stages), int)]
@@ -467,7 +467,7 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
 
 
 def search_jointly(joint: JointProblem) -> TunedJointly:
-    """Find the best setting by evaluation of all."""
+    """Find the best setting by evaluating all settings."""
     if joint.parts == ("size",):
         plain = plain_settings(joint)
         times = joint.times(plain)
@@ -499,7 +499,7 @@ def all_settings(joint: JointProblem) -> Iterator[Settings]:
 
 
 def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
-    """Return all layers of stages, and the recomputed ones: each (assignments, stages)."""
+    """Return all layer assignments and their recomputed layers, both (assignments, stages)."""
     even_layers, recomputed = (np.asarray(stages, int) for stages in joint.problem.pair.assigned)
     layers = even_layers[None]
     if "layers" in joint.parts:
@@ -525,7 +525,7 @@ def _all_recomputed(layers: Points) -> tuple[Points, Points]:
 
 
 def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
-    """Combine each row of layers with every N of block:N, the same on all stages."""
+    """Combine each row of layers with each equal number of recomputed layers on all stages."""
     row, choice = _repeat_rows(layers.max(axis=1) + 1)
     return layers[row], np.minimum(choice[:, None], layers[row])
 
@@ -533,6 +533,6 @@ def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
 def _repeat_rows(
     counts: Int[NumpyArray, " rows"],
 ) -> tuple[Int[NumpyArray, " choices"], Int[NumpyArray, " choices"]]:
-    """Return the row of each choice, and its number in the row: 2 3 gives 0 0 1 1 1, 0 1 0 1 2."""
+    """Return each choice's row and its number there: counts 2 3 give 0 0 1 1 1 and 0 1 0 1 2."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

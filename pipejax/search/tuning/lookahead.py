@@ -197,7 +197,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 return
 
     def best_so_far(self) -> tuple[Gathering, float]:
-        """Return the best combination and its makespan [s], with the least memory at this time."""
+        """Return the combination of least makespan [s] and, at equal makespan, least memory."""
         options = [choices[k] for choices, k in zip(self.options, self.best, strict=True)]
         value = self._evaluate(options)
         for worker, choices in enumerate(self._all_options):
@@ -214,14 +214,14 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return Gathering(table, ahead, residency, peak), self._table_makespan(table)
 
     def _choose(self, worker: int) -> None:
-        """Take the best option of a worker, all others unchanged."""
+        """Choose a worker's best option while all other workers keep theirs."""
         old_best = self.best
         for k in range(len(self.options[worker])):
             self._try((*self.best[:worker], k, *self.best[worker + 1 :]))
         self._unchanged = self._unchanged + 1 if self.best == old_best else 0
 
     def _try(self, choices: tuple[int, ...]) -> None:
-        """Evaluate a combination, the index of an option of each worker; keep it if it is best."""
+        """Evaluate a combination (an option index per worker), and keep it if it is best."""
         makespan = self._makespan(choices)
         if makespan < self.value * (1 - self.precision):
             self.best, self.value = choices, makespan
@@ -261,7 +261,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return evaluate(table, costs, link=links).makespan
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
-        """Build the table with the row of each worker's option; None: without sharding cells."""
+        """Build the table from one option per worker; None stands for no sharding cells."""
         rows = [
             row if option is None else option.row
             for row, option in zip(self._rows, options, strict=True)
@@ -278,7 +278,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return None if exceeds.any() else self._table_makespan(table)
 
     def _relaxed_bound(self) -> float:
-        """Return a lower bound [s]: it gathers stages once, with reductions on a lane apart."""
+        """Return a lower bound [s]: stages gather once, and reductions have their own lane."""
         compute = self.table.grammar.compute
         rows = []
         for row in self._rows:
@@ -316,7 +316,7 @@ def _list_options(
 def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
-    """Yield the different rows of a worker, by residency, then lookahead."""
+    """Yield a worker's different rows with sharding cells, by residency, then lookahead."""
     compute = grammar.compute
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))
@@ -349,7 +349,7 @@ def _largest_residency(options: Sequence[_Option], ahead: int) -> _Option:
 
 
 def _with_axis(name: str, numbers: Sizes | Limits, count: int) -> Float[NumpyArray, " some"]:
-    """Give numbers one axis, as long as there are stages or workers."""
+    """Return a number, or `count` numbers, as an array with one entry per stage or worker."""
     values = as_floats(numbers, name)
     if values.shape not in ((), (count,)) or not (values >= 0).all():
         raise wrong(name, f"must be a number of at least 0, or {count} of them, got {numbers!r}")

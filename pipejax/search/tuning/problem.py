@@ -95,7 +95,7 @@ def _move(
     *,
     steps: int,
 ) -> tuple[Array, optax.OptState]:
-    """Take one step; one compilation serves all descents of a shape."""
+    """Take one descent step; all descents of equal shape share a compilation."""
     updates, state = _adam(rate, steps).update(gradient, state, points)
     return jnp.clip(optax.apply_updates(points, updates), lower, upper), state
 
@@ -107,7 +107,7 @@ PerConfiguration = Float[NumpyArray, " batch"]
 
 
 class Pair(NamedTuple):
-    """A model on a system, or a batch of them, as numbers only, so that `vmap` applies."""
+    """A model on a system, or a batch of such pairs, as plain numbers for `vmap`."""
 
     model: Model  # the transformer; in a batch every number has a leading axis
     system: System  # the machine, likewise
@@ -128,7 +128,7 @@ Relax = Callable[[Any, Inputs], tuple[Pair, Number]]
 
 @dataclasses.dataclass(frozen=True)
 class _Prices:
-    """Costs of one configuration, for the pricer."""
+    """Function from one configuration to its costs, as the pricer calls it."""
 
     shape: PricingShape
     relax: Relax
@@ -140,7 +140,7 @@ class _Prices:
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """Value [s] and memory [B] of one configuration, for the pricer."""
+    """Function from one configuration to its value [s] and memory [B], as the pricer calls it."""
 
     # `shared` are the microbatches of each program and the activations that its workers hold.
     # `ends` are the makespans of the programs. Both are interpolated at the configuration's M.
@@ -181,7 +181,7 @@ class StepTimeObjective:
     def evaluate(
         self, variables: Tree, inputs: Inputs
     ) -> tuple[PerConfiguration, PerConfiguration]:
-        """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
+        """Return each configuration's value [s], and the memory of its fullest worker [B]."""
         size = batch_length(variables)
         if size <= FEW:
             costs, _ = priced_on_host(self._prices, (), variables, inputs)
@@ -220,7 +220,7 @@ class StepTimeObjective:
         return value, _like(variables, slopes)
 
     def _makespans(self, program: Program, costs: Costs, size: int) -> PerConfiguration:
-        """Return makespans (batch) [s]: of few rows on the host, else by compiled code."""
+        """Return a batch's makespans [s]; a small batch runs on the host, others compiled."""
         if size > FEW_RUNS:
             costs = filled(costs, size)
             ends = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
@@ -247,7 +247,7 @@ class StepTimeObjective:
 
 
 def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
-    """Return the slopes in the tree of the variables."""
+    """Return slopes in the tree structure of the variables."""
     leaves, structure = jax.tree.flatten(variables)
     ends = np.cumsum([leaf[0].size for leaf in leaves]).tolist()
     parts = (slopes[:, low:high] for low, high in zip([0, *ends], ends, strict=False))
@@ -257,7 +257,7 @@ def _like(variables: Tree, slopes: Float[Array, "batch numbers"]) -> Tree:
 
 
 def _interpolation_weights(count: Numbers, nodes: Float[Any, " programs"]) -> Any:
-    """Return weights (programs) that interpolate linearly at a count, or extrapolate beyond."""
+    """Return weights of the programs' values for linear interpolation at a microbatch count."""
     # at nodes 1 2 4, the count 3 has weights 0 0.5 0.5, and the count 5 has 0 -0.5 1.5
     if len(nodes) == 1:
         return np.ones(1)
@@ -271,7 +271,7 @@ def _interpolation_weights(count: Numbers, nodes: Float[Any, " programs"]) -> An
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScheduleFamily:
-    """Tables of one schedule on so many workers, each built once at first use."""
+    """Tables of one schedule by number of microbatches, each built once at first use."""
 
     schedule: str  # name of the schedule
     num_workers: int  # P
@@ -303,7 +303,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def table(self) -> Callable[[int], ScheduleTable]:
-        """Return a cached function from M to the table."""
+        """Return a cached function from the number of microbatches to the table."""
 
         def build(num_microbatches: int) -> ScheduleTable:
             size = {"num_workers": self.num_workers, "num_microbatches": num_microbatches}
@@ -334,7 +334,7 @@ class ScheduleFamily:
         return functools.cache(make)
 
     def check_size(self, num_microbatches: int) -> None:
-        """Refuse so many microbatches if their table cannot fit into the memory of this machine."""
+        """Refuse a number of microbatches whose table exceeds the memory of this machine."""
         check_size(
             schedules.find(self.schedule),
             num_workers=self.num_workers,
@@ -343,7 +343,7 @@ class ScheduleFamily:
         )
 
     def refusal(self, num_microbatches: int) -> str:
-        """Say why the schedule does not exist for M microbatches; nothing if it does."""
+        """Return why the schedule does not exist for M microbatches; empty if it does."""
         try:
             self.table(num_microbatches)
         except MismatchError as error:
@@ -352,7 +352,7 @@ class ScheduleFamily:
 
 
 def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
-    """Price a table of any M, which need not divide the minibatch."""
+    """Price a table of M microbatches, where M need not divide the minibatch."""
     size = workload.minibatch / table.num_microbatches
     return costs_of_microbatch(workload.model, system, workload, table, size)
 
@@ -398,7 +398,7 @@ class TuningProblem:
         )
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
-        """Return the step time as a function of variables, from programs of these M."""
+        """Return the step time as a function of variables, for these microbatch counts."""
         programs, held = map(self.family.program, counts), map(self.family.held, counts)
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 
@@ -414,7 +414,7 @@ class TuningProblem:
         return Inputs(pair, pair.minibatch / num_microbatches, capacity)
 
     def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
-        """Evaluate layers of each stage exactly: step time [s], and need [B]."""
+        """Evaluate layers per stage exactly: return step time [s] and memory need [B]."""
         objective = self.objective(identity_relaxation, num_microbatches)
         layers = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
         (step,), (need,) = objective.evaluate(
@@ -429,6 +429,6 @@ def identity_relaxation(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Nu
 
 
 def _numbers(record: Any) -> Any:
-    """Turn a record into a tree of arrays, whose name compiles nothing anew."""
+    """Turn a record into a tree of arrays without name, so that no name causes a compilation."""
     record = dataclasses.replace(record, name="", source="")
     return jax.tree.map(lambda leaf: np.array(leaf, float), record)

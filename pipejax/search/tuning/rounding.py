@@ -37,7 +37,7 @@ def improve(
     moves: Int[NumpyArray, "moves stages"],
     evaluate: Evaluate,
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
-    """Move each point to its best neighbour until none is better; return points and values."""
+    """Move each point to its best neighbour until no neighbour is better; return with values."""
     # `owner` is passed through to `evaluate`, with the neighbours of each point.
     points, values = points.copy(), evaluate(points, owner)
     active = np.arange(len(points)) if len(moves) else np.arange(0)

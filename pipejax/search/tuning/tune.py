@@ -215,7 +215,7 @@ def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _microbatches(task: TuningTask, over: str, size: int | None) -> int:
-    """Return the number of microbatches for a size; default: the best size by itself."""
+    """Return the number of microbatches for a microbatch size; default: the best size alone."""
     if size is None:
         # if recomputation is tuned later, the size must fit with full recomputation
         recompute = "full" if "recompute" in over else task.workload.recompute
@@ -236,7 +236,7 @@ def _tune(
     tell_progress: OnProgress = to_nobody,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
-    """Tune one or several parts by a method; default: choose it."""
+    """Tune one or several parts; without a method, choose it by the number of settings."""
     reason = "as asked for"
     if method is None:
         method, reason = _choose_method(task, over)
@@ -395,7 +395,7 @@ def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
 
 
 def _joint_setting(task: TuningTask, joint: JointProblem, tuned: TunedJointly) -> BestSetting:
-    """Convert the result of a joint search."""
+    """Convert the result of a joint search to a `BestSetting`."""
     best = tuned.setting
     setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
     numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
