@@ -1,4 +1,4 @@
-"""Measured runs: read, checked, replayed, explained and improved."""
+"""Measured training runs: reading, checks, replays, explanations and improvements."""
 
 from pipejax.base.namespaces import lazy
 

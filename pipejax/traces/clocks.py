@@ -23,7 +23,7 @@ _CLOCK_ERROR = 5e-5  # rounding of clocks of one machine, and of times in 32 bit
 
 @short_repr
 class Offset(NamedTuple):
-    """Lead of the clock of a worker over most others of its replica.
+    """Lead of a worker's clock over most other clocks of its replica.
 
     Attributes:
       replica: replica of the worker.
@@ -104,7 +104,7 @@ def aligned(
 
 
 def _dropped_clocks(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
-    """Yield an entry for each reason why clocks have no offset, with the workers concerned."""
+    """Yield an entry with the workers concerned for each reason why clocks have no offset."""
     for why in sorted({offset.why for offset in offsets if offset.why}):
         group = [offset for offset in offsets if offset.why == why]
         workers = ", ".join(map(str, sorted({offset.worker for offset in group})))
@@ -142,7 +142,7 @@ class _Transfers(NamedTuple):
     def bounds(
         self, is_selected: NumpyArray, workers: Int[NumpyArray, " workers"]
     ) -> Float[NumpyArray, "workers workers"]:
-        """Bound the lead of the receiver's clock (second axis) over the sender's from above [s]."""
+        """Return an upper bound [s] on the lead of the receiver's clock over the sender's."""
         # Only the selected transfers count; without one, a bound is infinite.
         size = len(workers)
         upper = np.full((size, size), math.inf)
@@ -164,7 +164,7 @@ class _Transfers(NamedTuple):
 def _solve_offsets(
     bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
-    """Return for each clock: offset [s], error [s], whether to correct it, and a reason if not."""
+    """Return each clock's offset [s], its error [s], whether to correct it, and why not."""
     # `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
     # the reference are corrected; else only clocks that contradict the others.
     size = len(bounds)

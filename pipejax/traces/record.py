@@ -22,7 +22,7 @@ TIMES = ("start", "end")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """Unused content of a file or a run.
+    """Content of a file or a run that is not used, with the reason.
 
     Attributes:
       what: name of the content, with its place.
@@ -37,7 +37,7 @@ class LeftOut:
 
 @short_repr
 class StepBudget(NamedTuple):
-    """Parts of a step of one rank [s]; the first five add up, and each excludes those before it."""
+    """Division of one rank's step into times [s]; each time excludes all earlier times listed."""
 
     step: int
     replica: int
@@ -130,7 +130,7 @@ class Trace:
 
     @property
     def workers(self) -> int:
-        """Count the workers of a pipeline, also workers without a slice."""
+        """Count the workers of a pipeline, including workers without a slice."""
         return max(int(self.worker.max(initial=NONE)) + 1, self.known_workers)
 
     @property
@@ -139,7 +139,7 @@ class Trace:
         return int(self.stage.max(initial=NONE)) + 1
 
     def has_phase(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
-        """Return which slices have a phase with one of these names: (slices)."""
+        """Return for each slice whether its phase has one of these names."""
         selected_phases = [k for k, name in enumerate(self.phases) if name in set(names)]
         return np.isin(self.phase, selected_phases)
 
@@ -175,7 +175,7 @@ MESSAGE_ENDS: Dependencies = ((("SEND_F",), ("RECV_F",), 1), (("SEND_B",), ("REC
 
 
 def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]:
-    """Match producers and consumers: return the slices of both (transfers), each op once."""
+    """Match producers with consumers; return both as slice numbers, of equal length."""
     _, step = np.unique(trace.step, return_inverse=True)
     num_stages, microbatches = trace.stages + 2, int(trace.microbatch.max(initial=0)) + 1
     pipeline = step * (int(trace.replica.max(initial=0)) + 1) + trace.replica
@@ -213,5 +213,5 @@ SCOPES: tuple[tuple[str, str], ...] = (
 
 
 def collective_scope(phase: str) -> str | None:
-    """Return the scope of a collective with this name; None if it is no collective."""
+    """Return the scope of a collective with this name; None if the name is no collective's."""
     return next((scope for word, scope in SCOPES if word in phase.lower()), None)

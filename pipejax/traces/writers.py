@@ -1,4 +1,4 @@
-"""Traces of evaluated runs, and exports of traces: xarray dataset, costs file, Perfetto file."""
+"""Traces of evaluated runs; exports of traces as xarray dataset, costs file and Perfetto file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -198,12 +198,12 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
 
 
 def _name(what: str, name: str, place: Mapping[str, int]) -> dict[str, Any]:
-    """Return the event that names a thread or a process."""
+    """Return the Perfetto event that names a thread or a process."""
     return {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
 
 
 def _slice(replayed: Replay, row: int, pid: int, tid: int, start: float) -> dict[str, Any]:
-    """Return the event of slice `row` of the trace; start [s] counts from that of its pipeline."""
+    """Return the Perfetto event of slice `row`, `start` seconds after its pipeline's start."""
     trace = replayed.pipelines.trace
     stage, microbatch = int(trace.stage[row]), int(trace.microbatch[row])
     name = trace.phases[trace.phase[row]]
@@ -256,7 +256,7 @@ def record_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
 
 
 def _run_ops(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
-    """Return the columns of a trace for the ops of one run: each (ops)."""
+    """Return the columns of a trace, with one entry for each op of a run."""
     ops = run.table.ops
     position = {Phase[name]: k for k, name in enumerate(OPS)}
     code = np.array([position.get(Phase(phase), NONE) for phase in ops.phase.tolist()])

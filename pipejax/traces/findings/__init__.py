@@ -1,1 +1,1 @@
-"""Findings from a replayed trace."""
+"""Findings from a replayed trace: costs of places, outliers, forecast and advice."""

@@ -40,7 +40,7 @@ from pipejax.traces.replaying.replay import Replay
 
 
 def trace_scenario(replayed: Replay) -> Scenario:
-    """Return the most frequent table at mean recorded times, over the links of the replay."""
+    """Return a scenario of the most frequent table, at mean recorded times and replayed links."""
     table, costs = replayed.pipelines.table, measured_costs(replayed)
     match = registered(table)
     if match is None:
@@ -78,12 +78,12 @@ class Forecast:
 
     @property
     def median_error(self) -> float:
-        """Return the median of the absolute errors."""
+        """Return the median of the absolute relative errors."""
         return float(np.median(np.abs(self.errors)))
 
     @property
     def has_failed(self) -> bool:
-        """Return whether chance explains so few steps in the band with a probability below 5 %."""
+        """Return whether so few steps lie in the band that chance explains it in under 5 %."""
         from scipy.special import bdtr  # slow to import
 
         size = len(self.errors)
@@ -206,7 +206,7 @@ class Analysis:
 
     @property
     def schedule(self) -> str | None:
-        """Return name and options of the registered schedule that ran; None if there is none."""
+        """Return name and options of the registered schedule that ran; None if it is unknown."""
         match = registered(self.pipelines.table)
         if match is None:
             return None
@@ -215,7 +215,7 @@ class Analysis:
 
     @property
     def no_advice(self) -> str | None:
-        """Return why there is no advice; None if there is."""
+        """Return the reason for missing advice; None if there is advice."""
         if self.advice is not None:
             return None
         error = 100 * self.replay.mean_error
@@ -223,7 +223,7 @@ class Analysis:
 
     @property
     def stalls(self) -> Sequence[Stall]:
-        """List ops that started long after all their inputs, the longest delay first."""
+        """List ops that started long after their last input, the longest delay first."""
         # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
         trace, late = self.complete.pipelines.trace, self.complete.pipelines.late_launches
         delay = np.maximum(self.complete.stalls, late)
@@ -253,7 +253,7 @@ class Analysis:
 
 
 def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines without odd steps, which are named among the content left out."""
+    """Return the pipelines without odd steps; these are added to the content left out."""
     odd = odd_steps(pipelines)
     if not odd:
         return pipelines
@@ -300,7 +300,7 @@ def _first_finding(
 
 
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
-    """Return the machine that costs most and a bottleneck, though no outliers, by cost."""
+    """Return the costliest machine and a bottleneck, even if no outliers, the costliest first."""
     places = []
     share = next(iter(shares.by_name("place").values()), None)
     if share is not None:
@@ -334,7 +334,7 @@ def analyse(
     all_steps: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Analysis:
-    """Replay a measured run, and find the causes of its time and remedies.
+    """Replay a measured run, and find the causes of its step time and possible remedies.
 
     Args:
       trace: a measured run.

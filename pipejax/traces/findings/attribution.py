@@ -73,12 +73,12 @@ class Attribution:
 
     @property
     def slowdown(self) -> float:
-        """Return the mean recorded step over the ideal step."""
+        """Return the mean recorded step time over the ideal step time."""
         return float(self.recorded.mean()) / self.ideal
 
     @property
     def replayed_slowdown(self) -> float:
-        """Return the mean replayed step over the ideal step: the slowdown of arXiv 2505.05713."""
+        """Return the mean replayed over the ideal step time, as in arXiv 2505.05713."""
         return float(self.replayed.mean()) / self.ideal
 
     def by_name(self, kind: str) -> Mapping[str, Share]:
@@ -89,7 +89,7 @@ class Attribution:
 def attribute(
     replayed: Replay, *, against: Replay | None = None, on_progress: OnProgress | None = None
 ) -> Attribution:
-    """Attribute the step time of a job to its workers, stages, phases, links and so on.
+    """Attribute the step time of a job to its workers, stages, phases, replicas and links.
 
     Args:
       replayed: replayed pipelines of the job.
@@ -155,7 +155,7 @@ def attribute(
 
 
 def _complete_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
-    """Yield groups of steps with all replicas, whose replicas run the same tables."""
+    """Yield groups of steps that have all replicas and whose replicas run the same tables."""
     # A group maps the number of a step to the positions of its pipelines, by replica.
     pipelines = replayed.pipelines.pipelines
     replicas = sorted({pipeline.replica for pipeline in pipelines})
@@ -182,7 +182,7 @@ class JobSteps:
     """Steps of a job whose replicas run the same tables, as one graph with recorded durations."""
 
     def __init__(self, replayed: Replay, positions: Mapping[int, Sequence[int]]) -> None:
-        """Take the pipelines at these positions of the trace, by step: one per replica."""
+        """Build the graph of the pipelines at these positions, by step; one per replica."""
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
         self.steps, self.replayed = list(positions), replayed
         step_pipelines = [[pipelines.pipelines[k] for k in row] for row in positions.values()]
@@ -216,23 +216,23 @@ class JobSteps:
 
     @functools.cached_property
     def kind(self) -> Int[NumpyArray, " nodes"]:
-        """Return the phase of every node as its position in the trace; -1 of messages."""
+        """Return the phase of every node, as position in the trace's phases; -1 for messages."""
         return np.append(self.replayed.pipelines.trace.phase, NONE)[self.slice.max(axis=0)]
 
     @functools.cached_property
     def stage(self) -> Int[NumpyArray, " nodes"]:
-        """Return the stage of every node; -1 of messages."""
+        """Return the stage of every node; -1 for messages."""
         return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
 
     def kind_seconds(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
-        """Return the times of all slices of a phase, on one stage if it is set [s]."""
+        """Return the times [s] of all slices of a phase, or of those on one stage."""
         is_selected = self.kind == code
         if stage is not None:
             is_selected &= self.stage == stage
         return self.duration[:, is_selected][self.slice[:, is_selected] != NONE]
 
     def ideal(self, ideal: "_Ideal") -> Times:
-        """Return the normal time of every node (steps, nodes) [s]; if unknown, the recorded one."""
+        """Return every node's normal time (steps, nodes) [s], or else its recorded time."""
         seconds = ideal.ops[self.kind, self.stage] * (self.duration if ideal.are_factors else 1.0)
         is_message = self.graph.link != NONE
         seconds[..., is_message] = ideal.links[self.graph.link[is_message]]
@@ -248,7 +248,7 @@ class JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return the time that each name saves and adds in every step [s]."""
+        """Return the time [s] that each name's nodes save and add, as (names, steps) each."""
         # First, the nodes of a name take their ideal times and all others recorded ones; then the
         # reverse. `masks` select the nodes of a name.
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
@@ -271,7 +271,7 @@ class JobSteps:
         return step_times - without_fault, fault_alone - ideal_times
 
     def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
-        """Return the nodes of each worker, stage, phase, replica, microbatch and link by name."""
+        """Return a mask of nodes for each worker, stage, phase, replica, microbatch and link."""
         # A name is a pair such as ("worker", "3").
         trace, graph = self.replayed.pipelines.trace, self.graph
         slices = self.slice.max(axis=0)
@@ -312,7 +312,7 @@ class _Ideal(NamedTuple):
 
     @classmethod
     def mean_times(cls, jobs: Sequence["JobSteps"]) -> "_Ideal":
-        """Take the mean of each phase, and the median of each collective and of messages."""
+        """Use the mean time of each phase, and medians for collectives and messages."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
         means = np.zeros((len(trace.phases), trace.stages + 1))
@@ -325,7 +325,7 @@ class _Ideal(NamedTuple):
 
     @classmethod
     def ratios(cls, other_jobs: Sequence["JobSteps"], jobs: Sequence["JobSteps"]) -> "_Ideal":
-        """Scale ops by the ratio of mean times in both runs, per phase and stage."""
+        """Return factors on ops: ratios of mean times in both runs, by phase and stage."""
         # random variation of the run remains, so a run against itself saves nothing
         names = jobs[0].replayed.pipelines.trace.phases
         other_names = other_jobs[0].replayed.pipelines.trace.phases

@@ -1,4 +1,4 @@
-"""Late launches: the same op starts long after its inputs in most steps."""
+"""Late launches: ops that start long after their inputs in most steps."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ MAX_PLACES = 0.05  # share of the ops of a step; more stalls are a fault of the 
 
 
 def replay_late_launches(pipelines: Pipelines, link: str | Links | None) -> Replay:
-    """Replay pipelines, with the delays of late launches if these explain more of their time."""
+    """Replay pipelines, with late launches as delays if that reduces the replay's mean error."""
     first = replay(pipelines, link=link)
     late = find_late_launches(first)
     second = first if late is first.pipelines else replay(late, link=link)
@@ -24,7 +24,7 @@ def replay_late_launches(pipelines: Pipelines, link: str | Links | None) -> Repl
 
 
 def find_late_launches(replayed: Replay) -> Pipelines:
-    """Return the pipelines with the delay of each op that stalls in most steps."""
+    """Return the pipelines with the delay of each op that starts late in most steps."""
     pipelines, delay, late = replayed.pipelines, replayed.stalls, np.zeros(len(replayed.stalls))
     trace, num_steps = pipelines.trace, len({run.step for run in pipelines.pipelines})
     stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(pipelines.spans)))
@@ -37,7 +37,7 @@ def find_late_launches(replayed: Replay) -> Pipelines:
 
 
 def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArray, " steps"]]:
-    """Group slices of the same op in several steps."""
+    """Group the slices of each op, one slice per step."""
     fields = (trace.replica, trace.worker, trace.stage, trace.phase, trace.microbatch)
     ops, group = np.unique([x[slices] for x in fields], axis=1, return_inverse=True)
     return [slices[group.ravel() == k] for k in range(ops.shape[1])]
@@ -46,7 +46,7 @@ def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArra
 def _has_cause(
     pipelines: Pipelines, slices: Int[NumpyArray, " n"], delay: Float[NumpyArray, " slices"]
 ) -> Bool[NumpyArray, " n"]:
-    """Return whether a slice that is no op fills each delay, or another worker pauses alike."""
+    """Return for each delay whether a non-op slice, or a pause of another worker, explains it."""
     trace = pipelines.trace
     ops = np.concatenate([run.slices for run in pipelines.pipelines])
     begin, end, seconds = trace.start[slices] - delay[slices], trace.start[slices], delay[slices]

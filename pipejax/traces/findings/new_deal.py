@@ -1,4 +1,4 @@
-"""Gain from a redistribution of microbatches with different times over the replicas."""
+"""Gain from a redistribution, over the replicas, of microbatches that take different times."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ MAX_REPLICA_SHARE = 0.5  # of the variance of microbatches; beyond it replicas d
 @with_short_repr("saves bound replica_share")
 @dataclasses.dataclass(frozen=True, eq=False)
 class NewDeal:
-    """Best known redistribution of every step's microbatches over the replicas.
+    """Best redistribution of every step's microbatches over the replicas that the search found.
 
     Attributes:
       steps: numbers of the steps; if steps are long, a subset that is spread evenly.
@@ -46,12 +46,12 @@ class NewDeal:
 
     @property
     def saves(self) -> float:
-        """Return the share of the mean slowest pipeline's time that the deal saves."""
+        """Return the share of the slowest pipeline's mean time that the new deal saves."""
         return 1 - float(self.after.mean() / self.before.mean())
 
     @property
     def bound(self) -> float:
-        """Return the largest share that any deal can save."""
+        """Return an upper bound on the share of that time which any deal can save."""
         return 1 - float(self.least.mean() / self.before.mean())
 
 
@@ -120,7 +120,7 @@ def round_work(replayed: Replay) -> float:
 
 
 def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
-    """Return recorded times of all microbatches of a step (stages, replicas * microbatches)."""
+    """Return recorded op times of a step by stage and microbatch, over all replicas, as costs."""
     table = replayed.pipelines.table
     ops, size = PipelineOps.select(replayed.pipelines.trace, replicas), table.num_microbatches
     # microbatch m of replica r becomes microbatch r M + m of one long step
@@ -131,7 +131,7 @@ def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
 
 
 def replica_share(replayed: Replay) -> float:
-    """Return the share of the variance between replicas in that of all microbatches, in [0, 1]."""
+    """Return the share of microbatch time variance that lies between replicas, in [0, 1]."""
     # This is the intraclass correlation of the total time of a microbatch.
     steps = _complete_steps(replayed).values()
     if not steps:
@@ -149,7 +149,7 @@ def replica_share(replayed: Replay) -> float:
 
 
 def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
-    """Return the pipelines of each step whose replicas all ran the most frequent table, 0."""
+    """Return the pipelines of each step in which all replicas ran the most frequent table."""
     by_step: dict[int, list[Pipeline]] = {}
     for pipeline in replayed.pipelines.pipelines:
         by_step.setdefault(pipeline.step, []).append(pipeline)

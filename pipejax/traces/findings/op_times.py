@@ -29,7 +29,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 @short_repr
 class OpTimes(NamedTuple):
-    """Times of slices of one kind.
+    """Summary of the times of slices of one kind.
 
     Attributes:
       kind: op, message, other or gap.
@@ -55,7 +55,7 @@ class OpTimes(NamedTuple):
 
 
 def op_times(pipelines: Pipelines | Replay) -> Sequence[OpTimes]:
-    """Summarize times of ops by phase and stage, of messages by link, of others by worker.
+    """Summarize times of ops by phase and stage, of messages by link, of other slices by worker.
 
     Gaps are the idle times between two ops of a worker. Of messages, only those that an op waited
     for count, from the time at which they could be sent.
@@ -93,7 +93,7 @@ def _row(
 
 
 def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
-    """Yield the times of ops and of other slices, by phase, stage and worker."""
+    """Yield summaries of ops and of other slices, by phase, stage and worker."""
     trace = pipelines.trace
     ops = PipelineOps.select(trace, pipelines.pipelines)
     groups = [("op", name, phase_ops.slices) for name, phase_ops in ops.by_kind()]
@@ -110,7 +110,7 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
 
 
 def _messages(pipelines: Pipelines, evidence: Sequence[MessageEvidence]) -> Iterator[OpTimes]:
-    """Yield the times of the messages of each link, by its best evidence."""
+    """Yield a summary of the message times of each link, from its best evidence."""
     boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
     for link, link_evidence in enumerate(by_link(evidence, 2 * boundaries)):
         seconds = best_evidence(*link_evidence)
@@ -121,7 +121,7 @@ def _messages(pipelines: Pipelines, evidence: Sequence[MessageEvidence]) -> Iter
 
 
 def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
-    """Yield the idle times of each worker between two ops of a pipeline."""
+    """Yield a summary of each worker's idle times between consecutive ops of a pipeline."""
     trace = pipelines.trace
     for worker in range(trace.workers):
         gaps = []
@@ -167,7 +167,7 @@ def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Cos
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Return mean times of ops as fields of Costs [s]."""
+    """Return mean op times as fields of `Costs`, in the given shape [s]."""
     # `shape` is (stages) or (stages, microbatches). Places without an op are filled from others.
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():
@@ -180,7 +180,7 @@ def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArra
 
 
 def _fill_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
-    """Replace NaN times: B by I + W, I and W by half of B; what remains by the mean of stages."""
+    """Fill NaN times: B with I + W, I and W with half of B, all others with the mean of stages."""
     if {"backward", "input_grad", "weight_grad"} <= times.keys():
         b, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
         i, w = (np.where(np.isnan(half), b / 2, half) for half in (i, w))

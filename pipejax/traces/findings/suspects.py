@@ -128,7 +128,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
 
 
 def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
-    """Name a suspect whose cost is not known yet."""
+    """Return a suspect with its name, before its cost is computed."""
     words = ["and back"] if place.get("ways") == 2 else []
     words += [f"of replica {place['replica']}"] if "replica" in place and kind != "replica" else []
     words += [f"in step {place['step']}"] if "step" in place else []
@@ -137,7 +137,7 @@ def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
 
 
 def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspect:
-    """Add the rank of the files to a worker or a host, where it is not the worker's number."""
+    """Add the rank in the files to a worker or host, if it differs from the worker's number."""
     place = suspect.place
     if suspect.kind not in ("worker", "host"):
         return suspect
@@ -148,7 +148,7 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Compare each value with all others: their median, the excess over it, its standard errors."""
+    """Return the median of all other values, the excess over it, and the excess in errors."""
     # `errors` are standard errors of the values; the spread of the other values adds to them.
     size = len(values)
     if size < 2:
@@ -163,14 +163,14 @@ def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Log
 
 
 def _find_outliers(logs: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
-    """Yield position, median of the others [s], ratio to it, and z of outliers among log times."""
+    """Yield position, median of the others [s], ratio to it, and z of each outlier in log times."""
     medians, excess, z = _compare_others(logs, errors)
     for k in np.flatnonzero((excess > np.log(MIN_RATIO)) & (z > MIN_Z)).tolist():
         yield k, float(np.exp(medians[k])), float(np.exp(excess[k])), float(z[k])
 
 
 class _MicrobatchTimes(NamedTuple):
-    """Total time of every microbatch on every stage; a run is one pipeline in one step."""
+    """Total op time of every microbatch on every stage; a run is one pipeline in one step."""
 
     step: Int[NumpyArray, " runs"]
     replica: Int[NumpyArray, " runs"]
@@ -187,7 +187,7 @@ class _MicrobatchTimes(NamedTuple):
 
     @classmethod
     def measure(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
-        """Sum the ops of each microbatch on each stage, and separate common from stage times."""
+        """Sum op times by microbatch and stage; separate what most stages share."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches
         ops = PipelineOps.select(trace, runs)
@@ -203,23 +203,23 @@ class _MicrobatchTimes(NamedTuple):
         return cls(step, replica, worker, logs, *_separate(logs), median_op, trace, ops, durations)
 
     def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
-        """Return the times of all other steps, so that these do not move the medians."""
+        """Return the times without these steps, so that these do not move the medians."""
         runs = ~np.isin(self.step, steps)
         other_runs = self._replace(step=self.step[runs], replica=self.replica[runs])
         return other_runs.with_logs(self.logs[runs])
 
     def without_excess(self, suspect: Suspect) -> "_MicrobatchTimes":
-        """Return the times as if the suspect were as fast as the others."""
+        """Return the times as if the suspect were as fast as its peers."""
         ratios = np.where(self.cells(suspect.place), suspect.ratio or 1.0, 1.0)
         return self.with_logs(self.logs - np.log(ratios))
 
     def with_logs(self, logs: Float[NumpyArray, "runs stages microbatches"]) -> "_MicrobatchTimes":
-        """Return the same runs with other times, as logarithms of seconds."""
+        """Return the same runs with new times, given as logarithms of seconds."""
         common, stage_logs, noise = _separate(logs)
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
     def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
-        """Return the stages and microbatches of a place in some runs."""
+        """Return which (runs, stages, microbatches) belong to a place."""
         _, stages, microbatches = self.logs.shape
         numbers = {
             "step": self.step[runs, None, None],
@@ -234,7 +234,7 @@ class _MicrobatchTimes(NamedTuple):
         return result
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
-        """Return the mean ratio of cells to normal ones of the same stage, or of any stage."""
+        """Return the mean ratio of cells to normal cells, of their own or of any stage."""
         # means are more precise than the medians that find a suspect
         normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
         if is_stage and normal.count():  # the median stage: one with the head does not matter
@@ -243,12 +243,12 @@ class _MicrobatchTimes(NamedTuple):
         return float(np.exp(excess.mean())) if np.ma.count(excess) else None
 
     def are_stages_slow(self, cells: Cells) -> bool:
-        """Return whether the mean of these cells is slow on all of their stages."""
+        """Return whether these cells are slow, in the mean, on every one of their stages."""
         excess = np.ma.masked_array(self.logs - _stage_medians(self.logs), ~cells)
         return bool((excess.mean(axis=(0, 2)) > np.log(MIN_RATIO)).all())
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
-        """Return the factor on each slice of the trace that makes cells faster by a ratio."""
+        """Return the factor on each slice of the trace that speeds up cells by a ratio."""
         ops, recorded, result = self.ops, self.seconds.copy(), np.ones(len(self.trace))
         faster = recorded / np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
         first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
@@ -258,11 +258,11 @@ class _MicrobatchTimes(NamedTuple):
         return result
 
     def _error(self, count: int) -> float:
-        """Return the standard error of a median, for a number of logarithms."""
+        """Return the standard error of a median of `count` logarithms."""
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield workers, stages and replicas slow on all their stages, and slow microbatches."""
+        """Yield workers, stages and replicas that are slow on all stages; slow microbatches."""
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
         microbatches = _places("microbatch", range(count))
@@ -311,7 +311,7 @@ class _MicrobatchTimes(NamedTuple):
         logs: Float[NumpyArray, "runs stages microbatches"],
         places: Sequence[Place],
     ) -> Sequence[Suspect]:
-        """Return the places that are outliers in the stage in which they are least slow."""
+        """Return places that are outliers even on the stage where they are least slow."""
         medians, counts = [], []  # of the fastest stage, and the fewest microbatches on a stage
         for place in places:
             # other replicas need no look: a job of many has thousands of places
@@ -332,7 +332,7 @@ def _separate(
     Float[NumpyArray, "runs stages microbatches"],
     float,
 ]:
-    """Separate the excess that most stages of a microbatch share; also return the noise."""
+    """Separate the excess that most stages of a microbatch share, and estimate the noise."""
     excess = logs - _stage_medians(logs)
     # lower quartile over stages: one interrupted op makes no microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
@@ -348,12 +348,12 @@ def _places(kind: str, numbers: Iterable[int]) -> list[Place]:
 def _stage_medians(
     logs: Float[NumpyArray, "runs stages microbatches"],
 ) -> Float[NumpyArray, "1 stages 1"]:
-    """Return the lower median of each stage: one slow replica of two does not move it."""
+    """Return each stage's lower median, which a slow replica among two does not move."""
     return np.quantile(logs, 0.5, axis=(0, 2), method="lower", keepdims=True)
 
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
-    """Return the times of ops, where each half of a fused pair has a time of its own [s]."""
+    """Return op times in which each half of a fused pair has a time of its own [s]."""
     # Time of a half = median of such ops outside pairs x time of its pair / median pair. So stages
     # with more or fewer pairs compare with each other.
     seconds, is_first = ops.seconds.copy(), ops.is_first
@@ -373,7 +373,7 @@ def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
 
 
 def _fill_unknown(row: Float[NumpyArray, " stages"], model: Float[NumpyArray, " stages"]) -> None:
-    """Replace NaN in a row by the model, scaled by the median ratio of both; in place."""
+    """Replace NaN in a row, in place, by the model times the median ratio of row to model."""
     is_unknown = np.isnan(row)
     has_ratio = ~is_unknown & (model > 0)
     ratio = np.median(row[has_ratio] / model[has_ratio]) if has_ratio.any() else 1.0
@@ -394,7 +394,7 @@ def _medians(
 def _slow_links(
     pipelines: Pipelines, wrong_workers: set[int], median_op: float
 ) -> Iterator[Suspect]:
-    """Yield links between workers whose two quickest messages are slow and some op waited for."""
+    """Yield links whose two quickest messages are slow and which made an op wait."""
     # The quickest messages have waited for nothing else. Workers with a wrong clock are skipped.
     ends = link_workers(pipelines.table)
     # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
@@ -434,7 +434,7 @@ def _slow_links(
 
 
 def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:
-    """Join the two ways of a link between two workers, if both are slow."""
+    """Join both directions of a link between two workers into one suspect if both are slow."""
     merged: dict[tuple[int, ...], Suspect] = {}
     for row in links:
         low, high = sorted((row.place["source"], row.place["target"]))
@@ -448,7 +448,7 @@ def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:
 
 
 def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Suspect]:
-    """Yield workers whose device idles longer than others until the host launches its work."""
+    """Yield workers whose device waits longer than others for the host to launch work."""
     # without that wait, their ops would start so much earlier
     ops, steps = times.ops, len({*times.step.tolist()})
     op_seconds = ops.seconds + pipelines.gaps[ops.slices]
@@ -485,7 +485,7 @@ def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> li
 
 
 def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> Iterator[Suspect]:
-    """Drop places that are no outliers once the first one is as fast as the others."""
+    """Drop places that are no outliers once the first suspect is as fast as its peers."""
     kinds = ("worker", "stage", "replica", "microbatch")
     first = next((row for row in suspects if row.kind in kinds and "step" not in row.place), None)
     if first is None:
@@ -501,7 +501,7 @@ def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> 
 
 
 def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
-    """Yield steps that take longer than others, and steps that begin later after the previous."""
+    """Yield steps that take longer than others, and steps with a late begin after the last step."""
     trace, runs = pipelines.trace, pipelines.pipelines
     steps, position = np.unique(trace.step, return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
@@ -527,7 +527,7 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
 
 
 def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
-    """Return the slow steps to leave out of means, by number; none unless most steps are usual."""
+    """Return the slow steps to exclude from means, by number; empty unless most are usual."""
     odd = {row.place["step"]: row for row in step_suspects(pipelines) if row.ratio is not None}
     return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else {}
 
@@ -535,7 +535,7 @@ def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
 ) -> Iterator[Suspect]:
-    """Set the cost of each suspect: the time that steps save without it [s]."""
+    """Set the cost of each suspect: the time that a step saves without its slowness [s]."""
     odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
     is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
     for suspect in suspects:
@@ -563,7 +563,7 @@ def _with_costs(
 def _savings(
     jobs: Iterable[JobSteps], place: Place, odd: Sequence[int], times: tuple[NumpyArray, NumpyArray]
 ) -> list[float]:
-    """Return the time that steps save if slices and links take these factors of their times [s]."""
+    """Return the time that each step saves if slices and links take these factors of it [s]."""
     saved, step, (factors, link_factors) = [], place.get("step"), times
     for job in jobs:
         is_step = [k == step if step is not None else k not in odd for k in job.steps]
@@ -578,7 +578,7 @@ def _savings(
 
 
 def _late_launches(replayed: Replay) -> Iterator[Suspect]:
-    """Yield ops that start late in most steps, with their costs."""
+    """Yield ops that start late in most steps, each with its cost per step."""
     pipelines, odd = replayed.pipelines, [*odd_steps(replayed.pipelines)]
     trace, late = pipelines.trace, np.broadcast_to(pipelines.late_launches, len(pipelines.trace))
     num_steps = len({run.step for run in pipelines.pipelines} - {*odd})
@@ -599,7 +599,7 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:
-    """Return factors on message times that make a slow link, or its replica, as fast as others."""
+    """Return factors on message times that make a slow link, or replica, as fast as its peers."""
     ends, times = link_workers(replayed.pipelines.table), replayed.link_times
     source, target = place["source"], place["target"]
     directions = [(source, target)]
@@ -616,7 +616,7 @@ def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]
 
 
 def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
-    """Yield corrected clocks; none if every step restarts its clocks."""
+    """Yield a suspect for each corrected clock; none if clocks restart in every step."""
     has_replicas = len({offset.replica for offset in offsets}) > 1
     for offset in sorted(offsets, key=lambda offset: -abs(offset.seconds)):
         if offset.is_corrected and offset.step == NONE:

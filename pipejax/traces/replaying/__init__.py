@@ -1,1 +1,1 @@
-"""Pipelines as recorded, and their replays."""
+"""Recorded pipelines, and replays of them under a link model."""

@@ -25,7 +25,7 @@ from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableRuns:
-    """Pipelines that ran one table, under a link model; a run is a pipeline."""
+    """Pipelines that ran the same table, with its graph under a link model; a run is a pipeline."""
 
     graph: StepGraph  # of the table
     members: Int[NumpyArray, " runs"]  # positions among the pipelines of the trace
@@ -36,7 +36,7 @@ class TableRuns:
     scale: Float[NumpyArray, "runs links"]  # factors on message times
 
     def sample(self, max_nodes: int) -> "TableRuns":
-        """Select runs, spread evenly, with at most so many nodes in total; at least one run."""
+        """Select evenly spread runs with at most `max_nodes` nodes in total, at least one run."""
         stride = -(-self.members.size * len(self.graph.preds) // max_nodes)
         names = ("members", "slices", "start", "end", "scale")
         return dataclasses.replace(self, **{name: getattr(self, name)[::stride] for name in names})
@@ -44,7 +44,7 @@ class TableRuns:
     def replay(
         self, link_times: Float[NumpyArray, "candidates links"]
     ) -> tuple[Float[NumpyArray, "candidates runs ops"], Float[NumpyArray, "candidates runs"]]:
-        """Return starts of ops after the first one, and spans, for candidate message times [s]."""
+        """Return op starts since the first start, and spans, for candidate link times [s]."""
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
         duration[..., self.ops] = self.end - self.start
@@ -58,7 +58,7 @@ class TableRuns:
 
 
 def table_runs(pipelines: Pipelines, links: Links) -> Iterator[TableRuns]:
-    """Yield the pipelines of each table; raise ValueError if a table deadlocks under the links."""
+    """Yield the runs of each table; raise ValueError if a table deadlocks under the links."""
     table_number = np.array([pipeline.table for pipeline in pipelines.pipelines])
     for number, table in enumerate(pipelines.tables):
         graph = step_graph([table], links)
@@ -89,7 +89,7 @@ MAX_ROUNDS = 20  # of alternation; most cases converge in three
 
 
 class MessageEvidence(NamedTuple):
-    """Evidence on message times: one entry per message and run, and the op that took it."""
+    """Evidence on message times, with one entry for each message in each run."""
 
     link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
     # start of the op minus the earliest possible send [s]: an upper bound on the message time;
@@ -99,7 +99,7 @@ class MessageEvidence(NamedTuple):
 
 
 class Messages:
-    """Messages in runs of one table, with recorded times of the ops around them.
+    """Messages in the runs of one table, with the recorded times of the ops around them.
 
     Attributes (times are (nodes, runs) after the first start [s]):
       graph: graph of the table.
@@ -148,7 +148,7 @@ class Messages:
         self.max_usual_delay = self.rounding + usual_delay
 
     def ends(self, times: LinkTimes) -> Ends:
-        """Return the end of every op and message (nodes, runs) [s], given message times by link."""
+        """Return the end of every op and message (nodes, runs) [s] for given link times."""
         # A message ends at the start of its first consumer at the latest.
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
@@ -159,7 +159,7 @@ class Messages:
         return end
 
     def evidence(self, end: Ends) -> MessageEvidence:
-        """Return observed times of messages [s] and the strength of this evidence."""
+        """Return observed message times [s], and how strong this evidence is."""
         # `end` (nodes, runs) are the ends of ops and messages [s].
         preds, start = self.graph.preds, self.start[self.consumer]
         ready = end[preds[self.message]].max(axis=1)
@@ -177,13 +177,13 @@ class Messages:
 
 
 def simple_evidence(pipelines: Pipelines) -> list[MessageEvidence]:
-    """Return the evidence on message times if no message waits for another, by table."""
+    """Return evidence on message times by table, as if no message waited for another message."""
     runs = map(Messages, table_runs(pipelines, Links()))
     return [messages.evidence(messages.end) for messages in runs]
 
 
 def scale_links(pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines with the factors of links that are slow in some replicas only."""
+    """Return the pipelines with slowdown factors of links that are slow only in some replicas."""
     # The median message of a replica that an op waited for is compared with that of the others.
     replica = np.array([pipeline.replica for pipeline in pipelines.pipelines])
     replicas, num_links = np.unique(replica), 2 * (pipelines.table.num_stages - 1)
@@ -231,7 +231,7 @@ def link_name(link: int, boundaries: int) -> str:
 
 
 class LinkEstimate(NamedTuple):
-    """Estimated time of a message of each link."""
+    """Estimated time of a message on each link, with its bounds and evidence."""
 
     times: LinkTimes  # [s]; without evidence the usual time, at most the upper bound
     is_observed: Bool[NumpyArray, " links"]  # whether an op waited for one of its messages
@@ -240,7 +240,7 @@ class LinkEstimate(NamedTuple):
 
 
 def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[Seconds, Strength]]:
-    """Yield times [s] and strengths of the messages of every link, from all tables."""
+    """Yield message times [s] and their strengths of evidence for every link, over all tables."""
     for link in range(links):
         seconds, strength = [], []
         for table in evidence:  # messages are sorted by link
@@ -251,7 +251,7 @@ def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[S
 
 
 def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
-    """Select the message times of a link with the strongest evidence [s]; may be empty."""
+    """Select a link's message times of the strongest evidence [s]; the result may be empty."""
     # If ops were at most idle, only the smallest upper bound counts.
     for level in (WAITED, FIRST):
         if (strength == level).any():
@@ -263,7 +263,7 @@ def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
 def estimate(
     evidence: Sequence[MessageEvidence], workers: LinkWorkers, average: Average
 ) -> LinkEstimate:
-    """Estimate the message time of each link, by an average of its best evidence."""
+    """Estimate the message time of each link as an average of its strongest evidence."""
     # without evidence: as messages between the same workers, or else as all messages
     link_evidence = [*by_link(evidence, len(workers))]
     observed = [seconds[strength == WAITED] for seconds, strength in link_evidence]
@@ -282,7 +282,7 @@ def estimate(
 
 
 def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[LinkTimes]:
-    """Yield candidates for the time of a message by link [s]."""
+    """Yield candidates for the message times of all links [s]."""
     # Candidates are consistent with the link model, or as if no message waited for another. The
     # median suits messages that differ; the lower quartile, queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
@@ -295,7 +295,7 @@ def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[L
 def _consistent_times(
     messages: Sequence[Messages], times: LinkTimes, workers: LinkWorkers, average: Average
 ) -> LinkTimes:
-    """Alternate between ends of messages and message times by link until nothing changes [s]."""
+    """Alternate between message ends and link times until both are consistent [s]."""
     for _ in range(MAX_ROUNDS):
         previous = times
         evidence = [table.evidence(table.ends(previous)) for table in messages]

@@ -1,4 +1,4 @@
-"""Pipelines of a trace: every replica in every step, checked by the rules of a table.
+"""Pipelines of a trace: each replica in each step, checked against the rules of a table.
 
 Pipelines that break a rule are dropped and named; no missing slice is invented.
 """
@@ -36,7 +36,7 @@ MAX_LISTED = 3  # entries of left_out in an error
 
 @short_repr
 class Pipeline(NamedTuple):
-    """One replica in one step.
+    """Ops of one replica in one step.
 
     Attributes:
       step: number of the step.
@@ -83,7 +83,7 @@ class Pipelines:
 
     @property
     def odd_steps(self) -> list[int]:
-        """List the steps in which a replica ran another table than the most frequent one."""
+        """List the steps in which a replica did not run the most frequent table."""
         return sorted({pipeline.step for pipeline in self.pipelines if pipeline.table})
 
     @property
@@ -94,7 +94,7 @@ class Pipelines:
 
     @functools.cached_property
     def gaps(self) -> Float[NumpyArray, " slices"]:
-        """Return the usual launch time of every op, after its worker and inputs are ready [s]."""
+        """Return every op's usual launch time after its worker and inputs are ready [s]."""
         # Ops without a message, behind an op that sends none, show it; more than `MAX_GAP` medians
         # is a stall. Other ops take the mean.
         trace, gaps = self.trace, np.zeros(len(self.trace))
@@ -128,7 +128,7 @@ class Pipelines:
 
     @functools.cached_property
     def starved_hosts(self) -> Mapping[tuple[int, int], float]:
-        """Return how much longer than others devices wait for launches, by replica, worker [s]."""
+        """Return how much longer than others a device waits for launches, by rank [s]."""
         # Only ranks with more than `MIN_STARVED` of a step are listed.
         steps = {pipeline.step for pipeline in self.pipelines}
         by_rank: dict[tuple[int, int], list[float]] = {}
@@ -151,7 +151,7 @@ class Pipelines:
 
 
 def find_pipelines(trace: Trace) -> Pipelines:
-    """Find the pipelines of a trace that follow the rules of a table.
+    """Find the pipelines of a trace whose ops follow the rules of a table.
 
     Args:
       trace: a measured run.
@@ -206,7 +206,7 @@ def find_pipelines(trace: Trace) -> Pipelines:
 
 
 def _op_slices(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
-    """Yield step and replica of every pipeline, and its ops by worker and start."""
+    """Yield each pipeline as ((step, replica), slices of its ops by worker and start)."""
     ops = np.flatnonzero(trace.has_phase(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
     # both ops of a fused pair have the same times: sort its forward first
     phase = _op_phases(trace)[trace.phase]
@@ -223,7 +223,7 @@ def _missing_workers(trace: Trace, slices: Slices) -> list[int]:
 
 
 def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
-    """Describe missing ops, wrong times or overlaps of a pipeline's slices; None if it is valid."""
+    """Describe a pipeline's first fault: missing ops, wrong times or an overlap; None if valid."""
     missing = _missing_workers(trace, slices)
     if missing:
         return f"worker {missing[0]} is missing"
@@ -246,7 +246,7 @@ def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
 
 
 def op_name(trace: Trace, row: int) -> str:
-    """Return stage, phase and microbatch of a slice, such as 0F1."""
+    """Return the name of a slice from stage, phase and microbatch, such as 0F1."""
     return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
@@ -256,7 +256,7 @@ def _find_table(
     answers: dict[bytes, tuple[int, str | None]],
     tables: list[ScheduleTable],
 ) -> tuple[int, str | None]:
-    """Return the position of a pipeline's table in `tables`; if its order is illegal, why."""
+    """Return the number of a pipeline's table in `tables`, or the reason why it is illegal."""
     # A new table is appended; `answers` caches the results of earlier calls.
     is_second = is_second_of_pair(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
@@ -271,19 +271,19 @@ def _find_table(
 
 
 def is_second_of_pair(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
-    """Return whether each op is the second of a fused pair: equal times to the op before it."""
+    """Return for each op whether it is second in a fused pair: its times equal the op before it."""
     start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
     is_same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
     return np.append(False, is_same & (end[1:] > start[1:]))
 
 
 def cell_slices(trace: Trace, slices: OpSlices) -> CellSlices:
-    """Return the slice of every cell; of a fused pair, the first one."""
+    """Return the slice of every cell; a fused pair has the slice of its first op."""
     return CellSlices(slices[~is_second_of_pair(trace, slices)])
 
 
 class PipelineOps(NamedTuple):
-    """Ops of some pipelines with their times, one pipeline after the other."""
+    """Ops of some pipelines with their times, pipeline after pipeline."""
 
     run: Slices  # (ops) position of its pipeline among these
     slices: Slices  # (ops) slice of the trace
@@ -327,7 +327,7 @@ def _op_phases(trace: Trace) -> Slices:
 def _rows(
     trace: Trace, slices: Slices, is_second: Bool[NumpyArray, " ops"]
 ) -> Sequence[Sequence[Cell]]:
-    """Return the cells of every worker: an op each, or both ops of a fused pair."""
+    """Return the cells of every worker; a cell has one op, or both ops of a fused pair."""
     rows: list[list[Cell]] = [[] for _ in range(trace.workers)]
     fields = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     for worker, phase, stage, microbatch, is_second_op in zip(
@@ -350,7 +350,7 @@ def _input_leads(trace: Trace) -> Float[NumpyArray, " slices"]:
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op that starts earliest before its input; None if clock rounding explains it."""
+    """Describe the op that starts too early by most before its input; None within rounding."""
     # `lead` is the time by which every slice of the trace starts before its input ends [s].
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
@@ -366,7 +366,7 @@ def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slice
 def _find_included_waits(
     trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
-    """Describe workers whose slices seem to include waits for messages; empty if there are none."""
+    """Describe workers whose slices seem to include waits for messages; empty without such."""
     # The quickest messages of both directions take at least 0 s in sum, by any offset of clocks. On
     # such a worker they contradict this, and almost every slice begins at the end of the previous.
     producers, consumers = transfers(trace, OP_INPUTS)

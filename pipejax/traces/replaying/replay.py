@@ -1,4 +1,4 @@
-"""Replay: recorded times in recorded order through the recurrence, and its errors."""
+"""Replay: recorded op times in recorded order, run under a link model, and its errors."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ MIN_NOISE = 1e-6
 
 
 def single_models() -> list[Links]:
-    """List all links with one model for every pair of workers, the simplest first."""
+    """List all link models that treat every pair of workers alike, the simplest first."""
     simple = [Links(model) for model in LINKS if model not in MEETING]
     options = itertools.product(MEETING, POSTINGS, QUEUES)
     return [*simple, *(Links(model, scope, posting=posting) for model, posting, scope in options)]
@@ -56,7 +56,7 @@ MAX_NODES = 1 << 18  # of all runs of a table from which message times are estim
 @with_short_repr("links message_time mean_error worst_error")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
-    """Pipelines of a trace, run again under a link model.
+    """Pipelines of a trace, simulated again under a link model with recorded op times.
 
     Attributes:
       pipelines: pipelines of the trace.
@@ -87,19 +87,19 @@ class Replay:
 
     @property
     def message_time(self) -> float:
-        """Return the median over links of the time of a message [s]."""
+        """Return the median of the links' message times [s]."""
         return float(np.median(self.link_times)) if len(self.link_times) else 0.0
 
     @functools.cached_property
     def by_step(self) -> Mapping[int, float]:
-        """Return the mean absolute error of the pipelines of each step, by step."""
+        """Return the mean absolute error of the pipelines of each step, by step number."""
         steps = np.array([pipeline.step for pipeline in self.pipelines.pipelines])
         errors = np.abs(self.errors)
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
 
     @functools.cached_property
     def evidence(self) -> Sequence[MessageEvidence]:
-        """Return the evidence of ops on message times under these links, by table."""
+        """Return the evidence of ops on message times under the replay's links, by table."""
         tables = map(Messages, table_runs(self.pipelines, self.links))
         return [messages.evidence(messages.ends(self.link_times)) for messages in tables]
 
@@ -110,14 +110,14 @@ class Replay:
 
     @property
     def unobserved(self) -> Mapping[str, float]:
-        """Return links for whose messages no op waited, with an upper bound on their time [s]."""
+        """Return links whose messages no op waited for, with upper bounds on their time [s]."""
         upper, boundaries = self.link_estimate.upper, self.pipelines.table.num_stages - 1
         links = np.flatnonzero(~self.link_estimate.is_observed & np.isfinite(upper)).tolist()
         return {link_name(link, boundaries): float(upper[link]) for link in links}
 
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
-        """Return the delay of the start of every op against the replay [s]; 0 for other slices."""
+        """Return each op's start minus its replayed start [s]; 0 for other slices."""
         # Both starts count from the first start of the pipeline.
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
@@ -128,7 +128,7 @@ class Replay:
 
     @functools.cached_property
     def stalls(self) -> Float[NumpyArray, " slices"]:
-        """Return the delay of every op after the recorded ends of its inputs [s]; 0 for others."""
+        """Return each op's delay after the ends of its inputs [s]; 0 for other slices."""
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             messages = Messages(runs)
@@ -138,7 +138,7 @@ class Replay:
 
 
 def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
-    """Run the pipelines of a trace again, with recorded times in recorded order.
+    """Simulate the pipelines of a trace with recorded op times in recorded order.
 
     Args:
       pipelines: pipelines of the trace.
@@ -192,7 +192,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 def _compare_models(
     results: Sequence[Replay], best: Replay, noise: float
 ) -> tuple[Mapping[str, float], list[Replay]]:
-    """Return the mean error of each link model, and the replays as likely as the best one."""
+    """Return the mean error of each link model, and all replays as likely as the best replay."""
     measured, place = best.pipelines.spans, results.index(best)
     predicted = measured * (1 + np.stack([result.errors for result in results]))
     squares = (np.log(measured / predicted) ** 2).sum(axis=1)
@@ -215,7 +215,7 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return the message times (links) [s] with the least error, and a share of early messages."""
+    """Return the link times [s] of least error, and the largest share of early messages by link."""
     # Early messages were taken before they could be sent; the link with the most of them counts.
     samples = [run.sample(MAX_NODES) for run in runs]
     workers = link_workers(pipelines.table)
@@ -231,7 +231,7 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
 def _span_errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], times: Float[NumpyArray, "candidates links"]
 ) -> Float[NumpyArray, "candidates pipelines"]:
-    """Return replayed over recorded span, minus 1, for each candidate; NaN of other pipelines."""
+    """Return (replayed / recorded span) - 1 for each candidate; NaN for pipelines not in `runs`."""
     # A candidate is a time of every message by link [s].
     errors = np.full((len(times), len(pipelines.pipelines)), np.nan)
     for run in runs:

@@ -1,4 +1,4 @@
-"""Graph of a step of a whole job: pipelines side by side, and other slices around them.
+"""Graph of one step of a job: all its pipelines, and slices that are not pipeline ops.
 
 The ops and messages of each replica are the program of its table under a link model. Other slices
 stand in the row of their worker where they ran. Members of a collective begin together, when the
@@ -33,7 +33,7 @@ Times = Float[NumpyArray, "runs nodes"]
 
 
 class NonOp(NamedTuple):
-    """A slice that is no op, such as a collective, at the same place in every step."""
+    """A slice that is no pipeline op, such as a collective, at the same place in every step."""
 
     phase: str  # its name
     occurrence: int  # number among the slices of this phase on its worker, from 0
@@ -45,7 +45,7 @@ class NonOp(NamedTuple):
 
 
 class StepGraph(NamedTuple):
-    """A step, or some pipelines of it, as a graph; a label of -1 means that it does not apply."""
+    """A step, or some of its pipelines, as a graph; label -1 means that a label does not apply."""
 
     preds: Int[NumpyArray, "nodes max_preds"]  # predecessors of each node; node 0 is the source
     replica: Nodes  # (nodes) position of the replica
@@ -54,7 +54,7 @@ class StepGraph(NamedTuple):
     link: Nodes  # (nodes) direction * boundaries + boundary of a message
 
     def finish(self, duration: Times) -> Times:
-        """Return the finish times of runs with these durations (runs, nodes) [s]."""
+        """Return the nodes' finish times for these durations, both (runs, nodes) [s]."""
         times = np.array(duration.T, order="C")
         run_in_place(self.preds, times)
         return times.T
@@ -79,7 +79,7 @@ class _GraphBuilder:
         return np.arange(self.size - count, self.size)
 
     def add_edges(self, tail: Nodes | int, head: Nodes | int) -> None:
-        """Add edges from tails to heads; a single node is repeated."""
+        """Add edges from tails to heads; a single tail or head serves all edges."""
         tails, heads = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
         self.tails.append(tails)
         self.heads.append(heads)
@@ -99,7 +99,7 @@ class _GraphBuilder:
 
 
 def node_ops(program: Program, table: ScheduleTable) -> Nodes:
-    """Return the position of each node's op in the concatenated rows of a table; -1 of others."""
+    """Return the position of each node's op in a table's concatenated rows; -1 for other nodes."""
     ops = (op for row in table.rows() for cell in row for op in cell if op.phase.name in OPS)
     position = {(int(op.phase), op.stage, op.microbatch): k for k, op in enumerate(ops)}
     fields = (program.phase, program.stage, program.microbatch)
@@ -110,7 +110,7 @@ def node_ops(program: Program, table: ScheduleTable) -> Nodes:
 def step_graph(
     tables: Sequence[ScheduleTable], links: Links, non_ops: Sequence[NonOp] = ()
 ) -> StepGraph:
-    """Return the graph of replicas that run these tables, with other slices around them."""
+    """Return the graph of replicas that run these tables, with non-op slices around them."""
     builder = _GraphBuilder()
     programs = {id(table): lower(table, link=links, step_end=False) for table in tables}
     rows = [
@@ -144,7 +144,7 @@ def _add_pipeline(
 
 
 def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-    """Return the link whose transmit time stands at each position of the cost vector, or -1."""
+    """Return the link whose transmit time each cost vector position holds; -1 if it holds none."""
     # Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
     # count the whole time of a message as transmit time, so latencies are skipped. Without
     # boundaries the array is empty: divisors are 1.
@@ -161,7 +161,7 @@ def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[Num
 def _add_non_ops(
     builder: _GraphBuilder, rows: Sequence[Sequence[Row]], non_ops: Sequence[NonOp]
 ) -> None:
-    """Add slices that are no ops to the rows of their workers, in order of time."""
+    """Add non-op slices to the rows of their workers, in order of time."""
     # Members of a collective wait for a gate node, which waits for the predecessors of all members.
     groups = sorted({non_op.group for non_op in non_ops} - {NONE})
     gates = {group: int(builder.add_nodes(1)[0]) for group in groups}
@@ -189,7 +189,7 @@ CLOCK_ERROR = 1e-4  # overlap of consecutive slices of a worker by rounding of c
 
 
 class NonOps(NamedTuple):
-    """Slices that are no ops, matched over several steps."""
+    """Slices that are no pipeline ops, matched over several steps."""
 
     places: tuple[NonOp, ...]
     slices: Int[NumpyArray, "steps non_ops"]  # slices of the trace; -1 in a step without it
@@ -207,7 +207,7 @@ class _Key(NamedTuple):
 
 
 def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> NonOps:
-    """Match slices that are no ops and no messages over steps, and find their usual places."""
+    """Match slices that are neither op nor message over steps, and find their usual places."""
     # A step has one pipeline per replica; replicas run the same tables in all steps.
     trace = pipelines.trace
     slices_by_worker = _other_slices(trace)
@@ -242,7 +242,7 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
 
 
 def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
-    """Return slices that are no ops and no messages by (step, replica, worker), in start order."""
+    """Return slices that are neither op nor message by (step, replica, worker), in start order."""
     other = np.flatnonzero(~trace.has_phase((*OPS, *MESSAGES)) & (trace.worker >= 0))
     by_key: dict[tuple[int, int, int], list[int]] = {}
     for k in other[np.argsort(trace.start[other], kind="stable")].tolist():
@@ -261,7 +261,7 @@ def _find_place(trace: Trace, cells: CellSlices, k: int) -> tuple[CellCount, boo
 def _usual_places(
     places_by_key: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
 ) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
-    """Yield replica, worker, and by medians over steps: cells before it, is_beside, start [s]."""
+    """Yield replica, worker, and medians over steps of cells before, is_beside and start [s]."""
     for key, places in places_by_key.items():
         cell_counts, flags, starts = zip(*places, strict=True)
         is_beside = 2 * sum(flags) > len(flags)
@@ -270,7 +270,7 @@ def _usual_places(
 
 
 def _collective_groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
-    """Yield the number of every slice's collective; -1 if it is none or has no other member."""
+    """Yield the number of each slice's collective; -1 for a slice without other members."""
     members: dict[tuple[object, ...], list[_Key]] = {}
     for key in keys:
         is_pipeline_end = key.worker in (0, workers - 1)
@@ -292,7 +292,7 @@ def _collective_groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Ke
 def _non_op_seconds(
     trace: Trace, places: Sequence[NonOp], slices: Int[NumpyArray, "steps non_ops"]
 ) -> Float[NumpyArray, "steps non_ops"]:
-    """Return the time of every slice [s], of a collective from its last start; 0 without it."""
+    """Return every slice's time, for a collective after its last start; 0 if missing [s]."""
     start = np.append(trace.start, -np.inf)[slices]
     end = np.append(trace.end, -np.inf)[slices]
     group = np.array([non_op.group for non_op in places], int)
