@@ -364,9 +364,10 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
         on_worker = held.worker == worker
         # the worker has few of all columns: count in these alone
         worker_columns, indices = np.unique(column[on_worker], return_inverse=True)
-        changes = np.zeros((len(worker_columns), len(indices)), int)
+        count_type = np.int16 if len(indices) < np.iinfo(np.int16).max else np.int64  # no overflow
+        changes = np.zeros((len(worker_columns), len(indices)), count_type)
         changes[indices, np.arange(len(indices))] = held.change[on_worker]
-        counts = np.cumsum(changes, axis=1)[:, held.is_last_at_time[on_worker]]
+        counts = np.cumsum(changes, axis=1, dtype=count_type)[:, held.is_last_at_time[on_worker]]
         candidates = _find_peak_times(counts)
         peaks = np.zeros((len(candidates), num_parts * stages), int)
         peaks[:, worker_columns] = candidates
@@ -385,7 +386,9 @@ def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray
     # the others are compared pairwise, one column after another.
     zeros = np.zeros((len(counts), 1), counts.dtype)
     is_dominated = (np.concatenate([counts[:, 1:], zeros], axis=1) >= counts).all(axis=0)
-    rows = np.unique(counts[:, ~is_dominated].T, axis=0)
+    rows = np.ascontiguousarray(counts[:, ~is_dominated].T)
+    # distinct rows by their bytes; `numpy.unique` sorts whole rows, which takes longer
+    rows = rows[[*{row.tobytes(): k for k, row in enumerate(rows)}.values()]]
     if len(rows) == 0:  # the worker holds nothing at all
         return zeros.T
     dominates = np.ones((len(rows), len(rows)), bool)
