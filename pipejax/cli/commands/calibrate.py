@@ -11,7 +11,17 @@ import pipejax as pj
 from pipejax.cli.options.option import Count, Text, options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import JSON, Output
-from pipejax.cli.output.report import Column, TextTable, digits, pick, plain, rows_table, seconds
+from pipejax.cli.output.report import (
+    Column,
+    TextTable,
+    digits,
+    grid,
+    pick,
+    plain,
+    quantity,
+    rows_table,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter
@@ -24,8 +34,6 @@ NO_FIT_NOTE = (
     "written (name numbers with --fit to fit them all the same)"
 )
 MAX_FOLDS = 10  # folds that the report lists
-# unit of a number in the report, and its size, by SI unit
-UNITS = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
 
 
 @options
@@ -137,20 +145,14 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
 
 
 def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
-    rows = []
-    for number in numbers:
-        unit, scale = UNITS.get(number.unit, (number.unit, 1.0))
-        error = 0.0 if number.standard_error is None else number.standard_error
-        rows.append(
-            {
-                "number": number.name,
-                "value": f"{number.value / scale:.3g} {unit}".strip(),
-                "standard error": f"{error / scale:.2g}",
-                "by": "rows" if number.identified else "prior",
-            }
-        )
-    columns = [Column(name, name) for name in ("number", "value", "standard error", "by")]
-    return rows_table(rows, columns, title=f"fitted to {fitted_to}")
+    numbers = list(numbers)
+    columns = [
+        ("number", [number.name for number in numbers]),
+        ("value", [quantity(number.value, number.unit) for number in numbers]),
+        ("standard error", [quantity(n.standard_error or 0.0, n.unit) for n in numbers]),
+        ("by", ["rows" if number.identified else "prior" for number in numbers]),
+    ]
+    return grid(columns, title=f"fitted to {fitted_to}")
 
 
 def _view(fit: "Calibration") -> Iterator[object]:

@@ -139,18 +139,15 @@ def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Eva
     """Add a row for each corner: makespan, lateness, and number of ops with least slack there."""
     # index of the corner in which each op has its least slack
     binding = [op.value for op in op_values(evaluation, corners.binding.astype(float))]
-    values: dict[str, Iterable[Any]] = {
-        "name": corners.names,
-        "makespan": corners.makespan.tolist(),
-        "worst_slack": corners.slack.min(axis=1).tolist(),
-        "total_negative_slack": corners.total_negative_slack.tolist(),
-        "binding_ops": map(binding.count, range(len(corners.names))),
-    }
-    if corners.target is None:  # each corner against its own makespan: none is late
-        del values["worst_slack"], values["total_negative_slack"]
-    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    worst_slack, lateness = corners.slack.min(axis=1), corners.total_negative_slack
+    rows: list[dict[str, Any]] = []
+    for k, name in enumerate(corners.names):
+        rows.append({"name": name, "makespan": corners.makespan[k]})
+        if corners.target is not None:  # else none is late: each is against its own makespan
+            rows[-1] |= {"worst_slack": worst_slack[k], "total_negative_slack": lateness[k]}
+        rows[-1]["binding_ops"] = binding.count(k)
     result["corners"] = rows
-    return rows_table(rows, (column for column in CORNERS if column.value in values))
+    return rows_table(rows, (column for column in CORNERS if column.value in rows[0]))
 
 
 def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:

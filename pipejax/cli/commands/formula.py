@@ -14,7 +14,7 @@ from pipejax.base.checks import resolve_choice
 from pipejax.base.file_fields import read_cell, whole
 from pipejax.cli.options.option import Count, Text, options, parse_float, parse_pairs, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
-from pipejax.cli.options.tables import PaperSettings, labelled
+from pipejax.cli.options.tables import PaperSettings, with_labels
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (
@@ -220,7 +220,7 @@ def formula(
         settings = settings._replace(names=_family_parameters(settings.program(table)))
     form_family = None if symbol is None else _family(settings, symbol, numbers)
     rivals = [] if versus is None else [settings.rival(name.strip()) for name in versus.split(",")]
-    schedule_labels = labelled(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
+    schedule_labels = with_labels(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
     tables, plans = [table], {table.name: run.planned_for(table)}
     for rival in rivals:
         with progress(f"building {rival.schedule}"):

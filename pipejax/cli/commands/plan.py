@@ -9,7 +9,7 @@ from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import Count, CountIfGiven, Text, options, parse_share
+from pipejax.cli.options.option import Count, CountIfGiven, Text, options, parse_counts, parse_share
 from pipejax.cli.options.run import SHARED, LinkOptions, SharedOptions
 from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
 from pipejax.cli.output.answer import Answer, progress
@@ -72,13 +72,9 @@ class LayoutChoices:
 
 
 def _values(name: str, text: str) -> list[Any]:
-    words = [word.strip() for word in text.split(",")]
     if name == "recompute":
-        return words
-    for word in words:
-        if not word.isdecimal():
-            raise ValueError(f"{flag(name)} must be whole numbers, as 1,2,4, got {text!r}")
-    return [int(word) for word in words]
+        return [word.strip() for word in text.split(",")]
+    return parse_counts(text, flag(name), 0)
 
 
 @options

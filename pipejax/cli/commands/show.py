@@ -22,8 +22,8 @@ from pipejax.cli.options.tables import (
     PaperSettings,
     SizedSchedule,
     TableOptions,
-    labelled,
     naming,
+    with_labels,
 )
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
@@ -191,7 +191,7 @@ def _scene(
         if limit is not None:
             limits = limit.levels(table, sizes[-1], activations, scenario.workload)
         held.append(sizes[-1].held(runs[-1])._replace(limits=limits) if memory else None)
-    labels = labelled(picture.labels, [run.schedule for run in runs])
+    labels = with_labels(picture.labels, [run.schedule for run in runs])
     runs_by_name = dict(zip(labels, runs, strict=True))
     unit = picture.time_unit(runs, in_slots=not scenarios[0].has_times)
     start = None if picture.from_ is None else parse_seconds(picture.from_, "--from")

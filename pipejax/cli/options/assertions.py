@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import nearest
 from pipejax.base.conditions import compare, si_number, split_condition
 from pipejax.cli.options.option import parse_float, parse_ratio
-from pipejax.cli.output.report import digits, gigabytes, json_text, percent, seconds
+from pipejax.cli.output.report import json_text, percent, quantity
 from pipejax.cli.output.schemas import (
     KeyPath,
     has_list,
@@ -18,8 +19,6 @@ from pipejax.cli.output.schemas import (
     read_schema,
     split_path,
 )
-
-SHOWN = {"s": seconds, "B": gigabytes, "1": percent}  # how numbers of a unit are written
 
 
 class Assertion(NamedTuple):
@@ -64,7 +63,7 @@ class Assertion(NamedTuple):
         """Write a value and how far it is from the one of the condition."""
         if isinstance(value, str | bool | None) or not isinstance(self.value, float):
             return json.dumps(value).strip('"')
-        show = SHOWN.get(self.unit, lambda number: f"{digits(number)} {self.unit}".rstrip())
+        show = partial(quantity, unit=self.unit)
         if not self.value or compare(value, "=", self.value):
             return show(value)
         difference = value / self.value - 1

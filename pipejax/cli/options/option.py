@@ -40,11 +40,11 @@ def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
     return [parse(part.strip(), where) for part in text.split(",")]
 
 
-def parse_counts(text: str, where: str) -> list[int]:
-    """Read whole numbers of at least 1, such as "8,16"."""
+def parse_counts(text: str, where: str, least: int = 1) -> list[int]:
+    """Read whole numbers of at least `least`, such as "8,16"."""
     numbers = whole_numbers(text)
-    if numbers is None or 0 in numbers:
-        raise ValueError(f"{where} must be whole numbers of at least 1, got {text!r}")
+    if numbers is None or min(numbers) < least:
+        raise ValueError(f"{where} must be whole numbers of at least {least}, got {text!r}")
     return numbers
 
 
@@ -53,14 +53,6 @@ def whole_numbers(text: str) -> list[int] | None:
     words = [word.strip() for word in text.split(",")]
     are_digits = all(word.isdigit() and is_plain(word) for word in words)
     return [int(word) for word in words] if are_digits else None
-
-
-def parse_whole(text: str, option: str, least: int) -> list[int]:
-    """Read whole numbers of at least `least`, such as "0,1"."""
-    numbers = parse_list(text, option)
-    if any(number != int(number) or number < least for number in numbers):
-        raise ValueError(f"{option} must be whole numbers of at least {least}, got {text!r}")
-    return [int(number) for number in numbers]
 
 
 def number_text(number: float) -> str:

@@ -19,10 +19,10 @@ from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.option import (
     number_text,
+    parse_counts,
     parse_list,
     parse_number,
     parse_seconds,
-    parse_whole,
     seconds_text,
     whole_numbers,
 )
@@ -561,8 +561,8 @@ def parse_gathering(lane: str | None, lookahead: str | None, residency: str | No
         raise ValueError(
             f"--sharding-lane must be compute, net or a name of your own, got {lane!r}"
         )
-    ahead = () if lookahead is None else parse_whole(lookahead, "--lookahead", 0)
-    held = () if residency is None else parse_whole(residency, "--residency", 1)
+    ahead = () if lookahead is None else parse_counts(lookahead, "--lookahead", 0)
+    held = () if residency is None else parse_counts(residency, "--residency")
     gathering = pj.costing.ShardingCells(lane, tuple(ahead), tuple(held))
     return None if gathering == pj.costing.ShardingCells() else gathering
 

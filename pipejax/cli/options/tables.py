@@ -61,15 +61,6 @@ class PaperSettings:
         return style.paper(self.size or size, self.font, font_size)
 
 
-def labelled(labels: str | None, schedules: Sequence[str]) -> list[str]:
-    """Give every schedule a name of its own: its label, or the name that it has."""
-    from pipejax.plots.caption import named
-
-    if labels is None:
-        return [*named((name, None) for name in schedules)]
-    return with_labels(labels, schedules)
-
-
 PLANNED_LETTERS = {"c": "transfer", "O": "offload", "L": "load"}
 # where a limit does go, behind the error that a schedule takes none
 MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
@@ -260,9 +251,11 @@ def _parse_slots(text: str) -> dict[str, float]:
 
 
 def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
-    """Return names that --labels gives in place of others, or these."""
+    """Return names that --labels gives in place of others, or these with numbers if repeated."""
+    from pipejax.plots.caption import named
+
     if labels is None:
-        return [*names]
+        return [*named((name, None) for name in names)]
     texts = [label.strip() for label in labels.split(",")]
     if len({*texts}) < len(texts) or "" in texts or len(texts) != len(names):
         what = ", ".join(names)

@@ -13,6 +13,7 @@ from pipejax.cli.output.report import (
     percent,
     pick,
     plain,
+    quantity,
     rows_table,
     seconds,
 )
@@ -88,7 +89,6 @@ OVERLAPS = (  # fields of a workload, name of the traffic, and the option
     ("overlap", "gradients and weights", "--overlap"),
     ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
 )
-UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
 def plan_view(plan: "PlanResult") -> Iterator[object]:
@@ -230,6 +230,8 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
     """Yield the layouts that may be as fast, or the change that makes the second win."""
+    from pipejax.costs.system.parts import number_dimension  # needs JAX, which help does without
+
     if plan.tied > 1:
         yield (
             f"{plan.tied} layouts tie: they differ by less than errors of such predictions do "
@@ -238,23 +240,14 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         return
     lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     cases = [
-        f"{case.number} is {_quantity(case.number, case.value)} ({case.factor:.3g} times)"
+        f"{case.number} is {quantity(case.value, number_dimension(case.number))} "
+        f"({case.factor:.3g} times)"
         for case in plan.break_even_factors[:MAX_BREAK_EVEN]
     ]
     when = "and stays behind if any one number of the machine is up to 8 times off"
     if cases:
         when = f"and wins if {', or if '.join(cases)}"
     yield plain(f"the second layout is {percent(lag)} slower, {when}")
-
-
-def _quantity(number: str, value: float) -> str:
-    """Return the value of a number of the machine with its unit."""
-    from pipejax.costs.system.parts import number_dimension  # needs JAX, which help does without
-
-    if (dimension := number_dimension(number)) == "s":
-        return seconds(value)
-    factor, unit = UNITS[dimension]
-    return f"{value / factor:.4g} {unit}"
 
 
 def _table(layouts: "Sequence[PlannedLayout]") -> object:

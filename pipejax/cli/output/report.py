@@ -63,6 +63,17 @@ def gigabytes(value: float) -> str:
     return f"{digits(value / 1e9)} GB"
 
 
+UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
+
+
+def quantity(value: float, unit: str) -> str:
+    """Format a number of an SI unit with a prefix that suits it."""
+    if format := {"s": seconds, "B": gigabytes, "1": percent}.get(unit):
+        return format(value)
+    factor, name = UNITS.get(unit, (1.0, unit))
+    return f"{digits(value / factor)} {name}".rstrip()
+
+
 NARROWEST = 40  # columns: in fewer, tables lose their text
 
 
