@@ -12,12 +12,7 @@ from pipejax.runtimes.formats import FORMATS
 
 
 @options
-def export(
-    *,
-    run: RunOptions = RunOptions(),
-    format: str,
-    out: Annotated[Output, ANY],
-) -> Answer:
+def export(*, run: RunOptions = RunOptions(), format: str, out: Annotated[Output, ANY]) -> Answer:
     """Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for Perfetto.
 
     Options:

@@ -32,9 +32,7 @@ COUNTS = [Column(name, name) for name in ("delay", "count", "share")]
 
 @options
 def staleness(
-    *,
-    run: RunOptions = RunOptions(),
-    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+    *, run: RunOptions = RunOptions(), figure: Annotated[Output, DRAWING] = NO_OUTPUT
 ) -> Answer:
     """Show weight versions and delays of an asynchronous table, in slots if there are no times.
 

@@ -231,9 +231,7 @@ def sweep_show(
         view.append(reasons[0])
         details["reasons of illegal points"] = [plain(text) for text in reasons[:MAX_ROWS]]
     return Answer(
-        result,
-        (plain(part) if isinstance(part, str) else part for part in view),
-        details=details,
+        result, (plain(part) if isinstance(part, str) else part for part in view), details=details
     )
 
 
