@@ -1,4 +1,4 @@
-"""Builders: a schedule by name, as a table.
+"""Builders that make the table of a schedule, given the schedule's name and sizes.
 
 Builders of one family share a file. `REGISTRY` lists the published ones of the usual ops with their
 sources, so that commands, tests and sweeps cross over all of them, `EXTENDED` those whose tables

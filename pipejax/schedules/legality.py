@@ -44,7 +44,7 @@ from pipejax.schedules.cells.ops import (
 
 
 def _cell_error(content: Content, cell: Index, reason: str, *phases: AnyPhase) -> ScheduleError:
-    """Return the error of a cell; {op} and {worker} in the reason stand for its op and worker."""
+    """Return the error about a cell, with {op} and {worker} in the reason filled in."""
     # Of a fused pair, {op} is the op of the given phases, or both ops.
     worker, slot = place = content.place(cell)
     ops = tuple(op for op in content.cell(worker, slot) if not phases or op.phase in phases)
@@ -57,18 +57,18 @@ def _missing_error(content: Content, op: Op, worker: int, why: str) -> ScheduleE
 
 
 def _check_cells(content: Content, cells: NumpyArray, reason: str, *phases: AnyPhase) -> None:
-    """Raise an error for the first of some faulty cells, as `_cell_error` words it."""
+    """Raise the error of `_cell_error` for the first of the faulty cells, if there are any."""
     if len(cells):
         raise _cell_error(content, cells[0], reason, *phases)
 
 
 def _first_true(mask: NumpyArray) -> tuple[int, ...]:
-    """Return the indices of the first true entry of a mask; empty if there is none."""
+    """Return the indices of the first true entry of a mask; empty if no entry is true."""
     return tuple(np.argwhere(mask)[0].tolist()) if mask.any() else ()
 
 
 def check_arrays(content: Content) -> None:
-    """Check that the arrays fit together and hold phases and workers that exist."""
+    """Check that the arrays have matching shapes, and hold existing phases and workers."""
     shapes = {array.shape for array in (*content.cells, *content.partners)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
         raise ScheduleError(f"the arrays of a table have one shape (workers, slots), got {shapes}")
@@ -89,7 +89,7 @@ def check_arrays(content: Content) -> None:
 
 
 def check_rows(content: Content) -> None:
-    """Check that every worker has an op, and that every pair is a forward and a backward."""
+    """Check that every worker has an op, and that every fused pair is a forward and a backward."""
     phase, partner = content.cells.phase, content.partners.phase
     if fault := _first_true(~(phase != Phase.IDLE).any(axis=1)):
         (worker,) = fault
@@ -102,7 +102,7 @@ def check_rows(content: Content) -> None:
 
 
 def check_ranges(content: Content) -> None:
-    """Check that stages, microbatches and pipes of ops exist, with all slices in one pipe."""
+    """Check that all ops have existing stages, microbatches and pipes, each microbatch one pipe."""
     ops, grammar, stages = content.ops, content.grammar, content.num_stages
     has_microbatch = ~is_phase(ops.phase, grammar.sharding)
     has_stage = ~is_phase(ops.phase, grammar.worker_phases)
@@ -188,7 +188,7 @@ def check_complete(content: Content) -> None:
 
 
 def _check_ends(content: Content, rule: Rule) -> None:
-    """Check that stages and microbatches in a rule exist, and that some op waits by it."""
+    """Check that the stages and microbatches of a rule exist, and that an op waits by the rule."""
     text = f"rule {format_rule(rule, content.grammar.slices)}"
     stages = content.num_stages, "stage", 1  # count, name and slices
     microbatches = content.num_microbatches, "microbatch", content.grammar.slices
@@ -206,7 +206,7 @@ def _check_ends(content: Content, rule: Rule) -> None:
 
 
 def _check_message_stages(content: Content) -> None:
-    """Check that messages lead from stage to stage, along edges of the graph if there is one."""
+    """Check that messages lead from stage to stage and, in a graph, along the graph's edges."""
     messages, graph = find_dependencies(content).messages(), content.grammar.graph
     edges = {frozenset(edge) for edge in graph}
     ends = np.stack([messages.from_stage, messages.to_stage])
@@ -221,7 +221,7 @@ def _check_message_stages(content: Content) -> None:
 
 
 def _check_needed(content: Content, rule: Rule) -> None:
-    """Check that ops have the producers of a rule, and producers the consumers of it."""
+    """Check that ops have the producers that a rule needs, and producers their consumers."""
     used, where = {*content.used_phases}, content.where
     needs_producer = rule.is_needed and rule.consumer in used
     needs_producer &= not (content.grammar.forward_only and rule.consumer in UPDATES)
@@ -282,7 +282,7 @@ def _check_passes(content: Content) -> None:
 
 
 def check_order(content: Content) -> None:
-    """Check that the rows can be executed: no op waits for a later op of its row, or in a cycle."""
+    """Check that the rows can be executed, without an op that waits for itself or a later op."""
     edges, slots = find_dependencies(content), content.num_slots
     tail_worker, tail_slot = np.divmod(edges.producer, slots)
     head_worker, head_slot = np.divmod(edges.consumer, slots)
@@ -307,7 +307,7 @@ def check_order(content: Content) -> None:
 
 
 def check_gathered(content: Content) -> None:
-    """Check that weights are gathered when ops need them, and gathered and dropped in turn."""
+    """Check that weights are gathered when ops need them, with gathers and drops alternating."""
     # A copy of a stage that no cell gathers or drops has its weights all the time.
     if Phase.UNSHARD not in content.grammar.lane_sharding:
         return
@@ -330,7 +330,7 @@ def check_gathered(content: Content) -> None:
 
 
 def check_updates(content: Content) -> None:
-    """Check that U cells apply every gradient once, and that forwards read existing versions."""
+    """Check that updates (U) apply each gradient once, and that forwards read existing versions."""
     rule, where = content.weights, content.where
     if not len(content.updates):
         if rule != NEWEST:
@@ -364,7 +364,7 @@ def check_updates(content: Content) -> None:
 
 
 def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
-    """Return whether each forward stands before an update of an earlier round of its stage."""
+    """Return for each forward whether its stage has an update of an earlier round after it."""
     forward, update = content.where[Phase.F], content.where[Phase.U]
     rounds = np.arange(content.num_microbatches) // content.weights.round_size
     # last_update[worker, stage, r] is the cell of the last update in all rounds before round r
@@ -400,7 +400,7 @@ def check_communication(content: Content) -> None:
 
 
 def _message_cell(content: Content, op: Op, partner: int, *, is_send: bool) -> int:
-    """Return the cell of a SEND or RECV op, if its place suits its producer or consumer."""
+    """Return the cell of a SEND or RECV op, if it lies on the right side of `partner`."""
     # A SEND must stand after its producer `partner`, a RECV before its consumer `partner`.
     cell = int(content.where[op.phase][op.stage, op.microbatch])
     is_before = cell % content.num_slots < partner % content.num_slots
@@ -430,7 +430,7 @@ CHECKS: tuple[Callable[[Content], None], ...] = (
 
 
 def check(content: Content) -> None:
-    """Check all rules of legal schedules; raise a `ScheduleError` for the first fault."""
+    """Check all rules of legal schedules; raise a `ScheduleError` for the first violation."""
     for check_rule in CHECKS:
         check_rule(content)
 

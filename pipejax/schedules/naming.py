@@ -1,4 +1,4 @@
-"""Names of schedules, and the builders that they mean.
+"""Names of schedules, and the builders that these names refer to.
 
 A name is that of a built-in, registered or installed schedule, FILE.py:FUNCTION, or the path of a
 table. Commands, sweeps and Python all accept these names. A user's function or table becomes a
@@ -47,7 +47,7 @@ registered: dict[str, Builder] = {}
 
 @dataclass(frozen=True, eq=False)
 class OwnFunction:
-    """A user's function as a builder, with checks of its result and errors with file and line."""
+    """A user's function as a builder, which checks its result and locates its errors."""
 
     name: str  # that its tables bear
     function: Callable[..., Any]  # makes a table, or rows of one
@@ -74,13 +74,13 @@ class OwnFunction:
         return self.function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the text of a file: another machine need not have it."""
+        """Pickle the text of the function's file, since another machine may lack the file."""
         if self.file[0]:
             return _from_text, (self.name, *self.file)
         return OwnFunction, (self.name, self.function)
 
     def __call__(self, **arguments: Any) -> ScheduleTable:
-        """Make a table of the size that is asked for."""
+        """Make a table for the requested numbers of workers and microbatches."""
         workers, microbatches = (
             whole_number(arguments.get(name), name, maximum=MAX_COUNT) for name in SIZES
         )
@@ -116,7 +116,7 @@ class OwnFunction:
         return f"{self.name}: {_error_text(error, self.file[0] or source)}"
 
     def _table(self, value: Any) -> ScheduleTable:
-        """Return the value of the user's function, a table or rows, as a table of this name."""
+        """Return a table with this name from the function's value, a table or rows."""
         if isinstance(value, ScheduleTable):
             return value if value.name == self.name else replace(value, name=self.name)
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -130,13 +130,13 @@ class OwnFunction:
 
 @dataclass(frozen=True, eq=False)
 class OneTable:
-    """A table as the builder of a single size."""
+    """A fixed table as a builder, which can build only the table's own size."""
 
     name: str  # as it was given
     table: ScheduleTable  # its name differs from every published one
 
     def __call__(self, num_workers: int, num_microbatches: int) -> ScheduleTable:
-        """Return the table, if it has the size that is asked for."""
+        """Return the table if it has the requested size."""
         sizes = (self.table.num_workers, self.table.num_microbatches)
         if sizes != (num_workers, num_microbatches):
             has = f"{sizes[0]} workers and {sizes[1]} microbatches"
@@ -147,7 +147,7 @@ class OneTable:
 
 
 def register(name: str, function: Callable[..., Any]) -> None:
-    """Give a function of your own a name, under which it is a schedule like the built-in ones.
+    """Register a function of your own as a schedule under a name, like the built-in schedules.
 
     Two other ways need no registration: an installed package names its functions as entry points
     of the group `pipejax.schedules`, and a Python file is given as `mine.py:build`.
@@ -194,7 +194,7 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return entry points of installed packages by name, without names of built-in schedules."""
+    """Return schedules of installed packages (entry points) by name, except built-in names."""
     return {
         point.name: point
         for point in importlib.metadata.entry_points(group=GROUP)
@@ -227,7 +227,7 @@ def _from_text(name: str, path: str, text: str) -> OwnFunction:
 
 @functools.cache
 def _execute(path: str, text: str) -> types.ModuleType:
-    """Execute a file once, with its folder first among those that modules are imported from."""
+    """Execute a file once, with its folder first in the module search path."""
     module = types.ModuleType(f"pipejax_own_{_digest(path + text)[:16]}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses look there
@@ -244,14 +244,14 @@ def _execute(path: str, text: str) -> types.ModuleType:
 
 
 def table_builder(text: str, repair: str | None = None) -> Builder:
-    """Return the builder of a table file, which is read again when it has changed."""
+    """Return the builder of a table file, and read the file again whenever it has changed."""
     stat = Path(text).stat()
     return _table_builder(text, repair, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(256)
 def _table_builder(path: str, repair: str | None, *_: int) -> Builder:
-    """Return the builder of a table file; its time and size are only keys of the cache."""
+    """Return the builder of a table file; further arguments are only keys of the cache."""
     table = replace(read_table(path, repair=repair), name=path)
     sizes = (table.num_workers, table.num_microbatches)
     legal = f"P = {sizes[0]}, M = {sizes[1]}"
@@ -260,7 +260,7 @@ def _table_builder(path: str, repair: str | None, *_: int) -> Builder:
 
 
 def _error_text(error: BaseException, file: str) -> str:
-    """Return one line on an error, with its place in the user's code."""
+    """Return a line about an error, with its place in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [f for f in frames if f.filename == file]
     if not user_frames:
@@ -292,7 +292,7 @@ def names() -> tuple[str, ...]:
 
 
 def named(text: str) -> str:
-    """Return the name of the schedule that a text means; only paths are case-sensitive.
+    """Return the schedule name that a text denotes; only paths are case-sensitive.
 
     Args:
       text: a name, FILE.py:FUNCTION, or the path of a table.
@@ -332,7 +332,7 @@ def find(text: str, *, repair: str | None = None) -> Builder:
 
 
 def listed(text: str, *, repair: str | None = None) -> list[str]:
-    """Return the names of schedules that a text means: all tables for a folder.
+    """Return the names of the schedules that a text denotes; for a folder, all its tables.
 
     Args:
       text: what `named` takes, or a folder. Of its files, those that end in .csv are tables, and
@@ -394,19 +394,19 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
 
 
 def options_text(builder: Builder, form: Any = str) -> str:
-    """Say which options a schedule takes, each in the form that they are written in."""
+    """Return a text that lists a schedule's options, each formatted by `form`."""
     if builder.sizes is not None:
         return "a table file states all itself"
     return f"its options are {', '.join(map(form, builder.takes)) or 'none'}"
 
 
 def is_folder(text: str) -> bool:
-    """Return whether a text names a folder, and no schedule."""
+    """Return whether a text is the path of a folder and not the name of a schedule."""
     return match_name(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
 
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
-    """Return the name and the builder of the schedule that a text means."""
+    """Return the name and the builder of the schedule that a text denotes."""
     check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
     name = match_name(text, builders)

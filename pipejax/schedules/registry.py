@@ -1,4 +1,4 @@
-"""Published schedules: every builder with its source and its checks, and the one of a table."""
+"""Published schedules: builders with sources and checks, and recognition of a table's schedule."""
 
 import functools
 import importlib
@@ -23,7 +23,7 @@ SIZES = {"num_workers", "num_microbatches", "stages_per_worker", "waves", "slice
 
 
 def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
-    """Find the registered schedule with the rows of a table, and its options; None without one.
+    """Find the registered schedule with the same rows as a table, and its options, or None.
 
     Args:
       table: any schedule, without communication.
@@ -43,7 +43,7 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 
 
 def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mapping[str, int]] | None:
-    """Find the registered schedule with the rows of a table but for some phases."""
+    """Find the registered schedule with the same rows as a table, apart from ignored phases."""
     slices, per_worker = table.grammar.slices, table.num_stages // table.num_workers
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
@@ -70,7 +70,7 @@ def _hash_of_rows(name: str, *arguments: Any) -> int:
 def _registered_rows(
     name: str, options: tuple[tuple[str, int], ...], ignored: Collection[Phase]
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Return the rows of a registered schedule; none if it does not exist for these numbers."""
+    """Return a registered schedule's rows; empty if it does not exist for these numbers."""
     try:
         return _rows_without_idle(REGISTRY[name].function(**dict(options)), ignored)
     except ValueError:
@@ -79,7 +79,7 @@ def _registered_rows(
 
 @cached_method
 def schedule_name(table: ScheduleTable) -> str:
-    """Return the name of the schedule that a table runs; of an unknown order that of the table."""
+    """Return the name of a table's schedule; for an unknown order, the table's own name."""
     if vars(table).get(BUILT):
         return table.name
     # launchers recompute by an option of their own, in the same order
@@ -110,7 +110,7 @@ for _module in MODULES:
 
 
 def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
-    """Return a builder's function with checks of its arguments."""
+    """Return a builder's function, extended by checks of its arguments."""
     signature = inspect.signature(builder.function)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
@@ -152,7 +152,7 @@ BUILT_IN = {**REGISTRY, **EXTENDED}
 def check_size(
     builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
 ) -> None:
-    """Refuse a table that cannot fit into memory; large ones that fit are legal."""
+    """Refuse a table that cannot fit into memory; large tables that fit are allowed."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if "waves" in options:
         stages_per_worker *= 2 * options["waves"]

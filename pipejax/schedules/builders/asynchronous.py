@@ -1,4 +1,4 @@
-"""PipeDream, LocalSGD and the naive pipeline: weights are updated within the table.
+"""PipeDream, LocalSGD and the naive pipeline, whose tables contain the weight updates.
 
 A stage of PipeDream keeps the weights of every microbatch in flight until its backward (weight
 stashing), so forward and backward use the same weights. The first stage admits a microbatch when
@@ -116,7 +116,7 @@ def pipedream_2bw(
 
 
 def _starts_without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
-    """Return starts of F and of B in 1F1B without an end: (workers, microbatches) [slots]."""
+    """Return the starts of F and B in endless 1F1B, both (workers, microbatches) [slots]."""
     stage, microbatch = np.indices((workers, microbatches))
     is_warmup = microbatch < workers - stage
     forward = np.where(is_warmup, stage + microbatch, stage + 2 * microbatch)
@@ -124,7 +124,7 @@ def _starts_without_flush(workers: int, microbatches: int) -> tuple[Starts, Star
 
 
 def _starts_run_ahead(forward: Starts) -> Starts:
-    """Return starts of forwards (workers, microbatches) that run ahead while the pipe fills."""
+    """Return the starts of forwards that run ahead while the pipe fills (workers, microbatches)."""
     # `forward` are those of 1F1B without an end; only the first S microbatches start earlier.
     # Microbatch m arrives on stage s in slot s + m. It runs at once if it arrives before the first
     # backward of the stage, whose slot is fixed; later ones alternate with backwards.
@@ -144,7 +144,7 @@ def _table_with_updates(
     slots: Slots,
     weights: WeightRule,
 ) -> ScheduleTable:
-    """Build a table from starts of F and B in equal slots, with a U after some backwards."""
+    """Build a table from starts of F and B in equal slots, with updates U after some backwards."""
     # `has_update` marks the microbatches whose backwards are followed by a U on every stage.
     stage, microbatch = np.indices((len(forward), len(has_update)))
     all_ops, is_updated = np.ones_like(stage, bool), np.broadcast_to(has_update, stage.shape)
@@ -196,7 +196,7 @@ def local_sgd(
 
 
 def _round_row(stage: int, microbatches: range, workers: int, runs: int) -> Ops:
-    """Return the ops of a stage in one round: 1F1B with at most `runs` microbatches in flight."""
+    """Return a stage's ops in one round, in 1F1B order with at most `runs` forwards in flight."""
     row = alternating_ops(stage, microbatches, min(workers - stage, runs) - 1)
     # double every B, then turn the second of two equal ops into a U
     row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)

@@ -1,4 +1,4 @@
-"""Chimera and Hanayo: every worker holds an early and a late stage, which fill each other's gaps.
+"""Chimera and Hanayo: each worker has an early and a late stage, which fill each other's gaps.
 
 Chimera runs two pipes in opposite directions. Every worker holds two stages, one of the down pipe
 and one of the up pipe; every stage has two copies, whose gradients are added at the end of the
@@ -103,7 +103,7 @@ def _bidirectional(
     in_flight: int | None,
     pipes: int = 2,
 ) -> ScheduleTable:
-    """Build Chimera with shares of the layers by stage, and a limit in flight for each pipe."""
+    """Build Chimera from layer shares of the stages and a limit of microbatches in each pipe."""
     # The limit `in_flight` is the number of workers if None.
     check_even(name, workers, "workers", "the two pipes meet in the middle")
     check_even(name, microbatches, "microbatches", "half go down, half go up")
@@ -199,7 +199,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 
 
 def _visits(workers: int, worker: int) -> NumpyArray:
-    """Return the forwards of a unit on a worker in order: (visits, 3) pipe, leg, index in pipe."""
+    """Return a worker's forwards of one unit in order, as rows of pipe, leg and index in pipe."""
     # A unit is P microbatches, half of them in each pipe. The pipe that starts nearer to the worker
     # comes first, until microbatches of the far pipe arrive; then they alternate. The first worker
     # of four: pipe 0 down, down; pipe 1 down, up, down, up; pipe 0 up, up.
@@ -220,7 +220,7 @@ def _visits(workers: int, worker: int) -> NumpyArray:
 
 
 def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, units: int) -> Ops:
-    """Return the ops of a phase on a worker: the visits of each unit, unit after unit."""
+    """Return a worker's ops of a phase, as rows of phase, stage and microbatch, unit after unit."""
     pipe, leg, index = visits.T
     down_stage = np.where(pipe == 0, worker, workers - 1 - worker)
     stage = np.where(leg == DOWN, down_stage, 2 * workers - 1 - down_stage)
@@ -230,7 +230,7 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
 
 
 def _forward_turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
-    """Return whether each op of a worker's row is a forward: (ops)."""
+    """Return for each op in a worker's row whether it is a forward."""
     # A unit warms up, alternates and cools down. The next unit warms up before the last backwards
     # of the unit before it: `cool_down_and_warmup` replaces both. Two units of two workers run
     # FFF FB BBBFFF FB BBB.

@@ -100,7 +100,7 @@ def one_pipe(name: str, num_workers: int, num_microbatches: int) -> Rows:
 
 
 def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -> None:
-    """Refuse fewer microbatches than 2 per worker, or no multiple of `step`, which is 1 or 2."""
+    """Refuse fewer than 2 microbatches per worker, and counts that are not multiples of `step`."""
     if microbatches % step or microbatches < 2 * workers:
         kind = "an even number of microbatches" if step == 2 else "microbatches"
         raise MismatchError(
@@ -110,7 +110,7 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
-    """Return the row of a worker in a half: (cells, 2, 3) phase, stage, microbatch of its ops."""
+    """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of up to two ops."""
     # `microbatches` are those of directions 0 and 1. A cell with one op has `NO_OP` as partner.
     stages = worker, 2 * half - 1 - worker  # of directions 0 and 1
     pending = {
@@ -137,7 +137,7 @@ def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArra
 
 
 def _turns(half: int, worker: int, microbatches: int) -> Iterator[tuple[Turn, ...]]:
-    """Yield (phase, direction) of the op of each cell of a worker, or of both ops of a pair."""
+    """Yield a tuple for each cell of a worker, with (phase, direction) of its one or two ops."""
     # the eight lines of the table in the module's docstring
     num_later = half - worker - 1  # workers of the half that follow
     weight = (W, ANY_DIRECTION)
@@ -252,7 +252,7 @@ def combined_1f1b(
 
 
 def _paired_cells(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Sequence[int]]]:
-    """Return the cells of a worker: `warmup` forwards, then pairs, then the other backwards."""
+    """Return a worker's cells: `warmup` forwards, then fused pairs, then the other backwards."""
     forward_ops, backward_ops = forwards.tolist(), backwards.tolist()
     pairs = [list(pair) for pair in zip(forward_ops[warmup:], backward_ops, strict=False)]
     warmup_cells = [[op] for op in forward_ops[:warmup]]
@@ -295,7 +295,7 @@ def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable
 
 
 def _braid(row: NumpyArray) -> NumpyArray:
-    """Braid the cells of a row of DualPipe, whose backwards are split."""
+    """Replace each op of a row of DualPipe by its parts on compute and network; backwards split."""
     cells = ([op for op in cell if op[0] != Phase.IDLE] for cell in row.tolist())
     return braided_row(cells, SPLIT, SPLIT_ORDERS)
 
@@ -303,7 +303,7 @@ def _braid(row: NumpyArray) -> NumpyArray:
 def braided_row(
     cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Orders
 ) -> NumpyArray:
-    """Replace each cell of a row by its parts in order: (parts, 3) phase, stage, microbatch."""
+    """Replace each cell of a row by its parts in order, as rows of phase, stage and microbatch."""
     # The parts of a cell are the letters in `orders` for its phases. Parts of the forward begin
     # with F; all others belong to the last op of the cell.
     parts = []

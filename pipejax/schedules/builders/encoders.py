@@ -1,4 +1,4 @@
-"""Encoders of other modalities before a language model: a graph of stages that leads into a chain.
+"""Encoders of other modalities before a language model: a graph of stages, joined to a chain.
 
 Encoders have their own workers, each a pipeline that feeds the first stage of the model; or every
 worker runs both. Then each group of K workers, K the stages of an encoder, holds a copy of all
@@ -45,7 +45,7 @@ class _Stages(NamedTuple):
 
     @property
     def graph(self) -> list[Edge]:
-        """Return the edges: from each stage to the next, from each encoder to the model."""
+        """Return the edges from each stage to its next stage, and from encoders to the model."""
         model_stage = self.first_of_model
         last_stages = range(self.per_encoder - 1, model_stage, self.per_encoder)  # of the encoders
         return [(s, model_stage if s in last_stages else s + 1) for s in range(self.total - 1)]
@@ -169,7 +169,7 @@ class _Filling(NamedTuple):
     max_in_flight: int  # microbatches that all copies of an encoder may hold
 
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
-        """Run the op that can start first, again and again; return rows and the last end."""
+        """Run the op that can start first, repeatedly; return workers' rows and the last end."""
         # Each worker has three queues; `order` gives their ranks, which decide between equal
         # starts.
         queues = self._queues()
@@ -191,7 +191,7 @@ class _Filling(NamedTuple):
             changed_workers = {w, *self._consumer_workers(op)}  # only these have new candidates
 
     def _queues(self) -> list[list[Queue]]:
-        """Return queues of each worker, last op first: model, encoder backwards and forwards."""
+        """Return each worker's queues, last op first: model, encoder backwards, and forwards."""
         first, microbatches = self.stages.first_of_model, range(len(self.stage_workers))
         queues = []
         for r in range(self.stages.model):
@@ -206,7 +206,7 @@ class _Filling(NamedTuple):
         return queues
 
     def _start(self, op: Op, free: float, ends: Mapping[Op, float]) -> float:
-        """Return the earliest start of an op on a worker that is free from a time on."""
+        """Return the earliest start of an op, on a worker that is free from time `free` on."""
         # `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
         _, stage, m = op
         graph = self.stages.graph
@@ -220,7 +220,7 @@ class _Filling(NamedTuple):
         return max([free, *(ends.get(producer, FOREVER) for producer in producers)])
 
     def _consumer_workers(self, op: Op) -> Iterator[int]:
-        """Yield the workers of the ops that wait for an op on another stage."""
+        """Yield the workers of the ops on other stages that wait for an op."""
         phase, stage, m = op
         for source, target in self.stages.graph:
             if phase == F and source == stage:

@@ -19,7 +19,7 @@ Ops = Int[NumpyArray, "ops 3"]  # phase, stage, microbatch
 
 
 def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | range) -> Ops:
-    """Return ops of a phase, one for each microbatch: (ops, 3) phase, stage, microbatch."""
+    """Return one op per microbatch, as rows of phase, stage and microbatch."""
     # `stage` is one stage for all, or an array with the stage of each op.
     ops = np.empty((len(microbatches), 3), np.int32)
     ops[:, 0], ops[:, 1], ops[:, 2] = phase, stage, np.asarray(microbatches)
@@ -27,7 +27,7 @@ def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | ran
 
 
 def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
-    """Return ops (ops, 3): `warmup` forwards, then forward and backward in turn, then the rest."""
+    """Return `warmup` forwards, then forwards and backwards in turn, then all other backwards."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
     steady = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
@@ -35,7 +35,7 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
 
 
 def alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
-    """Return the ops of a stage in 1F1B after `warmup` forwards: (ops, 3)."""
+    """Return a stage's ops in 1F1B after `warmup` forwards, as rows of phase, stage, microbatch."""
     forwards, backwards = (phase_ops(p, stage, microbatches) for p in (Phase.F, Phase.B))
     return alternate(forwards, backwards, warmup)
 
@@ -74,7 +74,7 @@ def _one_f_one_b(
 
 
 class Turns(NamedTuple):
-    """Turns of a worker in an interleaved schedule: the stage and microbatch of each."""
+    """Turns of a worker in an interleaved schedule, each with a stage and a microbatch."""
 
     # (turns) index among the worker's stages: forwards count up from the first, backwards down
     loop: Column
@@ -90,7 +90,7 @@ class Turns(NamedTuple):
         stages_per_worker: int,
         group_size: int | None = None,
     ) -> "Turns":
-        """Run groups of `group_size` microbatches through all stages, one group after another."""
+        """Make turns in which a group of microbatches passes all stages before the next."""
         # The last group may be smaller. If `group_size` is None, groups have P microbatches, or are
         # larger and of nearly equal sizes.
         microbatches, stages = np.arange(num_microbatches), range(stages_per_worker)
@@ -103,11 +103,11 @@ class Turns(NamedTuple):
         return cls(loop, microbatch, num_workers, (stages_per_worker - 1) * len(groups[0]))
 
     def forwards(self, worker: int) -> Ops:
-        """Return the forwards of a worker in order: (ops, 3)."""
+        """Return a worker's forwards in order, as rows of phase, stage and microbatch."""
         return phase_ops(Phase.F, self.loop * self.num_workers + worker, self.microbatch)
 
     def backwards(self, phase: Phase, worker: int) -> Ops:
-        """Return the backwards of a worker in order, last stage first: (ops, 3)."""
+        """Return a worker's backwards, last stage first, as rows of phase, stage, microbatch."""
         loop = int(self.loop.max()) - self.loop
         return phase_ops(phase, loop * self.num_workers + worker, self.microbatch)
 
@@ -241,7 +241,7 @@ def _breadth_first(
     *,
     reverse: bool = False,
 ) -> ScheduleTable:
-    """Build a table of all forwards stage by stage, then all backwards."""
+    """Build a table of all forwards, stage after stage, and then all backwards."""
     # If `reverse`, backwards begin with the last microbatch.
     first_stages = range(0, workers * stages_per_worker, max(workers, 1))  # of worker 0
     forward_order = range(microbatches)
@@ -255,7 +255,7 @@ def _breadth_first(
 
 
 def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) -> None:
-    """Refuse an interleaved schedule with one stage per worker: that is schedule `with_one`."""
+    """Refuse one stage per worker for an interleaved schedule; that is the schedule `with_one`."""
     if stages_per_worker < 2:
         raise MismatchError(
             f"{name} needs at least 2 stages per worker, got {stages_per_worker}: with one it is "
@@ -364,7 +364,7 @@ def _sliced_table(
     stages_per_worker: int,
     slots: Slots,
 ) -> ScheduleTable:
-    """Build a table of slices, in which each worker has a number of forwards as its warm-up."""
+    """Build a table of slices, given the number of warm-up forwards of each worker."""
     # The slices of a microbatch take turns as the microbatches of a step; backwards reverse them.
     workers = len(warmups)
     turns = Turns.from_sizes(workers, slices, stages_per_worker)

@@ -1,4 +1,4 @@
-"""The record of a schedule that can be built, and the decorator that makes one."""
+"""The record `Builder` of a schedule that can be built, and the decorator that registers it."""
 
 import functools
 import inspect
@@ -52,7 +52,7 @@ class Builder(NamedTuple):
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """Return the options, and slots if the schedule is drawn in slots."""
+        """Return the options, and `slots` if the builder takes slot durations."""
         return (*self.options, *(["slots"] if "slots" in _parameters(self.function) else []))
 
 

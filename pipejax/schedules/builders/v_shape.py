@@ -1,4 +1,4 @@
-"""V schedules: two stages per worker, down the workers and up again, within a memory limit.
+"""V schedules: two stages per worker, placed down the workers and up again, in limited memory.
 
 A building block gives the starts of the ops of one microbatch; the other microbatches repeat it at
 an interval of six ops, the number of ops of a microbatch on each worker. The time that activations
@@ -103,7 +103,7 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
 
 
 def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
-    """Yield runs of an order, and their longest spans, as long as spans get shorter."""
+    """Yield runs of an order with each run's longest span, as long as spans get shorter."""
     block, shortest = order.block, FOREVER
     offsets = block.offsets[: len(work.microbatch_pipes)]
     order = order._replace(block=block._replace(offsets=offsets))
@@ -119,7 +119,7 @@ def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
 
 
 def _idle_times(run: Timeline) -> tuple[Float[NumpyArray, " workers"], float]:
-    """Return the idle time in the span of each worker, (workers), and the longest span."""
+    """Return each worker's idle time between its first and last op, and the longest span."""
     ops = TimedOps.from_tuples(run.log)
     busy, span = np.zeros(len(run.clock)), ops.spans(len(run.clock))
     np.add.at(busy, ops.worker, ops.end - ops.start)
@@ -229,7 +229,7 @@ def _blocks(work: Work) -> list[BuildingBlock]:
 
 
 def _with_times(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
-    """Return the same work with slot durations as times, and a time for messages."""
+    """Return the same work with slot durations as op times, and a time for messages."""
     stages = len(work.sizes)
     times = {phase: [slots[phase.name]] * stages for phase in SPLIT}
     return Work.from_placement(
@@ -261,7 +261,7 @@ def _plan(
     slots: Slots,
     transfer: float,
 ) -> ScheduleTable:
-    """Build the published table for equal ops; for other times the one with the shortest span."""
+    """Build the published table, or for unequal ops the table whose longest span is shortest."""
     # The span is the longest of any worker.
     # In the published order a weight gradient comes half an interval after its place in the block.
     # At other times it is often better to fill the first gap with it, or, with little memory, to
@@ -285,7 +285,7 @@ def _has_equal_ops(slots: Slots, transfer: float) -> bool:
 
 
 def _longest_span(table: ScheduleTable, transfer: float) -> float:
-    """Return the longest span of a worker if messages take time `transfer` [slots]."""
+    """Return the longest span of a worker if each message takes the time `transfer` [slots]."""
     # A message between two workers becomes a node after all cells: the edge from cell a to cell b
     # now leads from a to the message, and an edge from the message to b is appended.
     tail, head = waiting_cells(table, Links())
@@ -311,7 +311,7 @@ def _repeat_block(
     slots: Slots,
     delay: float = INTERVAL / 2,
 ) -> ScheduleTable:
-    """Build a table that repeats a building block of ops of one slot each."""
+    """Build a table by repeating a building block, in which every op takes one slot."""
     # `delay` is the time after its place in the block at which a weight gradient is due [slots].
     work = _unit_work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
@@ -325,7 +325,7 @@ def _repeat_block(
 
 
 def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:
-    """Return all ops on a V placement: one slot each, free messages, activations freed by W."""
+    """Return all ops on a V placement: one slot per op, free messages, and W freeing memory."""
     placement = zigzag(len(limits))
     ones = [1] * placement.shape[1]
     times = dict.fromkeys(SPLIT, ones)
@@ -366,7 +366,7 @@ Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 def _variant(
     kinds: Mapping[str, OpKind], rules: tuple[str, ...], producer: str
 ) -> tuple[Mapping[Phase, Grammar], int]:
-    """Return grammars by the phase of input gradients, and the reductions before a backward."""
+    """Return grammars by phase of input gradients, and the number of reductions per backward."""
     # The backward of the last stage waits for the kind `producer`.
     grammars = {
         phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {producer}"))
@@ -465,7 +465,7 @@ def _with_vocabulary(
 def _merge_passes(
     table: ScheduleTable, worker: int, due: Float[NumpyArray, " slots"], passes: Passes
 ) -> Ops:
-    """Order the ops of a worker and its passes by the time at which each is due: (ops, 3)."""
+    """Order a worker's ops and passes by due time, as rows of phase, stage and microbatch."""
     slots = np.flatnonzero(table.phase[worker])
     ops = [np.stack([field[worker, slots] for field in table.cells[:3]], axis=1)]
     last_rank = len(Phase)  # above the ranks of all passes

@@ -72,7 +72,7 @@ def _table(
 
 
 def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> NumpyArray:
-    """Order the ops of a worker: turn k is I number k, W number k - delay, F number k + warmup."""
+    """Order a worker's ops: turn k is I number k, then W number k - delay, F number k + warmup."""
     # Forwards before turn 0 are the warm-up; weight gradients after the last turn end the row.
     # With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2.
     k = np.arange(len(forwards))
@@ -180,7 +180,7 @@ def slot_pipe(
     transfer: float,
     slots: Slots,
 ) -> LimitedPipe:
-    """Return a pipe of equal stages with slot durations as times; no memory limit if None."""
+    """Return a pipe of equal stages with slot durations as times; a limit of None is no limit."""
     limit = num_microbatches if memory_limit is None else number(memory_limit, "memory_limit")
     return LimitedPipe.from_numbers(
         num_workers,
@@ -201,7 +201,7 @@ def planned(
     slots: Slots,
     host_links: Sequence[Sequence[int]] = (),
 ) -> ScheduleTable:
-    """Build the table of planned ops, with waits for offloads that keep the pipe's limits."""
+    """Build the table of planned ops; waits for offloads make it keep the pipe's memory limits."""
     rows = rows_from_starts(
         ops,
         sizes=pipe.sizes,
@@ -234,13 +234,13 @@ def draw_rows(
 
 
 class HostLink:
-    """Transfers of a host link: (start, end), in order."""
+    """Transfers of a host link, as (start, end) pairs in order of time."""
 
     def __init__(self) -> None:
         self.busy: list[tuple[Time, Time]] = []
 
     def earliest(self, after: Time, duration: Time) -> Time:
-        """Return the start of the first free interval of some duration, not before a time."""
+        """Return the start of the first free interval of a duration, not before `after`."""
         index, free_start = bisect_left(self.busy, (after, after)), after
         if index:
             free_start = max(after, self.busy[index - 1][1])
@@ -251,7 +251,7 @@ class HostLink:
         return free_start
 
     def latest(self, before: Time, duration: Time) -> Time:
-        """Return the start of the last free interval of some duration that ends by a time."""
+        """Return the start of the last free interval of a duration that ends by `before`."""
         index, free_end = bisect_left(self.busy, (before, before)), before
         for busy_start, busy_end in reversed(self.busy[:index]):
             if busy_end <= free_end - duration:
@@ -265,7 +265,7 @@ class HostLink:
 
 
 def run_rows(work: Work, rows: Sequence[Sequence[Op]]) -> TimedOps:
-    """Run rows of F, I and W, each op as early as its input and its worker allow."""
+    """Run rows of F, I and W, with each op as early as its input and its worker allow."""
     timeline, queues = Timeline(work), [deque(row) for row in rows]
     has_progress = True
     while has_progress:
@@ -286,7 +286,7 @@ def with_offloads(
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Add an offload and a load of each candidate (stage, microbatch) that fits on its host link.
+    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time.
 
     Args:
       ops: planned F, I and W.
@@ -319,7 +319,7 @@ def with_offloads(
 
 
 def activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " workers"]:
-    """Return the largest number of activations that each worker holds: (workers)."""
+    """Return the largest number of activations that each worker holds at once."""
     stages = int(ops.stage.max(initial=-1)) + 1
     # round times, so that sums with different rounding errors are equal
     tick = ops.tolerance or 1.0
@@ -410,7 +410,7 @@ def pipe_offload(
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
-    """Return F, I and W of a worker in the order of the source's building block."""
+    """Return a worker's F, I and W in the order of the published building block."""
     # `loops` counts its stages, `group` the microbatches of a group.
     # A turn is a forward, an input gradient and its weight gradient. The `loops` stages of a worker
     # take turns, group by group of microbatches; its next stage comes at least half a round trip
@@ -437,7 +437,7 @@ def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -
 def _offload_candidates(
     workers: int, microbatches: int, num_stages: float
 ) -> Iterator[tuple[int, int]]:
-    """Yield (stage, microbatch) on the first `num_stages` stages of each worker."""
+    """Yield (stage, microbatch) of candidates on the first `num_stages` stages of each worker."""
     # Of 1.5 stages, the second stage yields every other microbatch.
     for loop in range(ceil(num_stages)):
         part = min(1.0, num_stages - loop)

@@ -1,4 +1,4 @@
-"""Arrays of a table: the content of each cell, by worker and slot, and the rule of its weights."""
+"""Arrays of a table: the op of each worker and slot, and the rule for the weights it reads."""
 
 import dataclasses
 import functools
@@ -45,13 +45,13 @@ def zigzag(num_workers: int, waves: int = 1) -> Placement:
 
 
 def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
-    """Place pipes down the workers and up, in turn, as Chimera does."""
+    """Place pipes down and up the workers alternately, as Chimera does."""
     # each couple of 2f pipes begins P / f workers after the couple before it
     return couples(np.arange(num_workers, dtype=np.int32), num_workers, pipes)
 
 
 def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
-    """Return the placement of pipes: the first, its mirror image, then both shifted round."""
+    """Return the placement of pipes: a pipe, its mirror image, and shifted copies of both."""
     couple = np.stack([first, num_workers - 1 - first])
     shifts = np.arange(0, num_workers, num_workers // (pipes // 2))[: pipes // 2]
     placement = (couple + shifts[:, None, None]) % num_workers  # (couples, 2, stages)
@@ -61,7 +61,7 @@ def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> 
 def infer_placement(
     rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
 ) -> tuple[Placement, PipeOfMicrobatch]:
-    """Infer the placement, and the pipe of each microbatch, from the rows of a table."""
+    """Infer each stage's worker, and each microbatch's pipe, from the rows of a table."""
     # Either every stage is on one worker, or two pipes mirror each other (worker w against worker
     # P-1-w), or there are f such couples of pipes, which begin P/f workers apart.
     first_ops: dict[tuple[int, int], tuple[Op, int, int]] = {}  # op, worker, slot
@@ -173,7 +173,7 @@ class WeightRule:
 
     @property
     def round_size(self) -> int:
-        """Return the number of microbatches from one average of the runs to the next."""
+        """Return the number of microbatches between two averages of the runs' models."""
         return self.runs * self.local_steps
 
 
@@ -194,14 +194,14 @@ class Cells(NamedTuple):
 
 
 def empty_cells(shape: tuple[int, int]) -> Cells:
-    """Return empty cells (workers, slots); refuse a table that does not fit into memory."""
+    """Return empty cells (workers, slots); refuse a table too large for this machine's memory."""
     num_bytes = shape[0] * shape[1] * BYTES_PER_CELL
     check_fits(num_bytes, f"a table of {shape[0]} workers x {shape[1]} slots needs")
     return Cells(*(np.full(shape, empty, np.int32) for empty in EMPTY))
 
 
 class HeldCells(NamedTuple):
-    """All ops of a table, row by row, followed by the partners of fused pairs."""
+    """All ops of a table, row by row; second ops of fused pairs come after all first ops."""
 
     cell: Int[NumpyArray, " ops"]  # cell of the op, worker * slots + slot
     phase: Int[NumpyArray, " ops"]  # phase code
@@ -215,7 +215,7 @@ class HeldCells(NamedTuple):
 
 
 class Content:
-    """Contents of the cells of a table, which need not be legal."""
+    """Contents of a table's cells, which need not form a legal schedule."""
 
     cells: Cells  # (workers, slots) op of each slot
     partners: Cells  # (workers, slots) backward of each fused pair
@@ -245,7 +245,7 @@ class Content:
 
     @functools.cached_property
     def ops(self) -> HeldCells:
-        """Return all ops of the cells, then the partners of fused pairs."""
+        """Return all ops of the cells, then the second ops of fused pairs."""
         parts = []
         for cells in (self.cells, self.partners):
             occupied = np.flatnonzero(cells.phase)
@@ -254,19 +254,19 @@ class Content:
 
     @functools.cached_property
     def used_phases(self) -> tuple[AnyPhase, ...]:
-        """Return the phases of its ops, by code."""
+        """Return the phases of the table's ops, in order of their codes."""
         codes = np.flatnonzero(np.bincount(self.ops.phase))
         return tuple(self.grammar.phases[code] for code in codes.tolist())
 
     @functools.cached_property
     def num_microbatches(self) -> int:
-        """Count the microbatches of all pipes that some op computes."""
+        """Count the microbatches of all pipes that have an op that computes."""
         is_compute = is_phase(self.ops.phase, self.grammar.compute)
         return int(self.ops.microbatch[is_compute].max(initial=-1)) + 1
 
     @functools.cached_property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
-        """Return the pipe of each microbatch: (microbatches)."""
+        """Return the pipe of each microbatch."""
         grammar, count = self.grammar, self.num_microbatches
         # custom kinds may leave a microbatch without any op that computes
         phases = grammar.microbatch_phases if grammar.custom_phases else grammar.compute
@@ -277,7 +277,7 @@ class Content:
 
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
-        """Return the cell of every op by phase: (stages, microbatches) worker * slots + slot."""
+        """Return each op's cell (worker * slots + slot) by phase, as (stages, microbatches)."""
         # The cell is `NOWHERE` if the table lacks the op. A phase of workers has the shape
         # (workers, microbatches).
         worker_phases, count = self.grammar.worker_phases, self.num_microbatches
@@ -294,7 +294,7 @@ class Content:
 
     @functools.cached_property
     def first_cells(self) -> Int[NumpyArray, " cells"] | None:
-        """Return, for each cell, the first cell of its op: (cells); None without collectives."""
+        """Return the first cell of each cell's collective; None for a table without any."""
         # A cell outside of collectives is its own first cell.
         if not self.grammar.collectives:
             return None
@@ -309,17 +309,17 @@ class Content:
 
     @functools.cached_property
     def updates(self) -> Int[NumpyArray, " cells"]:
-        """Return the cells (cells) that update weights, worker * slots + slot, row by row."""
+        """Return the cells that update weights, as worker * slots + slot, row by row."""
         return np.flatnonzero(is_phase(self.cells.phase, UPDATES))
 
     @property
     def num_offloaded(self) -> int:
-        """Count the activations that go to the host and back."""
+        """Count the activations that are offloaded to the host."""
         return int((self.cells.phase == Phase.O).sum())
 
     @functools.cached_property
     def backward_end_cells(self) -> Int[NumpyArray, "stages microbatches"]:
-        """Return the cell of the op that ends each backward, B or W: (stages, microbatches)."""
+        """Return the cell of the B or W that ends each backward, as (stages, microbatches)."""
         whole, split = (self.where[phase] for phase in WEIGHT_GRADS)
         return np.maximum(whole, split)
 
@@ -333,7 +333,7 @@ class Content:
         )
 
     def rows(self) -> Iterator[list[Cell]]:
-        """Yield the cells of each worker; much faster than `cell` for each of them."""
+        """Yield the list of cells of each worker; much faster than calling `cell` repeatedly."""
         phases = self.grammar.phases
         for worker in range(self.num_workers):
             ops, partners = (  # phase, stage and microbatch of each slot
@@ -350,12 +350,12 @@ class Content:
             ]
 
     def place(self, cell: Index) -> tuple[int, int]:
-        """Return worker and slot of a cell that is numbered worker * slots + slot."""
+        """Return worker and slot of a cell, which is numbered worker * slots + slot."""
         worker, slot = divmod(int(cell), self.num_slots)
         return worker, slot
 
     def text(self, cell: Index) -> str:
-        """Return the text of a cell that is numbered worker * slots + slot."""
+        """Return the text of a cell, which is numbered worker * slots + slot."""
         return self.grammar.text(self.cell(*self.place(cell)))
 
     def text_of_cycle(self, cycle: Iterable[Index]) -> str:
@@ -367,7 +367,7 @@ class Content:
 def lay_out(
     rows: Sequence[Sequence[Cell]], member: int, microbatch_pipes: Int[NumpyArray, " microbatches"]
 ) -> Cells:
-    """Return op number `member` (0 or 1) of every cell as arrays (workers, slots)."""
+    """Return the first (`member` 0) or second (1) op of every cell, as arrays (workers, slots)."""
     shape = (len(rows), max((len(row) for row in rows), default=0))
     cells = empty_cells(shape)
     for worker, row in enumerate(rows):

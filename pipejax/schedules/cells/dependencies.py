@@ -1,4 +1,4 @@
-"""Dependencies of a table: edges between its cells, by the rules of its grammar.
+"""Dependencies of a table: edges between its cells, derived from the rules of its grammar.
 
 An edge has one of two meanings: an op waits for another, or a forward reads updated weights.
 """
@@ -18,7 +18,7 @@ FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 
 
 class Dependencies(NamedTuple):
-    """Edges between cells of a table; a cell is worker * slots + slot."""
+    """Edges between cells of a table, where a cell is numbered worker * slots + slot."""
 
     producer: Int[NumpyArray, " edges"]  # cell that the other waits for
     consumer: Int[NumpyArray, " edges"]  # cell that waits
@@ -49,7 +49,7 @@ class Dependencies(NamedTuple):
 
 @cached_method
 def find_dependencies(content: Content) -> Dependencies:
-    """Return the edges that the rules of its grammar make between the ops of a table."""
+    """Return the edges between a table's ops that follow from the rules of its grammar."""
     used, rules = {*content.used_phases}, content.grammar.all_rules
     active_rules = [r for r in rules if r.consumer in used and not used.isdisjoint(r.producers)]
     # one rule at least, so that there are arrays to concatenate
@@ -64,7 +64,7 @@ def find_dependencies(content: Content) -> Dependencies:
 
 
 class Waiting(NamedTuple):
-    """Ops that wait by a rule, each with the stage and microbatch of one op that it waits for.
+    """Ops that wait by a rule, each with stage and microbatch of one producer that it waits for.
 
     An op of a worker, which has no stage, has its worker in place of a stage.
     """
@@ -76,12 +76,12 @@ class Waiting(NamedTuple):
 
     @property
     def has_target(self) -> Bool[NumpyArray, " ops"]:
-        """Return whether the rule names a producer inside the table for each op."""
+        """Return for each op whether the producer by the rule lies inside the table."""
         return (self.producer_stage != NOWHERE) & (self.microbatch != NOWHERE)
 
 
 def rule_consumers(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray]:
-    """Return stages and microbatches (ops) of the ops that wait by a rule."""
+    """Return stages and microbatches of the ops that wait by a rule, one entry per op."""
     stages, microbatches = np.nonzero(content.where[rule.consumer] != NOWHERE)
     is_consumer = np.ones(len(stages), bool)
     if rule.consumer_stage is not None:
@@ -92,7 +92,7 @@ def rule_consumers(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray
 
 
 def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
-    """Yield the ops that wait by a rule, once for every stage and microbatch of a producer."""
+    """Yield the ops that wait by a rule, once for each producer stage and microbatch."""
     stages, microbatches = rule_consumers(content, rule)
     consumers = content.where[rule.consumer][stages, microbatches]
     for producer_stages in _producer_stages(content, rule, stages, consumers):
@@ -103,7 +103,7 @@ def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
 def _producer_stages(
     content: Content, rule: Rule, stages: NumpyArray, consumers: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield a stage (ops) of a producer of each op that waits by a rule; -1 if there is none."""
+    """Yield, for ops that wait by a rule, the stage of one producer each; -1 without a producer."""
     # `stages` and `consumers` are stages and cells of the waiting ops.
     num_stages = content.num_stages
     if rule.producers[0] in content.grammar.worker_phases:
@@ -125,7 +125,7 @@ def _producer_stages(
 def _producer_microbatches(
     content: Content, rule: Rule, microbatches: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield a microbatch (ops) of a producer of each op of `microbatches`; -1 if there is none."""
+    """Yield, for ops that wait by a rule, a producer's microbatch each; -1 without a producer."""
     if rule.waits_for_all:
         for microbatch in range(content.num_microbatches):
             yield np.full_like(microbatches, microbatch)
@@ -141,7 +141,7 @@ def _producer_microbatches(
 
 
 def find_producers(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyArray, " ops"]:
-    """Return the cell (ops) of the producer of each waiting op, or `NOWHERE`."""
+    """Return the cell of each waiting op's producer, or `NOWHERE`."""
     has_target = waiting.has_target
     cells = np.full_like(waiting.consumer, NOWHERE)
     targets = waiting.producer_stage[has_target], waiting.microbatch[has_target]
@@ -184,7 +184,7 @@ def _stage_edges(
 def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
-    """Find the last producer before each consumer, of the same stage and in the same row."""
+    """Find the last producer before each consumer, in its row and of its stage."""
     # Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
     # `NOWHERE`.
     ops = content.ops.take(is_phase(content.ops.phase, [*consumers, *producers]))
@@ -201,7 +201,7 @@ def last_before(
 
 
 def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " edges"]:
-    """Return the direction of each edge (edges): `FORWARD` along the graph or to later stages."""
+    """Return each edge's direction; `FORWARD` is along the graph, or to a later stage."""
     source, target = waiting.producer_stage, waiting.consumer_stage
     directions = np.where(source > target, BACKWARD, FORWARD)
     for first, second in graph:
@@ -213,7 +213,7 @@ def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " ed
 def cell_edges(
     content: Content, cells: Int[NumpyArray, " cells"] | None = None
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-    """Return the edges of a run without message times: (edges) cells from and to."""
+    """Return a run's edges, without message times, as arrays of source and target cells."""
     # Each of `cells`, by default every cell with an op, waits for its dependencies and for the cell
     # before it in its row or on its lane. A collective is represented by its first cell.
     edges, grammar = find_dependencies(content), content.grammar
@@ -247,7 +247,7 @@ NO_VERSION = -1  # version or update of a microbatch that has none
 
 
 class Versions(NamedTuple):
-    """Versions of the weights by stage and microbatch."""
+    """Versions of the weights that each microbatch reads and updates on each stage."""
 
     newest: Int[NumpyArray, "stages microbatches"]  # newest version when the forward runs
     read: Int[NumpyArray, "stages microbatches"]  # version that forward and backward read
@@ -287,7 +287,7 @@ def find_versions(content: Content) -> Versions:
 
 @cached_method
 def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
-    """Return the most weight versions that copies of stages hold at once: (workers, stages)."""
+    """Return the largest number of weight versions of a stage on a worker (workers, stages)."""
     # A version is held from the update that makes it until a newer one exists and its last backward
     # has run; an update writes in place if no later backward reads the old version.
     (copy_and_run, events), versions = _events(content), find_versions(content)
@@ -327,7 +327,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
 
 
 def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
-    """Return forwards, gradients and updates by group, in row order, and the group of each."""
+    """Return forwards, gradients and updates sorted by group, and each op's group number."""
     # A group is a copy of a stage and a run: (worker * stages + stage) * runs + run.
     ops = content.ops.take(is_phase(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)

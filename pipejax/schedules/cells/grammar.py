@@ -1,4 +1,4 @@
-"""Grammar of a table as data: its kinds of ops, and the rules of their dependencies.
+"""Grammar of a table as data: kinds of ops, and the rules by which ops wait for ops.
 
 The rules of the literature are the default. A table may add kinds and rules, on lanes beside
 compute, with microbatches in slices, over a graph of stages, or without any backward. The engine
@@ -169,7 +169,7 @@ def _read_end(
 
 
 def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
-    """Return the reason why a rule has no meaning; empty if it has one."""
+    """Return the reason why a rule is meaningless; empty if it is valid."""
     for end in (consumer, producer):
         if end.phase.kind.scope == STAGE:
             return f"{end.phase.name} belongs to a whole stage, and rules to microbatches"
@@ -300,7 +300,7 @@ class Grammar(PhaseLists[AnyPhase]):
         return hash((tuple(self.kinds), tuple(self.lanes), *fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments of its constructor."""
+        """Pickle only the arguments of the constructor."""
         if self.is_usual:
             return _usual, ()  # a single object
         fields = (dict(self.kinds), self.texts, dict(self.items))
@@ -318,17 +318,17 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def is_usual(self) -> bool:
-        """Return whether this is the grammar of the literature, with nothing added."""
+        """Return whether this is the default grammar, without additions."""
         return self == USUAL
 
     @functools.cached_property
     def has_usual_messages(self) -> bool:
-        """Return whether SEND and RECV cells carry the messages, as in the literature."""
+        """Return whether SEND and RECV cells carry the messages, as in the default grammar."""
         return dataclasses.replace(self, lanes={}) == USUAL
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Return (consumers, producer): ops wait for the last sharding op of their stage."""
+        """Return (consumers, producer) pairs; consumers wait for their stage's last producer."""
         # There are such rules only for UNSHARD and REDUCE_GRAD on lanes.
         rules = (
             (self.compute, Phase.UNSHARD),
@@ -338,12 +338,12 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def all_rules(self) -> tuple[Rule, ...]:
-        """Return the usual rules, the rules of slices, and the custom rules."""
+        """Return the default rules, the rules of slices, and the custom rules."""
         return (*RULES, *(SLICE_RULES if self.slices > 1 else ()), *self.rules)
 
     @property
     def unusual(self) -> str:
-        """Return the first difference from the usual grammar, in words; empty if none."""
+        """Return the first difference from the default grammar, in words; empty if none."""
         differences = [f"kind {letters} ({kind.name})" for letters, kind in self.kinds.items()]
         differences += [f"rule {text}" for text in self.texts]
         differences += [f"microbatches in {self.slices} slices"] if self.slices > 1 else []
@@ -359,19 +359,19 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def side_lanes(self) -> Mapping[str, tuple[AnyPhase, ...]]:
-        """Return the phases on each lane beside compute but the host link, by lane."""
+        """Return the phases on each lane beside compute, except the host link, by lane."""
         lanes = dict.fromkeys(phase.kind.lane for phase in self.cell_phases if phase.kind.time)
         side_lanes = [lane for lane in lanes if lane not in (COMPUTING, HOST_LINK)]
         return {lane: self.on_lane(lane, *OWNERS) for lane in side_lanes}
 
     @functools.cached_property
     def side_phases(self) -> tuple[AnyPhase, ...]:
-        """Return the phases on all lanes beside compute but the host link."""
+        """Return the phases on all lanes beside compute, except the host link."""
         return tuple(phase for phases in self.side_lanes.values() for phase in phases)
 
     @functools.cached_property
     def unit_slots(self) -> Mapping[str, float]:
-        """Return the durations of a drawing by letters; 1 for a custom kind without a slot."""
+        """Return slot durations by phase letter; 1 for a custom kind without a duration."""
         slots: dict[str, float] = dict(UNIT_SLOTS)
         for phase in self.custom_phases:
             slots[phase.name] = 1 if phase.kind.slot is None else phase.kind.slot
@@ -379,14 +379,14 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def phase_lanes(self) -> Int[NumpyArray, " codes"]:
-        """Return the index of the lane of each phase code: (codes); 0 is the row."""
+        """Return the index of each phase code's lane; 0 is the row of compute ops."""
         lanes = np.zeros(len(self.phases), int)
         for lane, phases in enumerate(self.side_lanes.values(), 1):
             lanes[list(phases)] = lane
         return lanes
 
     def edges(self, num_stages: int) -> tuple[Edge, ...]:
-        """Return the edges between stages: of the graph, or of a chain."""
+        """Return the edges between stages, those of the graph or of a chain without a graph."""
         return tuple(self.graph) or tuple((s, s + 1) for s in range(num_stages - 1))
 
     def parse(self, text: str) -> Cell:
@@ -403,7 +403,7 @@ class Grammar(PhaseLists[AnyPhase]):
 
 
 def _check_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...]:
-    """Check that each edge of a graph leads to another stage, one way and once; return them."""
+    """Check that edges of a graph join two different stages each, and each pair only once."""
     edges = tuple(
         (whole_number(a, "graph", minimum=0), whole_number(b, "graph", minimum=0)) for a, b in graph
     )
@@ -418,7 +418,7 @@ def _check_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...
 
 
 def _check_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
-    """Check the lanes of UNSHARD and REDUCE_GRAD, by letters; return the phases on their lanes."""
+    """Check the lanes of UNSHARD and REDUCE_GRAD; return the phases with their lanes."""
     check_types(lanes=(lanes, Mapping))
     sharding = {phase.name: phase for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)}
     for letters, lane in lanes.items():
@@ -434,7 +434,7 @@ def _check_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
 
 
 def _check_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
-    """Check a custom kind and its letters; return both, with changes by index of their part."""
+    """Check a custom kind and its letters; return both, with its changes by index of a part."""
     # `parts` are the indices of the parts of an activation, by name.
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(

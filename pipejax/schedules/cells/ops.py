@@ -1,4 +1,4 @@
-"""Contents of the cells of a schedule table: ops, their phases and their text form.
+"""Ops in the cells of a schedule table: their phases and their text form.
 
 Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
 "2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.
@@ -68,13 +68,13 @@ class CustomPhase(int):
     kind: "OpKind"  # its properties
 
     def __new__(cls, code: int, name: str, kind: "OpKind") -> "CustomPhase":
-        """Number a kind of op."""
+        """Make a phase from a code, letters and a kind of op."""
         phase = super().__new__(cls, code)
         phase.name, phase.kind = name, kind
         return phase
 
     def __eq__(self, other: object) -> bool:
-        """Compare codes and, between custom phases, letters: two tables may share a code."""
+        """Compare codes and, between custom phases, letters, as two tables may share a code."""
         has_same_code = int(self) == other
         if isinstance(other, CustomPhase):
             return has_same_code and self.name == other.name
@@ -210,7 +210,7 @@ class PhaseLists(Generic[SomePhase]):
         self.op_phases = tuple(op_phases)
 
     def on_lane(self, lane: str, *scopes: str, timed: bool = True) -> tuple[SomePhase, ...]:
-        """List the phases of some scopes on a lane that have a cost; if not `timed`, the others."""
+        """List the phases of these scopes on a lane with a cost, or without if not `timed`."""
         return tuple(
             phase
             for phase in self.cell_phases
@@ -236,12 +236,12 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def row_ops(self) -> tuple[SomePhase, ...]:
-        """Return the computing phases of all scopes but whole stages."""
+        """Return the phases that compute, of all scopes except whole stages."""
         return self.on_lane(COMPUTING, MICROBATCH, COPY, WORKER)
 
     @functools.cached_property
     def busy(self) -> tuple[SomePhase, ...]:
-        """Return the computing phases of all scopes: they keep a worker busy."""
+        """Return the phases of all scopes that compute and so keep a worker busy."""
         return self.on_lane(COMPUTING, *OWNERS)
 
     @functools.cached_property
@@ -251,17 +251,17 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def microbatch_phases(self) -> tuple[SomePhase, ...]:
-        """Return the phases that have a microbatch."""
+        """Return the phases whose ops belong to a microbatch."""
         return tuple(phase for phase in self.cell_phases if phase.kind.scope != STAGE)
 
     @functools.cached_property
     def worker_phases(self) -> tuple[SomePhase, ...]:
-        """Return the phases of workers, which have no stage."""
+        """Return the phases whose ops belong to a worker and have no stage."""
         return tuple(phase for phase in self.cell_phases if phase.kind.scope == WORKER)
 
     @functools.cached_property
     def collectives(self) -> tuple[SomePhase, ...]:
-        """Return the phases whose cells on all workers are one op."""
+        """Return the phases of collectives, whose cells on all workers are one op."""
         return tuple(phase for phase in self.cell_phases if phase.kind.is_collective)
 
     @functools.cached_property
@@ -271,7 +271,7 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def messages(self) -> tuple[SomePhase, ...]:
-        """Return the phases that send and receive; link models give their meaning."""
+        """Return the phases that send and receive; a link model defines their effect."""
         return self.on_lane(NETWORK, MICROBATCH, timed=False)
 
     @functools.cached_property
@@ -281,12 +281,12 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def waits(self) -> tuple[SomePhase, ...]:
-        """Return the phases that only wait."""
+        """Return the phases that only wait for another phase."""
         return tuple(phase for phase in self.op_phases if phase.kind.awaited_phase)
 
     @functools.cached_property
     def wait_send(self) -> tuple[SomePhase, ...]:
-        """Return the phases that wait for messages; only some link models execute them."""
+        """Return the phases that wait for a SEND to end; only some link models run them."""
         return tuple(phase for phase in self.waits if phase.kind.awaited_phase in self.messages)
 
     @functools.cached_property
@@ -296,7 +296,7 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def backward_ends(self) -> tuple[SomePhase, ...]:
-        """Return the phases that end a backward: they free the last part of an activation."""
+        """Return the phases that end a backward by freeing the last part of an activation."""
 
         def frees_activation(kind: OpKind) -> bool:
             for_w = kind.at_end.get(FOR_W, 0)  # I leaves this share to W, which frees it
@@ -334,7 +334,7 @@ EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 
 
 def is_phase(codes: NumpyArray, phases: Iterable[int]) -> Bool[NumpyArray, "..."]:
-    """Return whether each code of a phase is one of these; a tenth of the time of `np.isin`."""
+    """Return whether each phase code is among `phases`; ten times as fast as `np.isin`."""
     return _membership(tuple(phases)).take(codes, mode="clip")
 
 
@@ -366,7 +366,7 @@ class Op(NamedTuple):
 
 
 def matching_receive(send: Op) -> Op:
-    """Return the RECV op that takes the message of a SEND op, on the next or previous stage."""
+    """Return the RECV op that takes the message of a SEND op, on the neighbouring stage."""
     if send.phase == Phase.SEND_F:
         return Op(Phase.RECV_F, send.stage + 1, send.microbatch)
     return Op(Phase.RECV_B, send.stage - 1, send.microbatch)
@@ -381,7 +381,7 @@ _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
 @functools.lru_cache
 def _op_form(letters: tuple[str, ...], slices: int) -> re.Pattern[str]:
-    """Return the pattern of an op's text: stage, letters, microbatch, slice, lane."""
+    """Return the pattern of an op's text, made of stage, letters, microbatch, slice and lane."""
     alternatives = "|".join(sorted(letters, key=len, reverse=True))  # RECV_F before R
     part = r"(?:([0-9]{1,9})\.([0-9]{1,9}))?" if slices > 1 else r"([0-9]{0,9})(?:\.([0-9]{1,9}))?"
     return re.compile(rf"([0-9]{{0,9}})({alternatives}){part}(?:@(\w+))?")
@@ -432,7 +432,7 @@ def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int =
 
 
 def _is_plain(op: Op, phases: Mapping[str, AnyPhase]) -> bool:
-    """Return whether an op is of one of the phases and has a legal stage and microbatch."""
+    """Return whether an op has one of the phases, and a legal stage and microbatch."""
     return (
         isinstance(op, Op)
         and isinstance(op.phase, AnyPhase)
@@ -445,7 +445,7 @@ def _is_plain(op: Op, phases: Mapping[str, AnyPhase]) -> bool:
 
 
 def check_cell(cell: Cell, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:
-    """Check a cell of ops, by printing and parsing it; return it with the phases of a table."""
+    """Check a cell of ops by printing and parsing it; return it with the table's phases."""
     if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0], phases):
         return cell  # the short way of most cells: a table may have millions
     if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):
@@ -478,7 +478,7 @@ def format_cell(cell: Cell, slices: int = 1) -> str:
 
 @with_short_repr("reason worker slot")
 class ScheduleError(MismatchError):
-    """Error of a schedule that cannot run.
+    """Error that a schedule cannot run.
 
     The check that fails names the place; the table, which knows all cells, adds the grid.
 
@@ -497,7 +497,7 @@ class ScheduleError(MismatchError):
         place: tuple[Index, Index | None] | None = None,
         argument: str = "",
     ) -> None:
-        """Join reason and grid to the message; `place` is a worker and a slot."""
+        """Join reason and grid to the message; `place` is (worker, slot)."""
         super().__init__(f"{reason}\n{grid}" if grid else reason, argument)
         self.reason, self.grid = reason, grid
         self.worker, self.slot = (None if p is None else int(p) for p in place or (None, None))

@@ -1,1 +1,1 @@
-"""Heuristics that order ops where only placement, times and limits are given."""
+"""Heuristics that order ops, given placement, op times and memory limits."""

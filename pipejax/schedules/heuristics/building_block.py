@@ -1,4 +1,4 @@
-"""Building blocks: the ops of one microbatch, which the other microbatches repeat at an interval.
+"""Building blocks: ops of one microbatch, repeated for the other microbatches at an interval.
 
 They are the V schedules of Pipeline Parallelism with Controllable Memory (arXiv:2405.15362). The
 waiting times of a microbatch decide how many are in flight, and so the memory; the interval decides
@@ -17,7 +17,7 @@ from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timel
 
 
 class Waits(NamedTuple):
-    """Waiting times of a microbatch on its way, without messages.
+    """Waiting times of a microbatch on its way through the stages, without message times.
 
     A leg of the way is a run of stages without a repeated worker: a V placement has two.
     """
@@ -28,7 +28,7 @@ class Waits(NamedTuple):
 
 
 class BuildingBlock(NamedTuple):
-    """Starts of the ops of one microbatch of each pipe, and of each microbatch."""
+    """Starts of one microbatch's ops in each pipe, and the start of each microbatch."""
 
     starts: Mapping[Phase, Sequence[Sequence[float]]]  # by phase, (pipes, stages) after the first F
     offsets: Sequence[float]  # (microbatches) start of the first F of each
@@ -40,7 +40,7 @@ class BuildingBlock(NamedTuple):
 
 
 def number_legs(row: Sequence[int]) -> list[int]:
-    """Return the index of the leg of each stage, given the workers of the stages: (stages)."""
+    """Return the leg of each stage, given each stage's worker; a repeated worker begins a leg."""
     leg, legs = 0, []
     leg_workers: set[int] = set()
     for worker in row:
@@ -53,7 +53,7 @@ def number_legs(row: Sequence[int]) -> list[int]:
 
 
 def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
-    """Place the ops of a microbatch along its way, without overlap when they are repeated."""
+    """Place a microbatch's ops along its way, so that repetitions of them do not overlap."""
     # An op without a long enough gap stays where its input arrives, for the list scheduler to
     # order.
     period = interval * len(work.placement)
@@ -61,7 +61,7 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}
 
     def place(phase: Phase, pipe: int, stage: int, earliest: float) -> float:
-        """Place an op in the first gap of its worker; return its end."""
+        """Place an op in the first gap of its worker's time; return the op's end."""
         duration = float(work.durations[phase][stage])
         other_ops = busy_times[work.placement[pipe][stage]]
         starts[phase][pipe, stage] = start = _first_gap(other_ops, earliest, duration, period)
@@ -81,12 +81,12 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
 
 
 def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
-    """Yield phase, stage and time since the previous op, along the way of a microbatch."""
+    """Yield phase, stage and wait after the previous op for each op on a microbatch's way."""
     row, last = work.placement[pipe], len(work.placement[pipe]) - 1
     legs = number_legs(row)
 
     def message_time(source: int, target: int) -> float:
-        """Return the time of a message between two stages; 0 on one worker."""
+        """Return the time of a message between two stages; 0 on the same worker."""
         direction, boundary = int(target < source), min(source, target)
         times = (kind[direction][pipe][boundary] for kind in (work.lag, work.transmit))
         return float(sum(times)) if row[source] != row[target] else 0.0
@@ -108,7 +108,7 @@ def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase
 def _first_gap(
     busy_times: Sequence[tuple[float, float]], earliest: float, duration: float, period: float
 ) -> float:
-    """Return the first start without overlap with ops that repeat every period."""
+    """Return the first start of an op that overlaps no op, all repeated with a period."""
     # `busy_times` are starts and durations of these ops. Returns `earliest` if there is no gap.
     start, tolerance = earliest, ROUNDING * period
     for _ in range(2 * len(busy_times) + 2):  # each op can push the start twice at most
@@ -128,7 +128,7 @@ def _first_gap(
 
 
 def _turns(work: Work) -> list[float]:
-    """Return the turn of each microbatch, in intervals: (microbatches); pipes alternate."""
+    """Return each microbatch's turn, in intervals from the start; pipes alternate."""
     # microbatches of pipes 0 0 1 1 take turns 0 2 1 3
     pipes, count = len(work.placement), len(work.microbatch_pipes)
     pipe_counts = np.bincount(work.microbatch_pipes, minlength=pipes).tolist()
@@ -140,7 +140,7 @@ def _turns(work: Work) -> list[float]:
 
 
 def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
-    """Return a lower bound on the interval of microbatches: the busiest worker's work of one."""
+    """Return a lower bound on the interval between microbatches: the busiest worker's work."""
     # With a block, the bound also respects its memory: activation size times lifetime over limit.
     busy, held = (np.zeros(len(work.limits)) for _ in range(2))
     times = [work.durations[phase] for phase in COMPUTE if phase in work.durations]
@@ -166,7 +166,7 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
 
 
 class Order(NamedTuple):
-    """Order of ops, and rules for workers that deviate from it."""
+    """Order of ops, and rules by which workers may deviate from it."""
 
     block: BuildingBlock  # its repetition is the order
     delay: float  # time after its place in the order at which a weight gradient precedes others
@@ -179,7 +179,7 @@ class Order(NamedTuple):
 
 
 class RowOrder:
-    """Rows of all workers in the order of a block, and their progress in a run."""
+    """Rows of all workers in the order of a building block, and their progress in a run."""
 
     def __init__(self, work: Work, order: Order, timeline: Timeline, tolerance: Time) -> None:
         self.work, self.order, self.timeline, self.tolerance = work, order, timeline, tolerance
@@ -198,7 +198,7 @@ class RowOrder:
 
     @property
     def keeps_limits(self) -> bool:
-        """Return whether the rows keep the limits if every weight gradient follows its I."""
+        """Return whether the rows keep memory limits, if every W directly follows its I."""
         return _keep_limits(self.rows, self.work)
 
     def urgency(self, op: Op) -> float:
@@ -206,7 +206,7 @@ class RowOrder:
         return self.order.block.start(op, self.work.microbatch_pipes[op.microbatch])
 
     def begin(self, op: Op, worker: int) -> None:
-        """Count an op that starts on a worker."""
+        """Record that an op starts on a worker."""
         self.busy[worker] += self._duration(op)
         if op.phase is not Phase.W:
             self.started.add(op)
@@ -241,7 +241,7 @@ class RowOrder:
         return weight if later_op is None and fills_wait else later_op
 
     def _is_due(self, weight: Op, worker: int) -> bool:
-        """Return whether a weight gradient precedes the next op of the order."""
+        """Return whether a weight gradient goes before the next op of the order."""
         if self.order.is_delayed_at_end and not self.remaining_forwards[worker]:
             return False
         next_urgency = self.urgencies[worker][self.next_position[worker]]
@@ -255,20 +255,20 @@ class RowOrder:
             self.first_start[worker] = now - self.busy[worker]
 
     def _would_idle_longest(self, worker: int, wait: Time) -> bool:
-        """Return whether a worker that waits would be idle longer than every other worker."""
+        """Return whether waiting would make a worker idle longer than every other worker."""
         if not self.order.late or wait == FOREVER:
             return False
         spare = self.order.spare[worker] if self.order.spare else 0
         return wait > max(spare, *self.idle) - self.idle[worker] + self.tolerance
 
     def _fits_wait(self, op: Op, wait: Time, late: tuple[Phase, ...]) -> bool:
-        """Return whether an op ends within a wait, or is of a phase that may end later."""
+        """Return whether an op ends within a wait, or has a phase that may end later."""
         return op.phase in late or self._duration(op) <= wait + self.tolerance
 
     def _later_op(
         self, worker: int, ready: Iterator[Op], wait: Time, late: tuple[Phase, ...]
     ) -> Op | None:
-        """Return the first ready op of the order that fits a wait and leaves room; else None."""
+        """Return the first ready op of the order that fits the wait and memory, or None."""
         candidates: dict[tuple[Phase, int], Op] = {}  # earliest microbatch by phase and stage
         for op in ready:
             key = op.phase, op.stage
@@ -280,7 +280,7 @@ class RowOrder:
         return None
 
     def _leaves_room(self, op: Op, worker: int) -> bool:
-        """Return whether memory suffices for an op, and then for the ops planned before it."""
+        """Return whether memory suffices for an op and then for all ops planned before it."""
         if op.phase is not Phase.F:
             return True
         if not self._has_room(op, worker):
@@ -302,7 +302,7 @@ class RowOrder:
 
 
 def keeps_limits(work: Work, block: BuildingBlock) -> bool:
-    """Return whether the rows of a block keep the limits if W follows every I."""
+    """Return whether a block's rows keep the memory limits, if W directly follows every I."""
     return _keep_limits(_rows(work, block)[0], work)
 
 
@@ -315,12 +315,12 @@ def _keep_limits(rows: list[list[Op]], work: Work) -> bool:
 
 
 def _memory_change(work: Work, op: Op) -> Time:
-    """Return the size that F takes, or its negative for a gradient, which frees it."""
+    """Return a forward's activation size, or the negative size for a gradient, which frees it."""
     return work.sizes[op.stage] * (1 if op.phase is Phase.F else -1)
 
 
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
-    """Return forwards and gradients of every worker by their starts in the repeated block."""
+    """Return each worker's forwards and gradients by start in the repeated block; their starts."""
     # Returns the rows, and the start of each of their ops.
     # Ops with equal starts are sorted by microbatch, then by their way through the pipe: over all
     # workers, no op comes before an op that it waits for.

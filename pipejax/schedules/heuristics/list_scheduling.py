@@ -1,4 +1,4 @@
-"""List scheduler: a worker that is free takes the most urgent op that it may start.
+"""List scheduler: a free worker takes the most urgent op that is allowed to start.
 
 Gradients come before forwards, since other workers wait for them, and forwards before weight
 gradients, which fill the gaps; within a kind the earlier microbatch comes first, then the later
@@ -38,7 +38,7 @@ class Rules(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """Limit of a run: the scheduler stops a run that exceeds it."""
+    """Time limit of a run; the scheduler stops a run that exceeds it."""
 
     shorter_than: Time = FOREVER  # limit of the makespan, or of the span of each worker
     by_span: bool = False  # whether the limit is of spans
@@ -55,7 +55,7 @@ def list_schedule(work: Work, rules: Rules, goal: Goal = NO_GOAL) -> Timeline | 
 
 
 class _ListScheduler:
-    """One run, event by event: ends of ops, and inputs that arrive."""
+    """One run of the list scheduler over events, which are ends of ops and arrivals of inputs."""
 
     def __init__(self, work: Work, rules: Rules, goal: Goal) -> None:
         self.work, self.rules, self.goal = work, rules, goal
@@ -98,7 +98,7 @@ class _ListScheduler:
         self.deadlines = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
 
     def run(self) -> Timeline:
-        """Run all events; return the timeline, which lacks ops if the run was stopped."""
+        """Process all events; return the timeline, which lacks ops if the run stopped early."""
         if self.order is not None and not self.order.keeps_limits:
             return self.timeline
         for first_forwards in self.entering:
@@ -125,7 +125,7 @@ class _ListScheduler:
         return self.timeline
 
     def push(self, time: Time, op: Op, *, is_end: bool) -> None:
-        """Add the end of an op, or the arrival of its input, to the events."""
+        """Add an event: the end of an op (`is_end`), or the arrival of its input."""
         heapq.heappush(self.events, (time, next(self.serial_numbers), op, is_end))
 
     def arrive(self, op: Op) -> int:
@@ -137,7 +137,7 @@ class _ListScheduler:
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
-        """Start a ready op on its worker, and add the events that follow from it."""
+        """Start a ready op on its worker, and add the events that result from it."""
         ready = self.ready[worker][KIND[op.phase]]
         if ready[0][2] == op:
             heapq.heappop(ready)
@@ -164,7 +164,7 @@ class _ListScheduler:
             self.exceeds_goal = True
 
     def finish(self, op: Op) -> Sequence[int]:
-        """End an op; return the workers that this may unblock."""
+        """End an op; return the workers that may now be able to continue."""
         worker = self.timeline.end(op)
         if op.phase in KIND:
             self.running[worker] = None
@@ -195,7 +195,7 @@ class _ListScheduler:
         return weight if not arrivals or end <= arrivals[0] + self.tolerance else None
 
     def next_forward(self, worker: int) -> Op | None:
-        """Return the most urgent ready forward that may enter its stage, whatever its memory."""
+        """Return the most urgent ready forward that its stage admits, regardless of memory."""
         ready = self.ready[worker][FORWARD]
         if not ready or self.may_enter(ready[0][2]):
             return ready[0][2] if ready else None
@@ -210,20 +210,20 @@ class _ListScheduler:
         return in_flight < self.rules.depth[pipe][stage]
 
     def has_room(self, forward: Op, worker: int) -> bool:
-        """Return whether memory suffices for a forward and for the activations that return soon."""
+        """Return whether memory suffices for a forward and for activations due to return."""
         size = self.work.sizes[forward.stage]
         num_due = sum(self.is_due(worker, microbatch) for microbatch in self.offloaded[worker])
         return self.timeline.held[worker] + (1 + num_due) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
-        """Return whether an offloaded activation must return: its gradient comes soon."""
+        """Return whether an offloaded activation must return, as its gradient comes soon."""
         gradients = self.timeline.done[I][0]
         last_stage = len(gradients) - 1
         stage = min(worker + 1, last_stage) if self.rules.by_next else worker
         return microbatch - gradients[stage] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
-        """Start a load or an offload if one is needed and the host link is free."""
+        """Start a load or an offload on the host link if needed and the link is free."""
         # Only pipes with one stage on each worker offload: stage w is on worker w.
         if not self.link_busy[worker]:
             op = self.due_load(worker) or self.needed_offload(worker)
@@ -231,7 +231,7 @@ class _ListScheduler:
                 self.start_transfer(op, now)
 
     def due_load(self, worker: int) -> Op | None:
-        """Return the load of the oldest offloaded activation, if it is due and there is room."""
+        """Return the load of the oldest offloaded activation, if due and memory suffices."""
         oldest = min(self.offloaded[worker], default=None)
         if oldest is None or not self.is_due(worker, oldest):
             return None
@@ -252,7 +252,7 @@ class _ListScheduler:
         return Op(Phase.O, worker, youngest)
 
     def youngest_activation(self, worker: int) -> int | None:
-        """Return the microbatch of the activation with the last gradient that may be offloaded."""
+        """Return the latest microbatch whose activation may be offloaded, or None."""
         running = self.running[worker]
         num_ended = self.timeline.done[F][0][worker]
         if running is not None and running.phase is F:
@@ -265,7 +265,7 @@ class _ListScheduler:
         return None
 
     def returns_in_time(self, worker: int, microbatch: int) -> bool:
-        """Return whether an activation can go to the host and return before its gradient."""
+        """Return whether an activation can be offloaded and loaded before its gradient."""
         durations, num_gradients = self.work.durations, self.timeline.done[I][0][worker]
         round_trip = 0 if num_gradients else self.round_trips[worker]
         time_left = (microbatch - num_gradients) * self.period + round_trip
@@ -283,7 +283,7 @@ class _ListScheduler:
 
 
 def _round_trips(work: Work) -> list[Time]:
-    """Return the least time from the end of each stage's forward to its gradient: (stages)."""
+    """Return the least time from the end of a forward to the start of its gradient, by stage."""
     round_trips: list[Time] = [0]  # last stage first
     for stage in reversed(range(1, len(work.placement[0]))):
         ops = work.durations[F][stage] + work.durations[I][stage]

@@ -1,4 +1,4 @@
-"""Pipe with times and memory limits, and two heuristics that plan it.
+"""Pipe with op times and memory limits, and two heuristics that plan its schedule.
 
 One offloads activations if memory is short, the other fills waiting time with weight gradients.
 """
@@ -20,7 +20,7 @@ Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
 
 
 class LimitedPipe(NamedTuple):
-    """One stage per worker: times of its ops and messages, sizes and limits of its activations."""
+    """A pipe of one stage per worker: op and message times, activation sizes and memory limits."""
 
     num_microbatches: int  # M
     forward: Float[NumpyArray, " stages"]  # time of F, in any unit
@@ -66,7 +66,7 @@ class LimitedPipe(NamedTuple):
         return len(self.forward)
 
     def work(self) -> Work:
-        """Return the ops for a scheduler, with limits that leave room for rounding errors."""
+        """Return the scheduler's input, with memory limits widened by rounding errors."""
         times = self.forward, self.input_grad, self.weight_grad
         lag = [[self.there.tolist()], [self.back.tolist()]]
         return Work(
@@ -82,7 +82,7 @@ class LimitedPipe(NamedTuple):
 
 
 def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:
-    """Return `count` checked numbers, from one number for all or a sequence: (entries)."""
+    """Return `count` checked numbers, given as one number for all entries or as a sequence."""
     array = as_floats(value, name)
     if array.ndim == 0:
         array = np.full(count, float(array))
@@ -152,7 +152,7 @@ F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
 
 
 class RoundRules(NamedTuple):
-    """Choices of the heuristic that are tried both ways."""
+    """Choices of the zero-bubble heuristic, which tries both values of each choice."""
 
     # the forwards before the first gradient end before its input arrives
     waits_before_gradient: bool
@@ -176,7 +176,7 @@ def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
         plans.append(ada_offload_starts(pipe))
 
     def objectives(ops: TimedOps) -> tuple[float, float]:
-        """Return the objective to minimise, then the one that decides ties."""
+        """Return (main objective, tie-breaker): span and makespan of a plan, both to minimise."""
         span, makespan = float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
         return (span, makespan) if by_span else (makespan, span)
 
@@ -184,10 +184,10 @@ def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
 
 
 class _Rounds:
-    """One run of the heuristic: it chooses the next op of each stage, a timeline runs it."""
+    """One run of the zero-bubble heuristic, which chooses each stage's next op."""
 
     def __init__(self, pipe: LimitedPipe, rules: RoundRules) -> None:
-        """Begin an empty timeline of a pipe's ops; `back` is the time of messages back."""
+        """Start with an empty timeline of a pipe's ops; `back` is the time of messages back."""
         self.rules, self.total, self.stages = rules, pipe.num_microbatches, range(pipe.num_stages)
         work = pipe.work()
         self.timeline = Timeline(work)
@@ -201,7 +201,7 @@ class _Rounds:
         self.tolerance = ROUNDING * float(pipe.num_microbatches * microbatch_time)
 
     def put(self, phase: Phase, stage: int) -> None:
-        """Run the next op of a phase on a stage, when its input and the stage are ready."""
+        """Run a stage's next op of a phase as soon as its input and the stage are ready."""
         op = Op(phase, stage, self.done[phase][stage])
         start = max(self.clock[stage], self.timeline.arrival[op])
         if self.done[F][stage]:  # the wait before the first forward does not count as idle
@@ -213,7 +213,7 @@ class _Rounds:
         return self.done[I][stage] - self.done[W][stage]
 
     def weights_before_forward(self, stage: int) -> int | None:
-        """Return how many weight gradients make room for a forward; None if all do not suffice."""
+        """Return how many W must run to make room for a forward; None if all are not enough."""
         excess = self.held[stage] + self.sizes[stage] - self.limit[stage]
         for count in range(self.num_pending_weights(stage) + 1):
             if excess - count * self.weight_sizes[stage] <= 0:
@@ -234,7 +234,7 @@ class _Rounds:
                 self.put(W, stage)
 
     def warm_up(self) -> None:
-        """Run forwards until the first gradient arrives on each stage, then that gradient."""
+        """Run forwards on each stage until its first gradient arrives, then that gradient."""
         for stage in self.stages:
             self.put(F, stage)
         for stage, count in enumerate(self.extra_forwards()):
@@ -244,7 +244,7 @@ class _Rounds:
             self.put(I, stage)
 
     def extra_forwards(self) -> list[int]:
-        """Return how many forwards each stage runs between its first and the first gradient."""
+        """Return each stage's number of forwards between its first F and its first gradient."""
         extra = [0 for _ in self.stages]
         last = len(self.stages) - 1
         gradient_end = self.clock[last] + self.durations[I][last]
@@ -270,7 +270,7 @@ class _Rounds:
         return extra
 
     def is_late(self, stage: int) -> bool:
-        """Return whether a forward would make a stage late for the gradient of the next stage."""
+        """Return whether one more forward would delay a stage for its next gradient."""
         # without a lead of two forwards, the next stage would wait for this forward
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
@@ -285,7 +285,7 @@ class _Rounds:
         return self.clock[stage] + work > arrival + self.tolerance and may_idle
 
     def run_forwards(self, microbatch: int) -> None:
-        """Add one forward to every stage that takes one before the gradient of a microbatch."""
+        """Add a forward to each stage that takes one before the gradient of a microbatch."""
         takes_forward = [
             self.done[F][stage] < self.total
             and not (self.rules.prefers_gradients and self.is_late(stage))
@@ -305,7 +305,7 @@ class _Rounds:
                 self.put(F, stage)
 
     def run(self) -> TimedOps:
-        """Run all rounds, then the remaining weight gradients; return the ops with their times."""
+        """Run all rounds, then the remaining weight gradients; return all ops with times."""
         self.warm_up()
         for microbatch in range(1, self.total):
             self.run_forwards(microbatch)

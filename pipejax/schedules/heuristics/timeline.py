@@ -1,4 +1,4 @@
-"""State of a run on the workers of a pipe: times, messages, memory, and ops that can start.
+"""State of a simulated run: times, messages, memory, and ops that can start.
 
 Every scheduler of this folder uses it and only chooses the next op. Times are whole numbers or
 floats; sums of whole numbers are exact. After a run, start times become rows that keep a memory
@@ -43,7 +43,7 @@ class Work(NamedTuple):
         transfer: Time = 0,
         **memory: Sequence[Time],
     ) -> "Work":
-        """Make work with one time for all messages between workers, which occupy no link."""
+        """Make work whose messages take one time between workers and occupy no link."""
         # `memory` are the fields sizes, weight_sizes and limits; memory is unlimited without them.
         lag = (np.diff(placement) != 0) * transfer  # (pipes, boundaries)
         none: Sequence[Time] = [0] * placement.shape[1]
@@ -71,7 +71,7 @@ class Work(NamedTuple):
 
 
 class _Effects(NamedTuple):
-    """Effects of the ops of one phase, pipe and stage."""
+    """Effects on time and memory of the ops of one phase, pipe and stage."""
 
     worker: int
     duration: Time
@@ -82,7 +82,7 @@ class _Effects(NamedTuple):
 
 
 class Timeline:
-    """Log of the started ops, with times, memory and arrivals of inputs."""
+    """Log of started ops, with their times, memory levels and arrivals of inputs."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -110,7 +110,7 @@ class Timeline:
         return self.work.placement[self.work.microbatch_pipes[op.microbatch]][op.stage]
 
     def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
-        """Start an op; return the ops that wait for it, and the times at which inputs arrive."""
+        """Start an op; return the ops that wait for it with the arrival times of inputs."""
         phase, stage, microbatch = op
         pipe = self.work.microbatch_pipes[microbatch]
         worker, duration, allocated, _, outputs = self._effects[phase][pipe][stage]
@@ -131,7 +131,7 @@ class Timeline:
         return arrivals
 
     def end(self, op: Op) -> int:
-        """Free the memory that an op frees at its end; return its worker."""
+        """Free the memory that an op releases at its end; return the op's worker."""
         effects = self._effects[op.phase][self.work.microbatch_pipes[op.microbatch]][op.stage]
         self.held[effects.worker] += effects.freed
         return effects.worker
@@ -195,17 +195,17 @@ class TimedOps(NamedTuple):
 
     @classmethod
     def from_tuples(cls, ops: Sequence[TimedOp]) -> "TimedOps":
-        """Make the arrays from one tuple per op."""
+        """Convert a list of tuples, one per op, to arrays."""
         columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
         return cls(*columns[:4].astype(np.int64), *columns[4:])
 
     @property
     def tolerance(self) -> float:
-        """Return the difference below which two times of a run are equal."""
+        """Return the largest difference at which two times of a run count as equal."""
         return ROUNDING * float(np.max(self.end, initial=0.0))
 
     def spans(self, num_workers: int) -> Float[NumpyArray, " workers"]:
-        """Return the time from the first start of each worker to its last end: (workers)."""
+        """Return each worker's time from its first start to its last end."""
         first, last = np.full(num_workers, FOREVER), np.zeros(num_workers)
         np.minimum.at(first, self.worker, self.start)
         np.maximum.at(last, self.worker, self.end)
@@ -220,7 +220,7 @@ def rows_from_starts(
     weight_share: float | Float[NumpyArray, " stages"] = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
-    """Put ops with start times into rows that keep a memory limit at all times."""
+    """Arrange ops with start times in rows that keep the memory limits for any op times."""
     # A WAIT_O stands only where memory that is certainly free is not enough, and awaits as few of
     # the oldest offloads as possible.
     for code in np.unique(ops.phase).tolist():
@@ -251,7 +251,7 @@ def rows_from_starts(
 
 
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
-    """Return the order (ops) of a worker's ops in its row."""
+    """Return the order of a worker's ops in its row, as indices into `ops`."""
     # Ops are sorted by start; an offload or load stands after the last op that ended by its start.
     is_on_link = is_phase(ops.phase, HOST)
     executed = np.flatnonzero(~is_on_link)
@@ -266,7 +266,7 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
 
 
 def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
-    """Return, for each op, the sum of sizes of all ops that start no later: (ops)."""
+    """Return for each op the sum of `sizes` over all ops that start no later than it."""
     # At a tie, loads come last.
     start = np.where(row.phase == Phase.L, row.start + row.tolerance, row.start)
     order = np.argsort(start, kind="stable")
@@ -281,7 +281,7 @@ def _with_waits(
     weight_sizes: Float[NumpyArray, " stages"],
     limit: float,
 ) -> list[Cell]:
-    """Return the cells of a row, with a WAIT_O before forwards that need an offload's memory."""
+    """Return a row's cells, with a WAIT_O before each forward that needs an offload's memory."""
     # `row` are the ops of one worker in order, `limit` is its memory limit.
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W

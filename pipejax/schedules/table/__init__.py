@@ -1,1 +1,1 @@
-"""The schedule as a dense table that has been checked, and its files."""
+"""The schedule as a dense, checked table, and its files."""

@@ -1,4 +1,4 @@
-"""SEND and RECV cells: their removal, and their insertion along one order of all transfers.
+"""SEND and RECV cells: removal, and insertion in an order of all transfers.
 
 On request, PyTorch's other cells are inserted too.
 
@@ -48,7 +48,7 @@ _SEND_WAITS = {Phase.SEND_F: Phase.WAIT_SEND_F, Phase.SEND_B: Phase.WAIT_SEND_B}
 
 
 def with_sharding(table: ScheduleTable) -> ScheduleTable:
-    """Insert cells that gather parameters and reduce gradients, as PyTorch; drop idle cells."""
+    """Insert cells that gather parameters and reduce gradients as PyTorch does; drop idle cells."""
     if table.offloads:
         raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
     rows, used_phases = dense_rows(table), {*table.used_phases}
@@ -61,7 +61,7 @@ def with_sharding(table: ScheduleTable) -> ScheduleTable:
 
 
 def with_waits(row: Sequence[Cell]) -> list[Cell]:
-    """Return a row with a wait for every SEND."""
+    """Return a row with a cell that waits for each SEND."""
     # The wait for an activation follows the backward of its microbatch, which starts after the
     # message has arrived; waits for gradients end the row. So no wait delays an op.
     row_ops = {op for cell in row for op in cell}
@@ -83,14 +83,14 @@ Order = Int[NumpyArray, " transfers"]
 
 
 def table_messages(table: ScheduleTable) -> Dependencies:
-    """Return the messages between workers, by the cell of their producer."""
+    """Return the messages between workers, sorted by the cell of the producer."""
     # Messages of one op are sorted by direction, activations first, then by target stage.
     messages = table.dependencies.messages()
     return messages.take(np.lexsort((messages.to_stage, messages.direction, messages.producer)))
 
 
 class RunOrder(NamedTuple):
-    """Cells of a table that run in order under some links, and its messages."""
+    """Cells of a table that run in order under given links, and the table's messages."""
 
     executed: Int[NumpyArray, " executed"]  # cells that workers execute, row by row
     host: Int[NumpyArray, " host"]  # cells of offloads and loads, row by row
@@ -100,7 +100,7 @@ class RunOrder(NamedTuple):
 
 
 def run_order(table: ScheduleTable, links: Links) -> RunOrder:
-    """Return the run order of a table under some links; refuse a deadlock on a host link."""
+    """Return the cells of a table that run in order under given links; refuse a deadlock."""
     messages = table_messages(table)
     ends = messages.producer // table.num_slots, messages.consumer // table.num_slots
     none = np.zeros(0, int)
@@ -116,7 +116,7 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
-    """Remove SEND and RECV cells from a table, and the waits for them."""
+    """Remove from a table the SEND and RECV cells, and the cells that wait for these."""
     # Rows become shorter, but the order of offloads on a shared host link must not change.
     bare = without(table, COMMUNICATION)
     return _in_host_order(table, bare) if bare.offloads and bare is not table else bare
@@ -128,7 +128,7 @@ def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
 
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
-    """Order the transfers producer by producer, as PyTorch lowers a schedule: (transfers)."""
+    """Return the transfers ordered producer by producer, as PyTorch lowers a schedule."""
     # The messages of an op follow it at once, however late their consumers are. Of the links only
     # shared host links matter, since ops wait for them.
     steps = _run_in_turn(without_transfers(table), Links.resolve(link))
@@ -136,7 +136,7 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
 
 
 def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
-    """List all cells in an order in which they can run, each with the transfers that it causes."""
+    """List all cells in an order in which they can run, with the transfers that each causes."""
     # Workers take turns, and each runs its next cell if that can start. Offloads and loads only
     # queue up: they run once all cells have run that they wait for, on any worker of the host link.
     check_host_links(bare, links)
@@ -176,7 +176,7 @@ def insert_transfers(
     link: str | Links = "delay",
     lowering: str | None = None,
 ) -> ScheduleTable:
-    """Put SEND and RECV cells into a table, so that every queue follows one order.
+    """Add SEND and RECV cells to a table, so that all queues follow one order of transfers.
 
     Args:
       table: the schedule; its communication cells are replaced.
@@ -221,7 +221,7 @@ def with_transfers(
     waits: bool = False,
     sharding: bool = False,
 ) -> ScheduleTable:
-    """Insert SEND and RECV cells into a table without any; `waits` and `sharding` as PyTorch."""
+    """Insert SEND and RECV cells into a table; `waits` and `sharding` add PyTorch's other cells."""
     if not table.grammar.has_usual_messages:
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
@@ -245,7 +245,7 @@ def with_transfers(
 def _rows(
     bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
-    """Return rows with SEND and RECV cells: each step adds a cell, and then its transfers."""
+    """Return rows with SEND and RECV cells, built from steps of a cell and its transfers."""
     # A step also adds all earlier cells of its row; other ops are added at the end.
     fields = (messages.direction, messages.from_stage, messages.microbatch)
     sends = [

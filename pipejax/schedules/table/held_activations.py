@@ -1,4 +1,4 @@
-"""Memory of the workers of a table in row order: activations in flight, or bytes.
+"""Memory of a table's workers in row order, in activations in flight or in bytes.
 
 Ops of a worker run one after another, so its memory does not depend on their durations if none is
 0: row order is a run in which each op takes one slot. Offloads and loads run beside them; here they
@@ -47,7 +47,7 @@ Size = TypeVar("Size", float, NumpyArray)
 
 
 class LedgerEntry(NamedTuple):
-    """One entry of the ledger."""
+    """An entry of the memory ledger, which changes what a worker holds."""
 
     moment: int  # `START` or `END` of the op
     part: int  # part of an activation that is taken or freed
@@ -55,7 +55,7 @@ class LedgerEntry(NamedTuple):
 
 
 def memory_ledger(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
-    """Return the entries of each phase that takes or frees a part of an activation."""
+    """Return the ledger entries of each phase that takes or frees parts of an activation."""
     ledger = {}
     for phase in phases:
         starts = [LedgerEntry(START, *change) for change in phase.kind.at_start.items()]
@@ -80,7 +80,7 @@ RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
 
 
 def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
-    """Return the change of a worker's memory at the start or end of an op without recomputation."""
+    """Return the memory change of a worker at an op's start or end, without recomputation."""
     # `whole` is the size of an activation, `for_w` of the share that W needs after I.
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
     entries = (entry for entry in memory_ledger([phase]).get(phase, ()) if entry.moment == moment)
@@ -88,20 +88,20 @@ def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
 
 
 def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
-    """Return whether each op of a table takes or frees memory: (ops)."""
+    """Return for each op of a table whether it takes or frees memory."""
     return is_phase(content.ops.phase, list(memory_ledger(content.grammar.op_phases)))
 
 
 def with_items(
     sizes: Num[NumpyArray, "parts stages"], items: Sequence[float]
 ) -> Num[NumpyArray, "parts_and_items stages"]:
-    """Append the sizes of items, given as shares of a whole activation, to sizes of parts."""
+    """Append sizes of custom items, shares of a whole activation, to sizes of activation parts."""
     # An item of a worker, which has no stage, is a share of an activation of the last stage.
     return np.concatenate([sizes, *(share * sizes[None, WHOLE] for share in items)])
 
 
 def is_recomputed(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
-    """Return whether an op recomputes each activation: (stages, microbatches)."""
+    """Return whether the table recomputes each activation, as (stages, microbatches)."""
     phases = content.grammar.recomputing
     return np.logical_or.reduce([content.where[phase] != NOWHERE for phase in phases])
 
@@ -134,7 +134,7 @@ class HeldOps(NamedTuple):
 
 
 class HeldParts(NamedTuple):
-    """Changes of the parts that workers hold, by worker, then time."""
+    """Changes of the activation parts that workers hold, by worker and then time."""
 
     worker: Int[NumpyArray, " changes"]  # ascending
     time: Num[NumpyArray, " changes"]  # ascending for each worker
@@ -149,7 +149,7 @@ class HeldParts(NamedTuple):
     def from_ops(
         cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False
     ) -> "HeldParts":
-        """Apply the memory ledger to ops; `at_work` adds parts that backwards recompute alone."""
+        """Apply the memory ledger to ops; `at_work` adds parts held only during a backward."""
         ledger = dict(memory_ledger(grammar.op_phases))
         if at_work:
             ledger |= {phase: ledger[phase] + entries for phase, entries in RECOMPUTED.items()}
@@ -157,7 +157,7 @@ class HeldParts(NamedTuple):
 
     @classmethod
     def from_gathers(cls, ops: HeldOps) -> "HeldParts":
-        """Count gathered weights of stages, by UNSHARD and RESHARD ops."""
+        """Count the gathered weights of stages from UNSHARD and RESHARD ops."""
         return cls._from_ledger(ops, GATHERED, ())
 
     @classmethod
@@ -187,7 +187,7 @@ class HeldParts(NamedTuple):
         return cls(worker, time, part, stage, change, is_last_at_time, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
-        """Return the memory of the worker after the last change at each time."""
+        """Return a worker's memory after the last change at each time."""
         # Returns (levels) in the unit of `sizes`, which are sizes of the parts of activations.
         # Sum counts of each size, not sizes: counts are exact, so the level is 0 when all is freed.
         #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, less those of earlier workers
@@ -207,7 +207,7 @@ class HeldParts(NamedTuple):
     def peaks(
         self, sizes: Num[NumpyArray, "parts stages"], num_workers: int
     ) -> Num[NumpyArray, " workers"]:
-        """Return the largest memory of each worker: (workers), in the unit of `sizes`."""
+        """Return the largest memory of each worker, in the unit of `sizes`."""
         peak = np.zeros(num_workers, sizes.dtype)
         np.maximum.at(peak, self.worker[self.is_last_at_time], self.levels(sizes))
         return peak
@@ -219,7 +219,7 @@ Bytes = Float[NumpyArray, " stages"]
 def in_flight(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
-    """Return the activations that each worker holds in each slot: (workers, slots)."""
+    """Return the number, or size, of activations that each worker holds in each slot."""
     # The result counts activations, or sums `sizes` of the activations of each stage.
     ops = HeldOps.from_content(table)
     on_host = is_phase(ops.phase, table.grammar.host)
@@ -233,7 +233,7 @@ def in_flight(
 
 
 def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
-    """Return the largest number of activations that each worker holds at once: (workers)."""
+    """Return the largest number of activations that each worker holds at the same time."""
     return in_flight(table).max(axis=1, initial=0)  # nothing before the first op
 
 
@@ -264,7 +264,7 @@ def held_in_rows(
 def gathered_peak(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the largest memory of gathered weights on each worker, in row order.
+    """Return the largest memory of gathered weights that each worker holds, in row order.
 
     A run never holds more. Weights that no cell gathers are not counted.
 
@@ -313,14 +313,14 @@ def static_bytes(
 def _copies_and_versions(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "workers stages"], Int[NumpyArray, "workers stages"]]:
-    """Return the copies of each stage, and weight versions beside the newest: (workers, stages)."""
+    """Return each stage's copies, and its versions beyond the newest, both (workers, stages)."""
     versions = versions_held(table)
     copies = np.where(versions > 0, table.weights.runs, 0)
     return copies, versions - copies
 
 
 class HeldCounts(NamedTuple):
-    """Counts of the parts that each worker holds: its memory is linear in the bytes of stages."""
+    """Counts of activation parts and weights by worker; memory is linear in these counts."""
 
     copies: Int[NumpyArray, "workers stages"]  # 1, or one of each run
     stashed: Int[NumpyArray, "workers stages"]  # further versions of its weights, at most
@@ -329,7 +329,7 @@ class HeldCounts(NamedTuple):
     items: tuple[float, ...] = ()  # sizes of items, as shares of a whole activation
 
     def static_bytes(self, static: Any, version: Any) -> Any:
-        """Return the memory of the whole step, (..., workers) bytes.
+        """Return the memory held for the whole step, as (..., workers) bytes.
 
         `static` and `version` are bytes (..., stages) of a copy and of a stashed version.
         """
@@ -337,7 +337,7 @@ class HeldCounts(NamedTuple):
         return static @ copies + version @ stashed
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
-        """Return the peak of activation memory, (..., workers) bytes, for sizes of each part."""
+        """Return peak activation memory, (..., workers) bytes, for sizes of each part."""
         # Sizes and counts may be traced. If both are numbers, only the few stages that each worker
         # holds are multiplied.
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
@@ -355,7 +355,7 @@ class HeldCounts(NamedTuple):
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
-    """Count the parts that each worker holds at possible peaks, for any sizes of stages."""
+    """Count the activation parts that each worker holds at all times of possible memory peaks."""
     held, stages = held_in_rows(table, at_work=True), table.num_stages
     num_parts = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages  # one column for each part and stage
@@ -380,7 +380,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 
 
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
-    """Return the counts at the times that no other time dominates; one of them is the peak."""
+    """Return the counts at all undominated times; the peak is at one of these times."""
     # A time dominates another if it holds at least as much of everything: then it has the larger
     # sizes @ counts, whatever the sizes. Most times are dominated by the next, so these go first;
     # the others are compared pairwise, one column after another.

@@ -1,4 +1,4 @@
-"""Links between workers and to the host, in one record for everything that runs a table.
+"""Settings of links between workers and to the host, used by all that runs a table.
 
 It holds the link model, the scope of the communication queues, the posting of transfers, and links
 that are shared. docs/semantics.md defines each of them.
@@ -35,7 +35,7 @@ _TEXT = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*=\s*([A-Za-z]+)\s*", re.ASCII)
 
 
 def _check_pair(pair: Any, where: str) -> Pair:
-    """Check a pair of two different workers, sender and receiver; return it."""
+    """Check a pair of different workers, sender and receiver, and return it."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise wrong(f"{where}:", f"a pair is a sender and a receiver, got {pair!r}")
     sender, receiver = (whole_number(w, f"{where}: a worker", minimum=0) for w in pair)
@@ -45,7 +45,7 @@ def _check_pair(pair: Any, where: str) -> Pair:
 
 
 def _check_pair_links(pair_links: Any) -> PairModels:
-    """Check pairs of workers and their link models; return them sorted by pair."""
+    """Check pairs of workers and their link models, and return them sorted by pair."""
     items = list(pair_links.items()) if isinstance(pair_links, Mapping) else pair_links
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise wrong("pair_links", f"must be as {{(0, 1): 'rendezvous'}}, got {pair_links!r}")
@@ -61,7 +61,7 @@ def _check_pair_links(pair_links: Any) -> PairModels:
 
 
 def parse_pair_links(text: str, where: str) -> PairModels:
-    """Read link models of pairs of workers, as 0-1=rendezvous,1-2=queued."""
+    """Read link models of pairs of workers, such as 0-1=rendezvous,1-2=queued."""
     matches = [_TEXT.fullmatch(part) for part in text.split(",")]
     items = [(int(a), int(b), model) for a, b, model in (m.groups() for m in matches if m)]
     if len(items) < len(matches):
@@ -164,23 +164,23 @@ class Links:
 
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
-        """Return the pairs of workers with a link model of their own, sorted."""
+        """Return the pairs of workers that have their own link model, sorted."""
         pairs: Any = self.pair_links  # checked by the constructor
         return tuple(pairs)
 
     @property
     def models(self) -> frozenset[str]:
-        """Return the link models that messages may follow."""
+        """Return all link models that any message follows."""
         return frozenset((self.model, *(model for _, model in self.named_pairs)))
 
     @property
     def is_rendezvous(self) -> bool:
-        """Return whether messages of any pair meet in a rendezvous."""
+        """Return whether any pair of workers exchanges messages by rendezvous."""
         return any(LINK_MODELS[model].is_rendezvous for model in self.models)
 
     @property
     def text(self) -> str:
-        """Return the link models in words, as "queued (0-1=rendezvous)"."""
+        """Return the link models in words, such as "queued (0-1=rendezvous)"."""
         pairs = f" ({format_pair_links(self.named_pairs)})" if self.pair_links else ""
         return self.model + pairs
 
@@ -190,7 +190,7 @@ class Links:
         sender: Int[NumpyArray, " messages"],
         receiver: Int[NumpyArray, " messages"],
     ) -> Int[NumpyArray, " messages"]:
-        """Find the link model of each message: (messages) positions in `LINK_MODELS`."""
+        """Return the link model of each message, as a position in `LINK_MODELS`."""
         model_names, pair_models = tuple(LINK_MODELS), dict(self.named_pairs)
         largest = max((worker for pair in pair_models for worker in pair), default=-1)
         if largest >= num_workers:
@@ -207,27 +207,27 @@ class Links:
         return grammar.executed + WAIT_SEND if self.is_rendezvous else grammar.executed
 
     def check_known(self, names: Collection[str], who: str) -> None:
-        """Refuse values other than defaults in fields that a function `who` does not support."""
+        """Refuse values other than defaults in fields that the function `who` does not support."""
         # `names` are the fields that it supports.
         for name, value in self.changed().items():
             if name not in names:
                 raise ArgumentError(name, value, f"{who} knows no {name}, got {value!r}")
 
     def written(self) -> dict[str, Any]:
-        """Return all options as files have them: texts, and numbers of seconds."""
+        """Return all options in the form of files, as texts and numbers of seconds."""
         return {name: option.write(getattr(self, name)) for name, option in LINK_OPTIONS.items()}
 
     def changed(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, as files have them."""
+        """Return the options that differ from their defaults, in the form of files."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return {k: v for k, v in self.written().items() if getattr(self, k) != defaults[k]}
 
     def has_effect(self, name: str) -> bool:
-        """Return whether messages of any pair have a link model that an option is for."""
+        """Return whether any pair of workers has a link model for which an option matters."""
         return bool(self.models & {*LINK_OPTIONS[name].models})
 
     def with_model(self, model: str) -> "Links":
-        """Return the same machine under another link model, without fields that it lacks."""
+        """Return these settings under another link model, without fields it does not use."""
         links = Links(model, pair_links=self.pair_links)
         names = [n for n, o in LINK_OPTIONS.items() if not o.refusal or links.has_effect(n)]
         values = {name: getattr(self, name) for name in names}
@@ -235,13 +235,13 @@ class Links:
 
     @classmethod
     def resolve(cls, link: "str | Links") -> "Links":
-        """Return a record as it is, or the record of a link model's name."""
+        """Return `Links` unchanged, or make `Links` from the name of a link model."""
         check_types(link=(link, str, Links))
         return link if isinstance(link, Links) else cls(link)
 
 
 def _check_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
-    """Return checked groups of workers that share a host link, with each worker in one at most."""
+    """Return checked groups of workers that share a host link; no worker is in two groups."""
     checked_groups = []
     form = "host_links", "((0, 1), (2, 3))"
     for group in _as_sequence(groups, *form):
@@ -275,7 +275,7 @@ def _check_pair_groups(groups: str | PairGroups) -> str | PairGroups:
 
 
 def parse_pairs(text: str, where: str) -> str | tuple[tuple[tuple[int, int], ...], ...]:
-    """Read groups of directed pairs of workers, as 0-1+1-0,2-3+1-3, or "pairs"."""
+    """Read groups of directed pairs of workers, such as 0-1+1-0,2-3+1-3, or "pairs"."""
     if text.strip().casefold() == PAIRS:
         return PAIRS
     groups = [[pair.strip().split("-") for pair in group.split("+")] for group in text.split(",")]
@@ -304,7 +304,7 @@ def _as_sequence(value: Any, where: str, example: str) -> Any:
 
 
 def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:
-    """Read groups of workers, as 0+1,2+3."""
+    """Read groups of workers from a text such as 0+1,2+3."""
     groups = [[worker.strip() for worker in group.split("+")] for group in text.split(",")]
     if not all(worker.isdecimal() and worker.isascii() for group in groups for worker in group):
         raise ValueError(f"{where}: expected workers in groups, as 0+1,2+3, got {text!r}")
@@ -317,7 +317,7 @@ def format_groups(groups: Groups) -> str:
 
 
 class LinkOption(NamedTuple):
-    """An option of `Links`: its values, texts of them, and link models for which it is."""
+    """An option of `Links`: its values, their text form, and the link models that use it."""
 
     check: Callable[[Any], Any]  # returns a checked value
     names: tuple[str, ...] = ()  # names that it may have
@@ -331,12 +331,12 @@ class LinkOption(NamedTuple):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Return the link models under which it has an effect."""
+        """Return the link models in which the option has an effect."""
         return tuple(model.name for model in LINK_MODELS.values() if self.applies(model))
 
     @classmethod
     def choice(cls, names: Collection[str], noun: str, **fields: Any) -> "LinkOption":
-        """Return an option with names as values."""
+        """Return an option whose value is one of these names."""
         return cls(lambda value: resolve_name(value, names, noun), tuple(names), **fields)
 
 
@@ -389,7 +389,7 @@ def find_shared_links(
     sender: Int[NumpyArray, " uses"],
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
-    """Find the shared links that each use of a pair (sender, receiver) occupies."""
+    """Find the shared links that each message, given by sender and receiver, occupies."""
     # Returns (matches) indices of uses, and the group of each; a use in several groups comes
     # several times.
     if links.shared_links == PAIRS:

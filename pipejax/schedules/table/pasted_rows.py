@@ -1,4 +1,4 @@
-"""Rows of a table as reports, logs and terminals print them, also with letters of older PyTorch.
+"""Rows of a table as reports, logs and terminals print them, including old PyTorch letters.
 
 Lists in brackets, lines behind "Rank 0:", cells between bars, semicolons, tabs or blanks, and a
 line for each step under "Rank 0  Rank 1" become the rows that a CSV holds.
@@ -31,17 +31,17 @@ _TODAY = {"B": "I", "BW": "B", "W": "W"}  # letters of 2024, in today's
 
 
 def is_pasted(text: str) -> bool:
-    """Return whether a text with ops is no plain CSV."""
+    """Return whether a text contains ops but is not a plain CSV."""
     return bool(_OP.search(text) and _PASTED.search(text))
 
 
 def is_rank_dict(text: str) -> bool:
-    """Return whether a text is a Python dict of lists, by rank."""
+    """Return whether a text is a Python dict of lists, with ranks as keys."""
     return bool(re.match(rf"\s*{{\s*[\"']?(?:{_RANK})?\d+[\"']?\s*:\s*\[", text, re.I))
 
 
 def split_rows(text: str) -> tuple[list[list[str]], str]:
-    """Return the cells of each worker, and a note where lines are steps."""
+    """Return each worker's cells, and a note if the lines were read as steps."""
     text = re.sub(r"\[([\w ]*\d)\](?=\s*[:=])", r"\1", re.sub("[\"'`]", "", text))  # [rank0]: ..
     lines = _list_lines(text) if "[" in text else text.split("\n")
     lines = [re.sub(r"^\s*\|", "", line) for line in lines if not _RULE.fullmatch(line)]
@@ -79,7 +79,7 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
 
 
 def _list_lines(text: str) -> list[str]:
-    """Return each list in brackets as a line, with the number before it, if any, in front."""
+    """Return each bracketed list as a line, after the number that precedes the list, if any."""
     lists = [*re.finditer(r"(?P<head>[^\[\]]*)\[(?P<cells>[^\[\]]*)\]", text)]
     outside = [*(part["head"] for part in lists), text[lists[-1].end() if lists else 0 :]]
     if op_texts := [part.strip("()]}, \n") for part in outside if _OP.search(part)]:
@@ -90,21 +90,21 @@ def _list_lines(text: str) -> list[str]:
 
 
 def _has_rank_columns(head: str) -> bool:
-    """Return whether columns are ranks: "Rank 0  Rank 1", or "Step" above the first column."""
+    """Return whether a head names columns by rank ("Rank 0  Rank 1"), or "Step" comes first."""
     ranks = re.findall(rf"{_RANK}\d", head, re.I)
     is_named = bool(ranks) and len(ranks) == len(re.findall(r"\d+", head))
     return is_named or bool(re.match(rf"\W*{_STEP}(?![\w ])", head, re.I))
 
 
 def _sorted_indices(numbers: list[int], count: int, what: str) -> list[int]:
-    """Return the indices that sort the numbers of steps or ranks; refuse gaps and repetitions."""
+    """Return the indices that sort step or rank numbers; refuse gaps and repetitions."""
     if sorted(numbers) != [*range(count)]:
         raise ScheduleError(f"{what} must be numbered 0 to {count - 1}, got {numbers}{FORMS}")
     return sorted(range(count), key=numbers.__getitem__)
 
 
 def _under_heads(lines: list[str], head: str) -> list[list[str]]:
-    """Return the cells of each line by rank, from the columns of "Rank 0  Rank 1" in a head."""
+    """Return each line's cells by rank, from their columns below a head "Rank 0  Rank 1"."""
     rows = [{cell.start(): cell[0] for cell in re.finditer(r"\S+", line)} for line in lines]
     heads = re.finditer(rf"{_RANK}\d+", head.lstrip(), re.I)
     rank_columns = [name.end() - len(name[0].strip()) for name in heads]
@@ -119,7 +119,7 @@ def _under_heads(lines: list[str], head: str) -> list[list[str]]:
 
 
 def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
-    """Return rows in today's letters of PyTorch, and a note where they were in those of 2024."""
+    """Return rows with today's PyTorch letters, and a note if they had the letters of 2024."""
     # BW is of 2024 alone, and so are B and W of a microbatch on the same stage without I.
     ops: dict[str, set[str]] = {letter: set() for letter in ("I", *_TODAY)}
     for stage, letter, microbatch in _BACKWARD.findall("\n".join(map(",".join, rows))):

@@ -1,4 +1,4 @@
-"""Sharded weights: cells that gather and drop the weights of stages, and reduce their gradients.
+"""Sharded weights: cells that gather and drop weights of stages and reduce gradients.
 
 UNSHARD gathers the weights of a stage before its ops, RESHARD drops them, and REDUCE_GRAD follows
 its last gradient. One pass over a row puts them in: how far ahead weights are gathered, and of how
@@ -32,7 +32,7 @@ EachWorker = int | Sequence[int]
 
 
 class Lookahead(NamedTuple):
-    """Gathering of weights on one worker."""
+    """Rule by which a worker gathers the weights of its stages ahead of use."""
 
     ahead: int  # how much earlier than its use a stage is gathered
     max_gathered_stages: int  # stages whose weights are there at once, at most
@@ -50,7 +50,7 @@ def insert_sharding(
     lane: str = NETWORK,
     defer_reduce_grad_wait: bool = True,
 ) -> ScheduleTable:
-    """Put UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD cells into a table.
+    """Insert UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD cells into a table.
 
     Before an op the weights of its own stage and of those that come next are gathered, as far as
     lookahead and residency say, and those are dropped that are needed latest. A stage whose weights
@@ -99,7 +99,7 @@ def insert_sharding(
 
 
 def on_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
-    """Return a table with its gathers and reductions on a lane; "compute" is the row."""
+    """Return a table with gathers and reductions on a lane; the lane "compute" is the row."""
     lanes = {} if lane == COMPUTING else dict.fromkeys(LANE_OPS, lane)
     if lanes == table.grammar.lanes:
         return table
@@ -118,7 +118,7 @@ def _per_worker(value: EachWorker, num_workers: int, name: str, least: int) -> l
 def with_gathers(
     row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
 ) -> list[Cell]:
-    """Return a row with UNSHARD cells for the stages of the next ops, and RESHARD for others."""
+    """Return a row with UNSHARD cells for stages of the next ops, RESHARD for all other stages."""
     cells: list[Cell] = []
     gathered: list[int] = []
     needs = _StageNeeds(row, compute, lookahead)
@@ -137,12 +137,12 @@ def with_gathers(
 
 
 class _StageNeeds:
-    """Stages that the ops of a row need, and those that a lookahead gathers for them."""
+    """Stages that a row's ops need, and stages that a lookahead gathers for these ops."""
 
     def __init__(
         self, row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
     ) -> None:
-        """Find the stages of each cell's ops with phases in `compute`; check that they fit."""
+        """Find the stages of ops with phases in `compute`; check that they fit at once."""
         self._lookahead, self._row = lookahead, row
         # different stages of the ops of each cell
         self.stages = [
@@ -161,11 +161,11 @@ class _StageNeeds:
             self._num_later_stages[k] = len(later_stages)
 
     def resident_stages(self, first: int) -> list[int]:
-        """Return the stages that come next, as many as may be gathered at once."""
+        """Return the next stages in the row, as many as may be gathered at once."""
         return self._next_stages(first, self._lookahead.max_gathered_stages, len(self._row))
 
     def gathered_stages(self, first: int) -> list[int]:
-        """Return the stages to gather now."""
+        """Return the stages that must be gathered by position `first` of the row."""
         lookahead = self._lookahead
         if lookahead.counted == STAGES:
             count = min(lookahead.ahead + 1, lookahead.max_gathered_stages)
@@ -173,7 +173,7 @@ class _StageNeeds:
         return self._next_stages(first, lookahead.max_gathered_stages, lookahead.ahead + 1)
 
     def _next_stages(self, first: int, count: int, uses: int) -> list[int]:
-        """Return up to `count` stages of the next `uses` ops, without stages that are updated."""
+        """Return up to `count` stages of the next `uses` ops, except stages that are updated."""
         stages: dict[int, None] = {}
         updated: set[int] = set()
         for k in range(first, len(self._row)):
@@ -193,7 +193,7 @@ class _StageNeeds:
 def with_reductions(
     row: Sequence[Cell], deferred: bool, ends: Sequence[AnyPhase] = WEIGHT_GRADS
 ) -> list[Cell]:
-    """Return a row with a REDUCE_GRAD after the last backward of each stage, and its wait."""
+    """Return a row with REDUCE_GRAD and its wait after the last backward of each stage."""
     # If U cells update weights, each update has its own last backward. One reduction runs at a
     # time; `deferred` puts its wait before the next reduction or update.
     last = set(_last_gradients(row, ends))
@@ -214,7 +214,7 @@ def with_reductions(
 
 
 def _last_gradients(row: Sequence[Cell], ends: Sequence[AnyPhase]) -> Iterator[tuple[int, Op]]:
-    """Yield position and op of each last backward: of its stage in the row, or before a U."""
+    """Yield position and op of each stage's last backward, in the row or before an update U."""
     last: dict[int, tuple[int, Op]] = {}
     for k, cell in enumerate(row):
         for op in cell:

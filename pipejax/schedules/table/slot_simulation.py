@@ -1,4 +1,4 @@
-"""Simulation of a table in slots, without messages: the idealised table.
+"""Simulation of a table without messages, in which ops take slots: the idealised table.
 
 It is the middle of the three levels that the literature compares (formula, table, run with
 communication). Builders use it to draw a table with its idle slots; the rendezvous link model uses
@@ -42,7 +42,7 @@ CellPositions = Int[NumpyArray, " edges"]  # worker * slots + slot
 
 
 def host_link_ids(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
-    """Return the host link of each worker, as the first worker of its group: (workers)."""
+    """Return each worker's host link, named by the first worker of the group that shares it."""
     host_link = np.arange(num_workers)
     for group in links.host_links:
         if max(group) >= num_workers:
@@ -54,14 +54,14 @@ def host_link_ids(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]
 
 
 def check_host_groups(groups: Groups, num_workers: int) -> Groups:
-    """Check groups of workers that share a host link: all exist, each in one group; return them."""
+    """Check groups of workers that share a host link, with no worker in two; return the groups."""
     links = Links(host_links=groups)
     host_link_ids(links, num_workers)
     return links.host_links
 
 
 def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return the edges to offloads and loads, from their rows and on host links: (edges) cells."""
+    """Return the edges to offloads and loads, from rows and host links, as source, target cells."""
     # In its row an op waits for the one that issues it, on its host link for the op before it.
     link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
@@ -79,7 +79,7 @@ def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositio
 
 
 def waiting_cells(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return all edges of a run in which messages take no time: (edges) cells from and to."""
+    """Return all edges of a run without message times, as arrays of source and target cells."""
     phases = (*links.executed(table.grammar), *table.grammar.side_phases)
     tail, head = cell_edges(table, row_order(table, phases))
     host_tail, host_head = host_edges(table, links)
@@ -91,7 +91,7 @@ def waiting_cells(table: Content, links: Links) -> tuple[CellPositions, CellPosi
 def align_columns(
     rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
 ) -> list[list[Cell]]:
-    """Insert as few idle cells as possible, so that columns of each queue's cells ascend."""
+    """Insert the fewest idle cells with which the columns of each queue's cells ascend."""
     # A cell of a queue is given as (worker, index in its row).
     # Number all cells row by row. The column of a cell is one more than the columns of the cells
     # before it in its row and in its queue: a longest path over edges between cell numbers.
@@ -111,7 +111,7 @@ def align_columns(
 
 
 def in_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    """Insert idle cells into rows until offloads and loads have the order of a table's columns."""
+    """Insert idle cells so that offloads and loads keep their order across a table's columns."""
     places = {cell: (worker, k) for worker, row in enumerate(rows) for k, cell in enumerate(row)}
     slots, workers = np.nonzero(is_phase(table.phase, HOST).T)  # by column, then by worker
     transfers = [places[table.cell(*place)] for place in zip(workers, slots, strict=True)]
@@ -141,7 +141,7 @@ MAX_COLUMNS_PER_START = 64  # beyond this, columns of a drawn table are not to s
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows(Content):
-    """Rows of a builder before they are drawn and checked."""
+    """Rows of a builder, before their columns are chosen and checked."""
 
     cells: Cells
     partners: Cells
@@ -159,7 +159,7 @@ def slot_times(
     shares: bool = True,
     link: str | Links = "delay",
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
-    """Run a table without messages, each op as early as possible.
+    """Run a table without messages, with each op as early as possible.
 
     Of the links only host links matter. With `shares`, ops take the share of their stage.
     Returns (workers, slots) start and finish of each cell [slots]; 0 for idle cells.
@@ -182,7 +182,7 @@ def slot_times(
 def durations(
     table: ScheduleTable | _Rows, slots: Slots | None = None, shares: bool = True
 ) -> Float[NumpyArray, "workers slots"]:
-    """Return the duration of each cell: (workers, slots), in `slots` or those of the table."""
+    """Return each cell's duration (workers, slots), from `slots` or the table's slot durations."""
     # A fused pair takes the sum of both ops; `shares` scales durations by stage shares.
     slots = table.slots if slots is None else slots
     phase_slots = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
@@ -195,7 +195,7 @@ def durations(
 
 
 def spread(table: ScheduleTable) -> ScheduleTable:
-    """Return a table with its idle slots: every op in the column of its start."""
+    """Return a table with idle slots, in which every op's column shows its start."""
     # A table with ops on lanes beside compute stays as it is.
     # Offloads and loads follow the op at whose end they are issued. Across rows their columns
     # follow those ends, an order in which workers can share any host link without a deadlock.
@@ -207,7 +207,7 @@ def spread(table: ScheduleTable) -> ScheduleTable:
 
 
 def _spread_cells(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
-    """Return the cells, and the second ops of fused pairs, in the columns of their start slots."""
+    """Return first and second ops of all cells, in the columns of their start slots."""
     start, finish = slot_times(table)
     is_op = table.cells.phase != Phase.IDLE
     worker = np.nonzero(is_op)[0]
@@ -231,7 +231,7 @@ def spread_rows(
     weights: WeightRule = NEWEST,
     grammar: Grammar = USUAL,
 ) -> ScheduleTable:
-    """Build a table from rows of ops, drawn with idle slots; by default worker r has stage r."""
+    """Build a table from rows of ops, with idle slots added; by default worker r has stage r."""
     # A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
     # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. As in
     # `spread`, a table with lanes beside compute gets no idle slots.
@@ -263,7 +263,7 @@ def columns(
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return the column of each op in a drawing with idle slots: (ops)."""
+    """Return the column of each op, if a table is drawn with its idle slots."""
     # A column is one slot if all starts are whole numbers and not far apart; otherwise it is one
     # distinct start. Ops without duration have columns before other ops of the same start.
     max_start = MAX_COLUMNS_PER_START * len(start)

@@ -1,4 +1,4 @@
-"""Schedule as a dense table, workers x slots, with checks of legality.
+"""A schedule as a dense table of workers x slots, with checks of legality.
 
 A table is validated completely when it is made, so a wrong one cannot exist and everything to
 the right of this module may rely on it: every op is there once, on the worker that its stage is
@@ -197,7 +197,7 @@ class ScheduleTable(Content, Drawn):
 
     @property
     def dependencies(self) -> Dependencies:
-        """Return the edges between cells: which op waits for which."""
+        """Return the edges between cells, from each op to the ops that wait for it."""
         return find_dependencies(self)
 
     @property
@@ -207,14 +207,14 @@ class ScheduleTable(Content, Drawn):
 
     @property
     def worker_parts(self) -> Float[NumpyArray, " stages"]:
-        """Return the part of each stage in a microbatch's work on its worker: (stages)."""
+        """Return each stage's share of a microbatch's work on its worker."""
         workers = self.placement[0]
         num_stages_there = np.bincount(workers, minlength=self.num_workers)[workers]
         return np.asarray(self.stage_shares) / num_stages_there
 
     @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:
-        """Return whether each slot holds a fused pair: (workers, slots)."""
+        """Return for each worker and slot whether the slot holds a fused pair."""
         return self.partners.phase != Phase.IDLE
 
     @property
@@ -229,11 +229,11 @@ class ScheduleTable(Content, Drawn):
 
     @property
     def updates_within(self) -> bool:
-        """Return whether U cells update weights before the end of the table: it is asynchronous."""
+        """Return whether U cells update weights within the table, so that it is asynchronous."""
         return len(self.updates) > 0
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
-        """Return a copy of the table with other rows.
+        """Return a copy of the table with new rows.
 
         Args:
           rows: cells by worker and slot.
@@ -294,14 +294,14 @@ class ScheduleTable(Content, Drawn):
         )
 
     def _repr_html_(self) -> str:
-        """Return the first workers and slots as a grid for notebooks."""
+        """Return the table's first workers and slots as a grid for notebooks."""
         workers, slots = map(range, np.minimum(self.cells.phase.shape, _IN_NOTEBOOKS).tolist())
         texts = [[self.grammar.text(self.cell(w, slot)) for slot in slots] for w in workers]
         grid = grid_html(repr(self), (f"worker {w}" for w in workers), texts)
         return self.above_picture(grid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields alone; cached results are recomputed."""
+        """Pickle only the fields; cached results are recomputed after loading."""
         fields = (self.cells, self.partners, self.placement, self.name, dict(self.slots))
         return ScheduleTable, (*fields, self.stage_shares, self.weights, self.grammar)
 
@@ -311,7 +311,7 @@ class ScheduleTable(Content, Drawn):
     def error(
         self, reason: str, worker: int | None = None, slot: int | None = None
     ) -> ScheduleError:
-        """Return an error that shows this table with a place marked.
+        """Return an error whose text shows this table with a place marked.
 
         Args:
           reason: one line that names the op.
@@ -333,19 +333,19 @@ class ScheduleTable(Content, Drawn):
 
 
 def check_usual(table: ScheduleTable, who: str) -> None:
-    """Refuse a table with a grammar of its own, for a user `who` supports usual ops and rules."""
+    """Refuse a table with a custom grammar, on behalf of a function `who` that supports none."""
     if not table.grammar.is_usual:
         has = f"{table.name} has {table.grammar.unusual}"
         raise MismatchError(f"{who} knows the usual ops and rules alone, and {has}")
 
 
 def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
-    """Return the cells of each worker without idle ones."""
+    """Return the cells of each worker, without idle cells."""
     return [[cell for cell in row if cell] for row in table.rows()]
 
 
 def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
-    """Return a table without the cells of some phases; the table itself if it has none."""
+    """Return a table without the cells of these phases, unchanged if it has no such cells."""
     return table if len(row_order(table, phases)) == 0 else _without(table, phases)
 
 
@@ -357,7 +357,7 @@ def _without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTabl
 
 
 def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[list[Cell]]:
-    """Return the checked cells of each row, from texts or ops."""
+    """Return the checked cells of each row, given as texts or as ops."""
     parsed = []
     for worker, row in enumerate(rows):
         if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray):
@@ -381,14 +381,14 @@ def _whole_numbers(values: Any, name: str) -> Int[NumpyArray, "..."]:
 
 @cached_method
 def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, " cells"]:
-    """Return the cells (cells) that hold one of the phases, row by row in slot order."""
+    """Return the cells that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(is_phase(table.cells.phase, list(phases)).ravel())
 
 
 def op_before(
     table: Content, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
 ) -> Int[NumpyArray, " cells"]:
-    """Return the index in `executed` of the last cell before each cell in its row, or `NOWHERE`."""
+    """Return, for each cell, the index in `executed` of the last cell before it in its row."""
     rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
@@ -405,7 +405,7 @@ def format_grid(
     mark: tuple[int, int | None] | None = None,
     max_slots: int | None = None,
 ) -> str:
-    """Return a table as text in columns, with a place marked; only part of a large table."""
+    """Return a table as text in columns, with a place marked; a large table is cut."""
     num_slots = max((len(row) for row in rows), default=0)
     slots = _window(num_slots, mark[1] if mark else None, max_slots or num_slots)
     workers = _window(len(rows), mark[0] if mark else None, MAX_WORKERS)

@@ -86,7 +86,7 @@ GRAMMAR: Fields = {
 
 
 def _kind_data(phase: CustomPhase, part_names: Mapping[int, str]) -> dict[str, Any]:
-    """Return a custom kind of op for JSON, without the fields that have their default."""
+    """Return a custom kind of op as JSON data, without fields that have their default."""
     fields = _KIND.items()
     values = {key: getattr(phase.kind, field.target or key, None) for key, field in fields}
     for moment in ("at_start", "at_end"):
@@ -97,7 +97,7 @@ def _kind_data(phase: CustomPhase, part_names: Mapping[int, str]) -> dict[str, A
 
 
 def grammar_data(grammar: Grammar) -> dict[str, Any]:
-    """Return the custom kinds and rules of a table for JSON; empty for the usual grammar."""
+    """Return the custom kinds and rules of a table as JSON data; empty for the default grammar."""
     if grammar.is_usual:
         return {}
     part_names = {part: name for name, part in grammar.parts.items()}
@@ -131,7 +131,7 @@ def _read_grammar(fields: Mapping[str, Any]) -> Grammar:
 
 
 def _read_kind(entry: Mapping[str, Any]) -> tuple[str, OpKind]:
-    """Read the letters and the record of a kind of op."""
+    """Read a kind of op from JSON data; return its letters and record."""
     values = read_fields(_KIND, entry, "a kind")
     letters, look = values.pop("letters"), values.pop("look")
     values |= {name: values[name] or letters for name in ("name", "time")}
@@ -146,15 +146,15 @@ FIELDS = ("name", "placement", "pipe_of_microbatch", "slots", "stage_shares", "r
 
 
 class LossWarning(Notice):
-    """Warning that a CSV does not hold all of a table."""
+    """Warning that a CSV file cannot hold all data of a table."""
 
 
 class RepairNotice(Notice):
-    """Notice of the repair of a table, or of the lack of anything to repair."""
+    """Notice that a table was repaired, or that nothing needed repair."""
 
 
 class ReadingNotice(Notice):
-    """Notice of the meaning chosen for letters or lines that have two meanings."""
+    """Notice of the chosen meaning of letters or lines that could be read in two ways."""
 
 
 def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
@@ -229,7 +229,7 @@ def to_csv(table: ScheduleTable) -> str:
 
 
 def is_csv(table: ScheduleTable) -> bool:
-    """Return whether a CSV holds all of a table."""
+    """Return whether a CSV file can hold all data of a table."""
     return table.grammar.is_usual and not _lost_fields(table, _to_csv(table))
 
 
@@ -253,7 +253,7 @@ _UNSTATED = {  # fields that may change when a CSV is read
 
 
 def _lost_fields(table: ScheduleTable, text: str) -> str:
-    """Name the fields of a table that a reader of its CSV text does not get back."""
+    """Return the names of a table's fields that are lost when its CSV text is read again."""
     try:
         read_data, data = _as_data(_from_csv(text, table.name)), _as_data(table)
     except ScheduleError:  # neither one worker for each stage nor two that mirror each other
@@ -311,7 +311,7 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
 
 
 def _split_cells(text: str) -> tuple[list[list[str]], str]:
-    """Return the cells of each row of a text, and a note if its lines are read as steps."""
+    """Return each row's cells from a text, and a note if the lines were read as steps."""
     if pasted_rows.is_pasted(text):
         return pasted_rows.split_rows(text)
     try:
@@ -352,7 +352,7 @@ def from_json(data: Mapping[str, Any]) -> ScheduleTable:
 
 
 def _is_list(value: Any, *kinds: type) -> bool:
-    """Return whether a value is a list of entries of some types; a boolean is no number."""
+    """Return whether a value is a list of entries of these types; booleans are not numbers."""
     return isinstance(value, list) and all(
         isinstance(entry, kinds) and not isinstance(entry, bool) for entry in value
     )
@@ -414,7 +414,7 @@ REPAIR_HINT = (
 
 
 def repair_last_rank(rows: Texts) -> list[list[str]] | None:
-    """Count the forwards of the last rank from 0; return all rows, or None for other tables."""
+    """Number the last rank's forwards from 0 and return all rows; None for any other table."""
     *first_rows, last_row = rows
     rank = len(first_rows)
     rank_ops = [_ops(row) for row in rows]
@@ -430,7 +430,7 @@ def repair_last_rank(rows: Texts) -> list[list[str]] | None:
 
 
 def list_changes(before: Texts, after: Texts) -> str:
-    """Return a text of the cells that differ on the last rank; empty if none does."""
+    """Return a text that lists changed cells of the last rank; empty if no cell changed."""
     cells = [
         f"{old.strip()} is read as {new}"
         for old, new in zip(before[-1], after[-1], strict=True)
@@ -443,7 +443,7 @@ def list_changes(before: Texts, after: Texts) -> str:
 
 
 def _ops(row: Sequence[str]) -> list[Op] | None:
-    """Return the ops of a row in order; None if a cell is not one F, B or sharding op."""
+    """Return a row's ops in order; None if a cell has a pair or an op other than F, B, sharding."""
     try:
         cells = [cell for cell in map(parse_cell, row) if cell]
     except ValueError:
@@ -454,7 +454,7 @@ def _ops(row: Sequence[str]) -> list[Op] | None:
 
 
 def _with_earlier_forward(text: str) -> str:
-    """Return the text of a cell, with the microbatch of a forward lower by one."""
+    """Return a cell's text, with a forward's microbatch number reduced by one."""
     cell = parse_cell(text)
     if not cell or cell[0].phase is not Phase.F:
         return text

@@ -1,1 +1,1 @@
-"""One file for each form that traces come in."""
+"""Readers of traces, with one module for each file format."""

@@ -1,4 +1,4 @@
-"""Reader of Chrome traces: of PyTorch's profiler, one file per rank, and of our own exports."""
+"""Reader of Chrome traces, from PyTorch's profiler (a file per rank) and from our own exports."""
 
 import itertools
 import json
@@ -57,7 +57,7 @@ _DAMAGE = (StopIteration, ValueError, RecursionError)
 def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
-    """Yield the events of a trace; add other keys of the file to `header`, and count faults."""
+    """Yield the events of a trace; add the file's other keys to `header`, and count its faults."""
     parts, why = [], EARLY
     try:
         for piece in pieces:
@@ -97,7 +97,7 @@ def _skip(gap: "re.Pattern[str]", text: str, position: int) -> int:
 
 
 def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[Event, None, int]:
-    """Yield the events of a JSON list without damaged ones; return the position of its end."""
+    """Yield the events of a JSON list except damaged events; return the position of its end."""
     while True:
         position = _skip(_EVENT_GAP, text, position)
         if position == len(text) or text[position] == "]":
@@ -124,7 +124,7 @@ _CALLS = frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 
 
 class _EventCollector:
-    """Used events of a file; `names` numbers the labels of all files."""
+    """Collector of the events of a file that are used; `names` numbers the labels of all files."""
 
     def __init__(self, names: dict[str, int], microseconds: float) -> None:
         self.names, self.count = names, 0
@@ -172,7 +172,7 @@ class _EventCollector:
             self._add_slice(event, name, is_ours=False)
 
     def _close(self, event: Event, stack: list[Event] | None) -> None:
-        """Append the slice that ends with an event; `stack` are the open ones of its track."""
+        """Append the slice that an end event closes; `stack` has the track's open events."""
         if stack:
             begin = stack.pop()
             start, end = begin.get("ts"), event.get("ts")
@@ -199,7 +199,7 @@ class _EventCollector:
             self.slices.setdefault(event.get("pid"), []).append((start, end, label))
 
     def _add_work(self, event: Event, name: str) -> None:
-        """Append a kernel or a copy; the host call that launched it has the same correlation."""
+        """Append a kernel or copy, with the correlation number of the call that launched it."""
         args, start = _arguments(event), self._time(event, "ts")
         length, correlation = self._time(event, "dur"), args.get("correlation")
         stream = args.get("stream", event.get("tid"))
@@ -221,7 +221,7 @@ class _EventCollector:
             self.threads.add(str(event.get("tid")))
 
     def device_work(self) -> Work:
-        """Return all work of the device; without a call, it was launched before the trace."""
+        """Return all device work; work without a launch call was launched before the trace."""
         work = np.array(self.work).reshape(-1, 6).T
         call_correlation, call_start = np.array(self.launches).reshape(-1, 2).T
         # look up each call by binary search in the sorted correlations; -1 stands for no call
@@ -232,7 +232,7 @@ class _EventCollector:
         return work
 
     def our_rows(self) -> list[Rows]:
-        """Divide one of our exports into workers; on a receive track, a SEND becomes its RECV."""
+        """Divide one of our exports into workers; on a receive track, SEND names become RECV."""
         by_worker: dict[int, list[Slice]] = {}
         for worker, thread, start, end, name in self.ours:
             # other tracks also have names that are no cells, as 3A
@@ -258,7 +258,7 @@ class _EventCollector:
             self.receive_tracks.add((event.get("pid"), event.get("tid")))
 
     def _time(self, event: Event, key: str) -> float:
-        """Return a time of an event [us]; NaN without one."""
+        """Return a time of an event [us]; NaN if the event has none."""
         value: Any = event.get(key)
         is_number = type(value) in (int, float) and abs(value) < 1e300
         return value * self.microseconds if is_number else np.nan
@@ -270,7 +270,7 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
-    """Read the traces of all ranks."""
+    """Read the Chrome traces of all ranks of a run."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
     paths = sorted(paths, key=name_order)
@@ -307,7 +307,7 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
 def _read_file(
     path: Path, names: dict[str, int], request: Request, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read the slices of each rank in a file, and the zero of its clock [ns], if it is stated."""
+    """Read the slices of each rank in a file, and the zero of its clock [ns] if stated."""
     # `names` numbers the labels of all files; new ones are added
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
@@ -335,7 +335,7 @@ def _read_file(
 def _rank_rows(
     events: _EventCollector, info: Mapping[str, Any], name_rank: int | None, is_cut: bool
 ) -> list[Rows]:
-    """Return the slices of each process that labels ops; NONE for an unknown rank."""
+    """Return the slices of each process that labels ops; an unknown rank is NONE."""
     rank, world = info.get("rank"), info.get("world_size")
     rank = rank if type(rank) is int and rank >= 0 else name_rank
     waits = [(start, end) for start, end, thread in events.waits if thread in events.threads]

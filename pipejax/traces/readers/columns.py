@@ -73,7 +73,7 @@ Roles = dict[str, tuple[str, str | None]]  # by role: name of the column, and un
 
 
 def read_columns(paths: Sequence[Path], request: Request) -> Trace:
-    """Read Parquet and CSV files, with the user's names of columns and phases."""
+    """Read Parquet and CSV files, with the user's names for columns and phases."""
     column_names, sizes = request.column_names, request.sizes
     phase_names = {column_names[op]: op for op in OPS if op in column_names}
     for role in column_names:
@@ -118,7 +118,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
-    """Refuse two files with different times of one op; drop the column `file` of the rows."""
+    """Refuse files that give one op different times; drop the column `file` of the rows."""
     file = rows.pop("file")
     if len(paths) == 1:
         return
@@ -140,7 +140,7 @@ def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
 
 
 def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    """Return the position of every name (rows)."""
+    """Return the position of the name in every row."""
     distinct, code = np.unique(names, return_inverse=True)
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 
@@ -148,7 +148,7 @@ def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
 def _batches(
     path: Path, request: Request, left_out: list[LeftOut], unstated: set[str]
 ) -> Iterator[Columns]:
-    """Yield the rows of a file in batches: floats, NaN for an invalid cell, times in seconds."""
+    """Yield batches of a file's rows, with invalid cells as NaN and times in seconds."""
     # Times of `unstated` roles, which this function adds, are in the unknown unit of the file.
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
@@ -168,7 +168,7 @@ def _batches(
 def _set_unit(
     path: Path, batches: Sequence[Columns], unstated: set[str], phase_names: Mapping[str, str]
 ) -> Iterator[str]:
-    """Convert times of unstated units to seconds, in place, and yield how the unit is known."""
+    """Convert times without stated units to seconds, in place; yield how the unit was inferred."""
     stated = {role for batch in batches for role in batch if role in _TIMES} - unstated
     starts, durations = [np.zeros(0)], [np.zeros(0)]
     for batch in batches:
@@ -197,7 +197,7 @@ def _set_unit(
 def _read_parquet(
     path: Path, request: Request, left_out: list[LeftOut]
 ) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield roles of columns, cells by name and numbers of rows, one row group after the other."""
+    """Yield, per row group, the roles of columns, cells by column name, and row numbers."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -227,7 +227,7 @@ def _read_parquet(
 def _read_csv(
     path: Path, request: Request, left_out: list[LeftOut]
 ) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield roles of columns, cells by name and line numbers, in batches of `_BATCH_ROWS` rows."""
+    """Yield, per batch of rows, the roles of columns, cells by column name, and line numbers."""
     text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
     if is_json(header_line):
@@ -266,7 +266,7 @@ def _read_csv(
 def _read_json_lines(
     path: Path, text: Iterator[str], request: Request, left_out: list[LeftOut]
 ) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield roles of keys, values by key and line numbers of lines with a JSON object each."""
+    """Yield roles of keys, values by key, and line numbers of a file with a JSON object a line."""
     objects: list[dict[str, Any]] = []
     lines, invalid = [], []
     for number, line in enumerate(_undamaged_lines(text, path, left_out), 1):
@@ -290,7 +290,7 @@ def _read_json_lines(
 
 
 def _undamaged_lines(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:
-    """Yield the lines before any damage of the file; add an entry to `left_out` for the rest."""
+    """Yield the lines before the first damage in a file; add the rest to `left_out`."""
     try:
         yield from (line.replace("\0", "\ufffd") for line in text)
     except CutError as error:
@@ -302,7 +302,7 @@ def _first_line(error: Exception) -> str:
 
 
 def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
-    """Find the column of each role by the user's names or known aliases, with the unit of times."""
+    """Find each role's column and time unit, by the user's names or by known aliases."""
     columns = {_split_unit(name)[0]: name for name in reversed(header)}  # by lower-case name
     roles: Roles = {}
     names, is_public = dict(request.column_names), {"gmc", "stage"} <= columns.keys()
@@ -337,7 +337,7 @@ def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
 
 
 def _split_unit(name: str) -> tuple[str, str | None]:
-    """Split a name as start_ms, startMs or Start (ms) into base and unit; None without a unit."""
+    """Split a column name such as start_ms or Start (ms) into base and unit; unit may be None."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).casefold()
     words = re.sub(r"[\W_]+", "_", words).strip("_")
     base, _, suffix = words.rpartition("_")
@@ -349,7 +349,7 @@ def _names(cells: NumpyArray) -> NumpyArray:
 
 
 def _numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
-    """Return the numbers of cells, and whether they are times or dates, which become seconds."""
+    """Return cells as numbers, and whether they are times or dates (converted to seconds)."""
     kind = cells.dtype.kind
     if kind in "mM":
         times = cells.astype(f"{kind}8[ns]")
@@ -401,7 +401,7 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
 
 
 def _check_numbers(rows: Columns) -> None:
-    """Refuse workers that are not counted from 0, and times stored in 32 bits."""
+    """Refuse worker numbers that do not count from 0, and times stored in 32 bits."""
     workers = rows.get("worker", np.zeros(0))
     absurd = np.flatnonzero((workers >= len(rows["start"])) & (workers < MAX_COUNT))
     if len(absurd):
@@ -425,7 +425,7 @@ def _check_numbers(rows: Columns) -> None:
 
 
 def _count_from_zero(rows: Columns, is_op: Bool[NumpyArray, " rows"]) -> list[str]:
-    """Count microbatches from 0 in each step, if they begin at 1 or go on; return a note on it."""
+    """Count microbatches from 0 in each step if files count otherwise; return a note on that."""
     if "microbatch" not in rows:
         return []
     microbatch = rows["microbatch"]

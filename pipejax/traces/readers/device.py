@@ -1,4 +1,4 @@
-"""Work of a device: parts of its steps, and clocks of files by collectives."""
+"""Device work: division of steps into times by cause, and clocks matched by collectives."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide windows of time into the parts of a `StepBudget`."""
+    """Divide time windows into the five times of a `StepBudget`, per window."""
     # `syncs` are starts and ends of host calls that wait for the device.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
     issue, exchanges = launch + _LAUNCH_LATENCY, is_exchange > 0
@@ -55,7 +55,7 @@ def split_windows(
 
 
 class ClockMatch(NamedTuple):
-    """Lead of one clock over another by collectives that end together [us]."""
+    """Lead of one clock over another, from collectives that end together on both [us]."""
 
     lead: float
     spread: float  # of 90 % of the collectives around the lead
@@ -65,7 +65,7 @@ class ClockMatch(NamedTuple):
 def match_clocks(
     files: Sequence[Sequence[NumpyArray]], keys: Sequence[Key]
 ) -> list[ClockMatch | None]:
-    """Return the lead of the clock of each file over that of the first; None without a match."""
+    """Return the lead of each file's clock over the first file's clock; None without a match."""
     # A file has the work of one or several ranks. All ranks of a collective end it together.
     # Collectives without a communicator count if all ranks ran them equally often.
     ends: list[dict[int, NumpyArray]] = []
@@ -106,7 +106,7 @@ def match_clocks(
 def _compare(
     base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
-    """Compare two clocks by the ends of their collectives; keep the guess with the least spread."""
+    """Compare two clocks by the ends of shared collectives; keep the match of least spread."""
     # collectives with communicators count together, else each name is a guess of its own
     leads: dict[int, list[float]] = {}
     for key in base.keys() & other.keys():

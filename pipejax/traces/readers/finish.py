@@ -1,4 +1,4 @@
-"""End of every reader: columns become a trace with all numbers, and ranks get their places."""
+"""Last part of every reader: complete the columns, place the ranks, and make the trace."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ _CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
 def match_messages(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Assign stage and microbatch to messages without them; also return which slices remain."""
+    """Assign stage and microbatch to messages without them; also return which slices to keep."""
     # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
     # calls without a message. So, for each kind of message, worker and step: with as many messages
     # as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
@@ -120,7 +120,7 @@ _WHY = {
 def _message_ops(
     name: str, columns: Columns, phases: Sequence[str]
 ) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
-    """Return the rows of ops that may send or take messages `name`, and whether each needs one."""
+    """Return the rows of ops that may use messages called `name`, and whether each op needs one."""
     # An op needs a message if the stage at the other end runs on another worker.
     codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
     ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
@@ -141,7 +141,7 @@ def _match_ops(
     ops: Int[NumpyArray, " ops"],
     is_needed: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " messages"]:
-    """Return the row of the op of each message, or the code _EXTRA or _UNMATCHED."""
+    """Return the row of each message's op, or the code _EXTRA or _UNMATCHED."""
     # `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
     # `name`, `ops` the rows of ops that may need them.
     num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
@@ -181,7 +181,7 @@ def _match_surplus(
     *,
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
-    """Match the ops of one worker with a surplus of messages; return the op of each message."""
+    """Match a worker's ops with its messages if there are more of these; return each one's op."""
     # Both are in order of time. Each op takes the first send that begins after its end. Receives
     # are matched in reversed time, with negative times: an op takes the last that ends before it.
     result, place = np.full(len(messages), _EXTRA), 0
@@ -213,7 +213,7 @@ def deal_ranks(
     replicas: int,
     build: Callable[[Places, int], Trace],
 ) -> Trace:
-    """Make the trace of the only deal of ranks in which ops follow their inputs."""
+    """Place ranks in replicas in the only way that lets ops follow inputs; return the trace."""
     # `parts` are the ops of each rank; `build` makes a trace from the places of the ranks and the
     # number of workers. `replicas` is the stated number, or 0.
     ops = [
@@ -256,7 +256,7 @@ def deal_ranks(
 def _list_deals(
     ranks: Sequence[int], ops: Sequence[set[tuple[int, ...]]], world: int, replicas: int
 ) -> list[Places]:
-    """List the deals, by turns or by blocks, in which no replica runs an op twice."""
+    """List placements of ranks, by turns or by blocks, in which no replica runs an op twice."""
     by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
     by_blocks = [divmod(rank, world // replicas) for rank in ranks]
     deals: list[Places] = []
@@ -270,7 +270,7 @@ def _list_deals(
 
 
 def _is_causal(trace: Trace) -> bool:
-    """Return whether ops start after their inputs, by the clocks as recorded."""
+    """Return whether ops start after their inputs end, by the clocks as recorded."""
     producers, consumers = transfers(trace, OP_INPUTS)
     lead = (trace.end[producers] - trace.start[consumers]).max(initial=0.0)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
@@ -278,7 +278,7 @@ def _is_causal(trace: Trace) -> bool:
 
 
 def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
-    """Return the only trace, or the only one whose ops start after their inputs."""
+    """Return the only trace, or the only one with ops after inputs and workers in stage order."""
     causal = [trace for trace in traces if _is_causal(trace)] if len(traces) > 1 else traces
     if len(causal) > 1:  # replicas in lockstep follow any deal: workers are in order of stages
         causal = [trace for trace in causal if _has_ordered_workers(trace)]
@@ -289,7 +289,7 @@ def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
 
 
 def _has_ordered_workers(trace: Trace) -> bool:
-    """Return whether the first stages of the workers of each replica ascend."""
+    """Return whether the first stages of each replica's workers ascend with the worker."""
     first = np.full((len(trace.replicas), trace.workers), np.iinfo(np.int64).max)
     is_op = trace.stage >= 0
     np.minimum.at(first, (trace.replica[is_op], trace.worker[is_op]), trace.stage[is_op])

@@ -1,4 +1,4 @@
-"""Labels of slices: grammars of frameworks, one a row, and the ops that a label names."""
+"""Labels of slices: label grammars of frameworks, and the ops that a label names."""
 
 import functools
 import re
@@ -33,7 +33,7 @@ _NUMBER = rf"(?:{_NUMBERED})?"
 
 
 def _second(pattern: str) -> str:
-    """Return a pattern with the names of groups of the second op of a fused pair."""
+    """Return a pattern with its groups renamed for the second op of a fused pair."""
     return pattern.replace(">", "2>")
 
 
@@ -63,7 +63,7 @@ FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
 
 @functools.lru_cache(maxsize=2**16)
 def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
-    """Return the ops of a label of a framework; an empty tuple for any other text.
+    """Return the ops that a framework's label names; an empty tuple for any other text.
 
     Example:
       >>> [tuple(op) for op in parse_label("PP:(2F1;3B0)OVERLAP_F_B")]
@@ -89,7 +89,7 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
 
 @functools.lru_cache(maxsize=2**16)
 def is_label(text: str) -> bool:
-    """Return whether a text is a label of some framework."""
+    """Return whether a text is an op label of any known framework."""
     return any(parse_label(text, framework) for framework in FRAMEWORKS)
 
 
@@ -102,7 +102,7 @@ STEP = re.compile(
 
 
 def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, float, float]]:
-    """Return number, start and end of marks of steps; if none has a number, they are counted."""
+    """Return number, start and end of each step mark; marks without numbers are counted."""
     matches = ((STEP.fullmatch(label), start, end) for label, start, end in marks)
     steps = [(match["number"], start, end) for match, start, end in matches if match]
     numbered = [(int(number), start, end) for number, start, end in steps if number]
@@ -110,7 +110,7 @@ def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, f
 
 
 def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:
-    """Return the labels of ops, by the first framework whose grammar names forwards in them."""
+    """Return the ops of labels, by the first framework whose grammar finds forwards in them."""
     labels = sorted({*labels})
     for framework in FRAMEWORKS:
         cells = {label: parse_label(label, framework) for label in labels}

@@ -55,7 +55,7 @@ _MICROSECOND = 1e3  # [ns]
 
 
 class _Range(NamedTuple):
-    """NVTX range of a thread [us]; its end is NaN if the trace ended before."""
+    """NVTX range of a thread [us]; the end is NaN if the trace ended before the range."""
 
     start: float
     end: float
@@ -77,7 +77,7 @@ class _Process:
 
 
 def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
-    """Read the exports of a run, with one or several processes in each file."""
+    """Read the SQLite exports of a run, with one or several processes in each file."""
     import sqlite3  # most runs have no such file
 
     left_out: list[LeftOut] = []
@@ -112,7 +112,7 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
 def _read_file(
     path: Path, database: "Connection", keys: dict[Key, int]
 ) -> tuple[list[_Process], int | None]:
-    """Return the processes that label ops, by device, and the start of the session [ns]."""
+    """Return the processes that label ops, by device, and the session's start [ns]."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     missing_tables = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
     if len(missing_tables) == 3:
@@ -181,7 +181,7 @@ def _read_ranges(database: "Connection") -> Iterator[_Range]:
 def _read_payload(
     payload: Sequence[Any], strings: Mapping[int, str], offsets: Mapping[tuple[int, str], int]
 ) -> tuple[str, int]:
-    """Return communicator and bytes of a call of NCCL, from a payload as JSON or as bytes."""
+    """Return communicator and bytes of an NCCL call, from a payload in JSON or binary form."""
     text, text_id, data = payload
     text, values = text or strings.get(text_id), {}
     if text:
@@ -200,7 +200,7 @@ def _read_payload(
 def _read_work(
     table: str, database: "Connection", by_number: dict[int, _Process], keys: dict[Key, int]
 ) -> None:
-    """Add the work of a table to its processes, with the calls that launched it."""
+    """Add a table's device work to its processes, each with the call that launched it."""
     # older exports have no globalPid: a kernel belongs to the process of its call
     has_process = bool(
         database.execute(
@@ -238,7 +238,7 @@ def _read_work(
 def _rank_rows(
     process: _Process, cells: Mapping[str, Cell], left_out: list[LeftOut]
 ) -> Iterator[Rows]:
-    """Yield the slices of a process as those of its rank, if it has any."""
+    """Yield the slices of a process as rows of its rank, if there are any."""
     numbers = {label: number for number, label in enumerate(cells)}
     entries = [entry for entry in process.ranges if entry.label in cells]
     slices = [

@@ -1,4 +1,4 @@
-"""Traces of single files, joined into one trace of the run."""
+"""Functions that join traces of single files into the trace of a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace, one en
 
 
 def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
-    """Return a number of every row's group of equal keys, in the order of the sorted keys."""
+    """Return each row's group number; rows with equal keys share a group, in sorted order."""
     # keys 7 7 5 and 0 1 0: groups 1 2 0. Renumbering after each key keeps numbers small.
     group = np.zeros(len(keys[0]), np.int64)
     for key in keys:
@@ -24,7 +24,7 @@ def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
 
 
 def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[NumpyArray, " rows"]:
-    """Return the rank of every row in its group, from 0, sorted by the first key, then the next."""
+    """Return each row's position in its group, from 0, sorted by the keys in turn."""
     rows = np.lexsort([*reversed(keys), group])
     # groups 0 0 0 1 1 of sorted rows begin at 0 and 3: ranks are 0 1 2 0 1
     group_begins = np.flatnonzero(np.diff(group[rows], prepend=-1))
@@ -35,7 +35,7 @@ def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[Num
 
 
 def list_rows(rows: Sequence[int]) -> str:
-    """Return the first numbers of rows, as the end of a reason."""
+    """Return the first row numbers of a list as text, to end a reason with."""
     more = ", ..." if len(rows) > MAX_LISTED else ""
     return f": {', '.join(map(str, rows[:MAX_LISTED]))}{more}" if len(rows) else ""
 
@@ -45,7 +45,7 @@ def passing_rows(
     what: str,
     numbers: Int[NumpyArray, " rows"] | None = None,
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return which rows pass all checks, and for each check how many rows fail it first."""
+    """Return whether each row passes all checks, and how many rows fail each check first."""
     # A check is a mask of the wrong rows and the reason; `what` names the rows in the entries, and
     # `numbers` are those in the file.
     passes = np.ones(len(checks[0][0]), bool)
@@ -59,7 +59,7 @@ def passing_rows(
 
 
 def empty_trace(left_out: Iterable[LeftOut]) -> Trace:
-    """Return a trace without slices, for files that are not read."""
+    """Return a trace without slices, for files that cannot be read."""
     columns = {name: np.zeros(0) for name in (*INTEGERS, *TIMES)}
     return Trace.from_columns(columns, (), left_out)
 
@@ -134,14 +134,14 @@ def phase_name(name: str) -> str:
 def phase_positions(
     names: Iterable[str], phase_names: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the position of each name's phase, and the phases; `phase_names` is the user's map."""
+    """Return each name's position in the phases, and the phases; `phase_names` maps user names."""
     meanings = {name: phase_names.get(name) or phase_name(name) for name in names}
     phases = tuple(dict.fromkeys(meanings.values()))
     return {name: phases.index(phase) for name, phase in meanings.items()}, phases
 
 
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a phase with an unknown name whose slices look like ops."""
+    """Refuse a phase of unknown name whose slices look like those of ops."""
     # Such slices have a stage and a microbatch, unlike those of a collective. In files without
     # stages, they have all microbatches; without microbatches, they are as many as the forwards.
     count = np.bincount(columns["phase"], minlength=len(phases))
@@ -168,7 +168,7 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
 def with_split_backwards(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Int[NumpyArray, " slices"], tuple[str, ...]]:
-    """Turn each B with a W of the same microbatch into I: return codes (slices) and phases."""
+    """Turn each B whose microbatch has a W into I; return phase codes of slices, and phases."""
     # Most frameworks write B for the input gradient of a split backward.
     code = columns["phase"]
     if "W" not in phases or "B" not in phases:

@@ -1,4 +1,4 @@
-"""Reader of one file per rank with lists of starts and ends, as Primus writes by --dump_pp_data.
+"""Reader of JSON files with lists of starts and ends, one per rank: Primus' --dump_pp_data.
 
 Times are milliseconds since the rank began the step, so each rank and step has its own zero. If no
 file states the microbatch and chunk of each op, they are inferred.
@@ -39,7 +39,7 @@ _RANK = re.compile(r"rank[_-]?(\d{1,6})")
 
 
 def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
-    """Read the files of all ranks, and files that state the sizes of the run."""
+    """Read the files of all ranks, and any files that state the sizes of the run."""
     left_out: list[LeftOut] = []
     arguments, on_bytes = request.sizes, request.on_bytes
     size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path))]
@@ -122,7 +122,7 @@ def file_rank(path: Path) -> int | None:
 
 
 def _read_object(path: Path, on_bytes: OnBytes, left_out: list[LeftOut]) -> dict[str, Any] | None:
-    """Read a JSON object; from a damaged file, its undamaged steps. None if there are none."""
+    """Read a JSON object, or the undamaged steps of a damaged file; None if there are none."""
     pieces: list[str] = []
     try:
         for piece in read_texts(path, on_bytes):
@@ -145,7 +145,7 @@ def _salvage_steps(text: str) -> dict[str, Any]:
 
 
 def _read_sizes(paths: Sequence[Path], on_bytes: OnBytes, left_out: list[LeftOut]) -> RunSizes:
-    """Read workers, stages per worker and microbatches from JSON files; 0 for a missing size."""
+    """Read workers, stages per worker and microbatches from JSON files; a missing size is 0."""
     data: dict[str, Any] = {}
     for path in paths:
         data |= _read_object(path, on_bytes, left_out) or {}
@@ -163,7 +163,7 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 
 def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[Columns]:
-    """Yield the ops of each phase of a rank, step by step, without damaged steps."""
+    """Yield the ops of a rank by step and phase, without damaged steps."""
     # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
     # ..}. What is no number becomes NaN.
     for step, entry in data.items():
@@ -196,7 +196,7 @@ def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -
 
 
 def _is_rank_lists(head: str) -> bool:
-    """Return whether a file has lists of starts and ends, or sizes of such a run."""
+    """Return whether a file has lists of op starts and ends, or the sizes of such a run."""
     is_sizes = '"pp_size"' in head and '"traceEvents"' not in head and len(head) < HEAD_BYTES // 4
     return head.lstrip()[:1] == "{" and (is_sizes or bool(_LIST_OF_TIMES.search(head)))
 

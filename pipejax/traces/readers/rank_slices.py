@@ -1,4 +1,4 @@
-"""Slices of labelled ops by rank: their times, and their steps, replicas and workers.
+"""Slices of labelled ops by rank, with their times, steps, replicas and workers.
 
 In PyTorch's runtime, F, I and B contain the wait for their RECV, which we subtract. A SEND lasts
 as long as its posting; its transfer has no slice. A RECV lasts until an op has waited for it. If
@@ -37,7 +37,7 @@ Slice = tuple[float, float, int]  # start, end and number of the label
 
 
 class Rows(NamedTuple):
-    """Slices of one rank, ascending by start; times in microseconds."""
+    """Slices of one rank in ascending order of start; times are in microseconds."""
 
     rank: int  # in the run; of our own exports, the worker
     label: Int[NumpyArray, " slices"]  # number of the label
@@ -57,19 +57,19 @@ class Rows(NamedTuple):
 
     @classmethod
     def from_slices(cls, rank: int, slices: Iterable[Slice]) -> "Rows":
-        """Return the rows of slices in any order."""
+        """Return the rows of slices, which may come in any order."""
         start, end, label = np.array(sorted(slices), np.float64).reshape(-1, 3).T
         return cls(rank, label.astype(np.int64), start, end)
 
     def take(self, index: NumpyArray) -> "Rows":
-        """Return the rows with some of the slices."""
+        """Return the rows of selected slices."""
         step = None if self.step is None else self.step[index]
         fields = {name: getattr(self, name)[index] for name in ("label", "start", "end")}
         return self._replace(**fields, step=step)
 
 
 class RankFile(NamedTuple):
-    """Slices of each rank in a file."""
+    """A file with the slices of each of its ranks."""
 
     path: Path
     ranks: list[Rows]
@@ -77,7 +77,7 @@ class RankFile(NamedTuple):
 
 
 def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
-    """Drop ranges around others of their phase, such as a function in a function."""
+    """Drop ranges that enclose other ranges of their phase, such as nested function calls."""
     phases = {name: k for k, name in enumerate(dict.fromkeys(c[0].phase for c in cells if c))}
     codes = np.array([phases[cell[0].phase] if cell else NONE for cell in cells], np.int64)
     phase = codes[rows.label]
@@ -95,7 +95,7 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
 def number_steps(
     ranks: Sequence[Rows], cells: Sequence[Cell]
 ) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return the step of each slice of each rank, and why some are OUTSIDE of all steps."""
+    """Return each rank's step of each slice, and the reason why some slices are OUTSIDE."""
     # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
     # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
     # early, or repeats or lacks an op, are aligned in time.
@@ -119,7 +119,7 @@ def number_steps(
 
 
 def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
-    """Return the number of the mark around the start of each slice; OUTSIDE without one."""
+    """Return the number of the step mark around each slice's start; OUTSIDE without a mark."""
     if not rank.marks:
         return np.full(len(rank.start), OUTSIDE)
     marks = sorted(rank.marks, key=lambda mark: mark[1])
@@ -131,7 +131,7 @@ def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
 def _steps_by_first_op(
     rows: Rows, cells: Sequence[Cell]
 ) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
-    """Count first ops: return the step of each slice and the begin of each step."""
+    """Count a rank's first ops as steps; return each slice's step and each step's start."""
     # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
     # the op before it, or after it if `is_before`.
     first_ops = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
@@ -164,7 +164,7 @@ def _steps_by_first_op(
 def _align_steps(
     begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
 ) -> Int[NumpyArray, " steps"] | None:
-    """Number the steps of a rank as the nearest in time of a usual rank; None if in doubt."""
+    """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt."""
     # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
     # last ones. NaN is a step that began before the trace.
     present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
@@ -196,7 +196,7 @@ def join_ranks(
     keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
-    """Make a trace of the slices of all ranks; times count from the first slice."""
+    """Join the slices of all ranks into a trace, with times counted from the first slice."""
     # `cells` are the ops of every label, by its number; `keys` are those of collectives.
     ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:
@@ -258,7 +258,7 @@ def join_ranks(
 
 
 def _have_replicas(by_rank: Sequence[Rows], cells: Sequence[Cell]) -> bool:
-    """Return whether two ranks run one forward of a stage."""
+    """Return whether two ranks run the forward of one stage and microbatch."""
     counts = Counter(label for rows in by_rank for label in np.unique(rows.label).tolist())
     shared = [cells[label] for label, count in counts.items() if count > 1]
     return any(cell and cell[0].phase == "F" and cell[0].stage >= 0 for cell in shared)
@@ -272,7 +272,7 @@ def _place_columns(
     *,
     is_numbered: bool,
 ) -> Columns:
-    """Join the columns of ranks, with replica and worker; drop columns that no label states."""
+    """Join the columns of ranks, add replica and worker, and drop columns that no label states."""
     rank_columns = []
     for part, (replica, worker) in zip(parts, places, strict=True):
         size = len(part["start"])
@@ -300,7 +300,7 @@ def _place_columns(
 def _merge_files(
     files: Sequence[RankFile], keys: Sequence[Key], left_out: list[LeftOut]
 ) -> tuple[dict[int, Rows], list[str]]:
-    """Join the files of each rank, on a common clock; also return notes on the clocks."""
+    """Join the files of each rank on a common clock; also return notes about the clocks."""
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
     shifted_files = []
     for path, file_rows, zero in files:
@@ -370,7 +370,7 @@ def _join(first: Rows, second: Rows) -> Rows:
 
 
 def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
-    """Number weight gradients whose labels have no numbers, in place, by DualPipeV's order."""
+    """Number unnumbered weight gradients, in place, by the order of DualPipeV."""
     names = np.array([*phases])[columns["phase"]]
     is_weight = (names == "W") & (columns["microbatch"] == NONE)
     if not is_weight.any():
@@ -397,11 +397,11 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 def _budget_steps(
     trace: Trace, ranks: Sequence[Rows], places: Places, origin: float
 ) -> Iterator[StepBudget]:
-    """Yield the budget of each rank and step: a marked step, or from its first to its last op."""
+    """Yield each rank's budget of each step; without marks, a step spans its ops."""
     is_op = trace.has_phase(OPS)
 
     def span(ops: Bool[NumpyArray, " slices"]) -> tuple[float, float]:
-        """Return the first start and the last end of ops by the clock of the device [us]."""
+        """Return the first start and last end of ops by the device's clock [us]."""
         begin, end = trace.start[ops].min(initial=np.inf), trace.end[ops].max(initial=-np.inf)
         return begin / _MICROSECOND + origin, end / _MICROSECOND + origin
 
@@ -427,7 +427,7 @@ def _budget_steps(
 def _time_by_kernels(
     ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
 ) -> Sequence[Rows]:
-    """Replace times of ops by those of kernels; drop ranks without, or use host times on all."""
+    """Use kernel times for ops; drop ranks without kernels, or use host times on all ranks."""
     kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is None and any(kernel_rows):
@@ -482,7 +482,7 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
 def _op_kernels(
     rows: Rows, ops: Int[NumpyArray, " ops"]
 ) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"], float]:
-    """Return begin and end of each op's kernels on the busiest stream, and their last launch."""
+    """Return the start and end of each op's kernels on the busiest stream; the last launch."""
     launch, start, end, stream, is_exchange, _ = rows.work
     begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
     launcher, is_launched = _find_launchers(rows, ops, launch)
@@ -499,7 +499,7 @@ def _op_kernels(
 def _find_launchers(
     rows: Rows, slices: Int[NumpyArray, " candidates"], launch: Float[NumpyArray, " kernels"]
 ) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
-    """Return the slice during which each kernel was launched, and whether there is one."""
+    """Return the slice in which each kernel was launched, and whether there is such a slice."""
     # The thread of the launch does not matter: the thread of the slice waits meanwhile.
     if not len(slices):
         return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
@@ -509,7 +509,7 @@ def _find_launchers(
 
 
 def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Columns:
-    """Return the columns of a trace with one slice for each op of each label, without waits."""
+    """Return trace columns with one slice for each op of each label, without waits."""
     step = np.zeros(len(rows.start), np.int64) if rows.step is None else rows.step
     start, end = _subtract_waits(rows, step, cells)
     label_ops = np.array(
@@ -540,7 +540,7 @@ def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Col
 def _subtract_waits(
     rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
 ) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
-    """Return start and end of each slice: a RECV ends at the arrival, and its op starts then."""
+    """Return slice starts and ends; a RECV ends at the arrival, where its op then starts."""
     # `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
     labels = {op: label for label, cell in enumerate(cells) for op in cell}
     receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for

@@ -1,4 +1,4 @@
-"""Reading of a measured run from files of any supported format, as one trace."""
+"""Reading of a measured run, from files of any supported format, into one trace."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ def read(
 
 
 def _has_overlapping_steps(trace: Trace) -> bool:
-    """Return whether replicas begin steps long before others have ended the previous one."""
+    """Return whether replicas begin a step long before others have ended the previous step."""
     if trace.has_step_clocks or len(trace.replicas) < 2 or len(trace.steps) < 2:
         return False
     is_op = trace.has_phase(OPS)
@@ -132,7 +132,7 @@ def _has_overlapping_steps(trace: Trace) -> bool:
 
 
 def _list_files(files: Sequence[str | Path]) -> list[Path]:
-    """List the files, with those in folders, each once."""
+    """List all files once, including those in folders."""
     paths: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():
@@ -152,7 +152,7 @@ def _source_text(paths: Sequence[Path]) -> str:
 
 
 def _why_empty(left_out: Sequence[LeftOut]) -> str:
-    """Return the error text for files without any slice of a pipeline, with the first reasons."""
+    """Return the error text for files without pipeline slices, with the first few reasons."""
     reasons = [f"{entry.what}: {entry.why}" for entry in left_out]
     listed = "; ".join(reasons[:_MAX_LISTED]) or "there are no rows"
     if len(reasons) > _MAX_LISTED:

@@ -31,7 +31,7 @@ _MAX_STAGES = 4  # stages per worker up to which registered schedules are tried
 
 
 class RunSizes(NamedTuple):
-    """Sizes of a run, as stated by a file or the user; 0 if nobody does."""
+    """Sizes of a run as stated by a file or the user; a size that nobody states is 0."""
 
     workers: int = 0  # of a pipeline
     stages: int = 0  # of a worker
@@ -42,7 +42,7 @@ class RunSizes(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One way to number the ops: its sizes, and columns with all numbers; a size of 0 is unused."""
+    """A possible numbering of all ops: sizes, and complete columns; a size of 0 is unused."""
 
     steps: int
     stages: int
@@ -57,7 +57,7 @@ class _Reading(NamedTuple):
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Add missing columns step, worker, stage and microbatch of ops, and return notes on them."""
+    """Add the missing columns step, worker, stage and microbatch; return notes on them."""
     # `kind` is the position of each row in `KINDS`, below 0 for other slices. Exactly one reading
     # must be possible. With `by_step`, clocks of workers restart in every step.
     missing = [name for name in _INFERABLE if name not in columns]
@@ -93,7 +93,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
 
 
 def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
-    """Return the error text if not exactly one reading is possible; `what` are missing columns."""
+    """Return the error text if no or several readings are possible; `what`: missing columns."""
     listed = "; ".join(reading.text() for reading in possible[:_MAX_LISTED])
     if len(possible) > _MAX_LISTED:
         listed += f"; and {len(possible) - _MAX_LISTED} more"
@@ -112,7 +112,7 @@ def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence
 
 
 def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
-    """Assign to each slice that is no op the step of the previous op on its worker, in place."""
+    """Assign to each non-op slice, in place, the step of the previous op on its worker."""
     worker_number = number_groups(columns["replica"], columns["worker"])
     for number in np.unique(worker_number):
         rows = np.flatnonzero(worker_number == number)
@@ -124,7 +124,7 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
 
 
 def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
-    """Return the turn of each op among those with equal columns and kind, and the usual number."""
+    """Return each op's turn among ops with equal columns and kind, and the usual turn count."""
     # B and I share their turns; the k-th W belongs to the k-th I.
     is_split, is_weight = ops["kind"] == KINDS["I"], ops["kind"] == KINDS["W"]
     is_backward = is_split | (ops["kind"] == KINDS["B"])
@@ -149,7 +149,7 @@ def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
 
 
 def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
-    """Yield all readings that fit the number of ops; `missing` names columns that `ops` lacks."""
+    """Yield all readings that match the number of ops; `missing` names columns to infer."""
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
@@ -187,7 +187,7 @@ def _step_readings(
     missing: Sequence[str],
     sizes: RunSizes,
 ) -> Iterator[_Reading]:
-    """Yield readings of worker, stage and microbatch; `turn` numbers equal ops of a step."""
+    """Yield readings of worker, stage and microbatch; `turn` counts equal ops of a step."""
     is_backward = columns["kind"] > 0
     # without microbatches in the file, only turns distinguish equal ops: they become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
@@ -221,7 +221,7 @@ def _step_readings(
 
 
 def _has_ambiguous_weights(columns: Columns) -> bool:
-    """Return whether some W of a worker and microbatch starts after all its backwards."""
+    """Return whether a W of some worker and microbatch starts after all its backwards."""
     # Then it can belong to any stage of the worker.
     group = number_groups(*(columns[name] for name in ("replica", "step", "worker", "microbatch")))
     merged_kind = _MERGED_KINDS[columns["kind"]]
@@ -236,7 +236,7 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 def _placement_readings(
     columns: Columns, chunk: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield stages of ops under every placement: looped, in a V, or in two pipes."""
+    """Yield readings of the stages under each placement: looped, in a V, or in two pipes."""
     # `chunk` is the number of an op's stage among the `stages` of its worker. Two pipes are
     # possible only if a worker has one stage per pipe and the file states microbatches.
     microbatch, worker = columns["microbatch"], columns["worker"]
@@ -253,7 +253,7 @@ def _placement_readings(
 def _order_readings(
     columns: Columns, turn: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield the orders of interleaved, breadth-first and registered schedules."""
+    """Yield readings in the orders of interleaved, breadth-first and registered schedules."""
     # `stages` is the number per worker, `turn` the number of an op in its step and worker.
     group_sizes: dict[str, int | None] = {"by turns": None}
     if stages > 1:
@@ -275,7 +275,7 @@ def _order_readings(
 def _registered_readings(
     columns: Columns, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a reading for every registered schedule whose rows have the recorded phases."""
+    """Yield a reading for each registered schedule whose rows match the recorded phases."""
     # `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
     pipeline = number_groups(columns["replica"], columns["step"])[rows]
@@ -311,13 +311,13 @@ def _registered_readings(
 
 
 def _divisors(number: int, stated: int) -> list[int]:
-    """List the divisors of a number; only the stated one if it is not 0."""
+    """List the divisors of a number; if one is stated, only that divisor."""
     candidates = [stated] if stated else range(1, number + 1)
     return [divisor for divisor in candidates if number % divisor == 0]
 
 
 def _find_pipes(columns: Columns) -> Int[NumpyArray, " ops"]:
-    """Return the pipe of each op: 1 if its stage runs on two workers and not here by its number."""
+    """Return each op's pipe: 1 if the stage has two workers and this worker's number differs."""
     stage, worker = columns["stage"], columns["worker"]
     pairs = np.unique(np.stack([stage, worker]), axis=1)
     shared_stages = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
@@ -325,7 +325,7 @@ def _find_pipes(columns: Columns) -> Int[NumpyArray, " ops"]:
 
 
 def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
-    """Select the readings without a violation, at the smallest tolerance that leaves any."""
+    """Select the readings without violations, at the smallest tolerance that allows a reading."""
     # Clocks are taken as recorded at first, then as corrected.
     traces = [
         Trace.from_columns(
@@ -344,7 +344,7 @@ def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list
 
 
 def _violation(trace: Trace) -> float:
-    """Return by how much an op starts too early at worst [s]; infinite if ops lack or repeat."""
+    """Return by how much an op starts too early at worst [s]; inf if ops are missing or repeat."""
     # Too early is before the end of its inputs or of the previous op on its worker.
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)

@@ -1,4 +1,4 @@
-"""Files of a run: decompressed, and their readers, which recognize them by content."""
+"""Files of a run: decompression, and recognition of their format by content."""
 
 import codecs
 import contextlib
@@ -30,11 +30,11 @@ _DELIMITERS = ",;\t"
 
 
 class CutError(ValueError):
-    """A file ends, or cannot be unpacked any further, before all of it was read."""
+    """A file ends early, or cannot be decompressed to its end."""
 
 
 def read_bytes(path: Path, on_bytes: OnBytes) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed if it is gzip, whatever its suffix."""
+    """Yield the content of a file, decompressed if it is gzip, regardless of its suffix."""
     # Raises CutError, after all readable content, where gzip is damaged or ends early.
     with path.open("rb") as file:
         piece = file.read(_READ_BYTES)
@@ -63,7 +63,7 @@ def read_bytes(path: Path, on_bytes: OnBytes) -> Iterator[bytes]:
 
 
 def _salvage(engine: "zlib._Decompress", piece: bytes) -> Iterator[bytes]:
-    """Decompress the bytes before a fault in small pieces: a piece with a fault yields nothing."""
+    """Decompress the bytes before a fault in small pieces; a piece with a fault yields nothing."""
     with contextlib.suppress(zlib.error):
         for begin in range(0, len(piece), _SALVAGE_BYTES):
             yield engine.decompress(piece[begin : begin + _SALVAGE_BYTES])
@@ -78,7 +78,7 @@ def read_texts(path: Path, on_bytes: OnBytes) -> Iterator[str]:
 
 
 def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
-    """Yield the lines of a file with their ends; of a damaged file only complete lines."""
+    """Yield the lines of a file with line ends; of a damaged file, only its complete lines."""
     last_line = ""  # perhaps incomplete
     for text in read_texts(path, on_bytes):
         *complete_lines, last_line = (last_line + text).splitlines(keepends=True) or [""]
@@ -94,12 +94,12 @@ _EPOCH, _LATEST = (1.4e9, 2.5e9), 4e9  # [s] of recorded runs since 1970; of any
 
 
 def name_order(path: Path) -> list[tuple[str, int]]:
-    """Return the sort key of a file name that puts 2 before 10."""
+    """Return a sort key for file names, by which 2 comes before 10."""
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 
 
 class Request(NamedTuple):
-    """Statements of the user about a run, and where to report progress."""
+    """Information from the user about a run, and a callback for progress."""
 
     column_names: Mapping[str, str]
     sizes: RunSizes
@@ -107,13 +107,13 @@ class Request(NamedTuple):
 
     @property
     def unit(self) -> str | None:
-        """Return the unit of times, if the user states it."""
+        """Return the unit of times if the user states it, else None."""
         unit = self.column_names.get(UNIT)
         return None if unit is None else resolve_choice(unit, SECONDS, f"columns: {UNIT}")
 
 
 def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> str:
-    """Return the only unit in which ops take plausible times; if one is expected, check it."""
+    """Return the only unit in which ops take plausible times; check an expected unit."""
     # `seconds` are times of ops and `start` their starts, both in this unit.
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
     shortest, longest = _OP_SECONDS
@@ -135,7 +135,7 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
 
 
 class Reader(NamedTuple):
-    """Form of files of a run, and its row in the documentation."""
+    """Reader of one file format, with the format's row in the documentation."""
 
     form: str
     writers: str  # programs that write it
@@ -145,7 +145,7 @@ class Reader(NamedTuple):
 
 
 def read_head(path: Path) -> str:
-    """Return the first characters of a file, decompressed; of binary content those before NUL."""
+    """Return the first characters of a file, decompressed; binary content ends at a NUL."""
     if not path.is_file():
         path.stat()  # raises if there is no such file
         raise wrong("files", f"must be files or folders; {path} is neither")
@@ -161,7 +161,7 @@ def read_head(path: Path) -> str:
 
 
 def why_unreadable(head: str) -> str:
-    """Return the reason why no reader takes a file."""
+    """Return the reason why no reader accepts a file."""
     if is_log(head):
         return (
             "a log of Megatron has times of steps and sums of timers, not when an op ran: pipejax "
@@ -177,7 +177,7 @@ def why_unreadable(head: str) -> str:
 
 
 def is_log(head: str) -> bool:
-    """Return whether a file is a log of Megatron, which has no slices."""
+    """Return whether a file is a log of Megatron, which has no slices of time."""
     return bool(_TIMER.search(head))
 
 
