@@ -79,7 +79,7 @@ def _registered_rows(
 
 @cached_method
 def schedule_name(table: ScheduleTable) -> str:
-    """Return the name of a table's schedule; for an unknown order, the table's own name."""
+    """Return the name of a table's schedule; if unknown, the table's own name or "own"."""
     if vars(table).get(BUILT):
         return table.name
     # launchers recompute by an option of their own, in the same order

@@ -1,4 +1,4 @@
-"""Declaration of a sweep: its axes, read from Python or from a TOML file."""
+"""Declaration of a sweep: its axes, read from a Python mapping or from a TOML file."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
 
 @short_repr
 class Axis(NamedTuple):
-    """Values that one dimension of a grid takes."""
+    """Values along one dimension of a sweep's grid."""
 
     name: str  # of the dimension
     values: tuple[Any, ...]  # what it takes, in SI units
@@ -88,7 +88,7 @@ class Sweep:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Return all axes, with those of a single value."""
+        """Return all axes, including axes with a single value."""
         return self.shape_axes + self.system_axes
 
     @property
@@ -102,7 +102,7 @@ class Sweep:
         return math.prod(len(axis.values) for axis in self.axes)
 
     def to_json(self) -> str:
-        """Return all that decides the numbers, as text: equal texts are equal grids.
+        """Return as text all that determines a grid's numbers; equal texts mean equal grids.
 
         Returns:
           JSON with every value of every axis, models and systems with all their fields.
@@ -189,7 +189,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
 
 
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
-    """Return the software where none is declared, and the keys that it or a launcher sets."""
+    """Return the software if none is declared, and the keys that the software or launchers set."""
     launchers = _read_values("launcher", declaration, where) or (None,)
     launcher_keys = {key for name in launchers if name for key in find_launcher(name).workload}
     models, systems = (_read_values(key, declaration, where) for key in ("models", "systems"))
@@ -211,14 +211,14 @@ def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collec
 
 
 def _read_values(key: str, declaration: Mapping[str, Any], where: str) -> tuple[Any, ...]:
-    """Read the values of a key; none if it is missing."""
+    """Read the declared values of a key; empty if the key is missing."""
     if key not in declaration:
         return ()
     return read_axis(key, declaration[key], f"{where}: {key}", AXES[key].kind.read).values
 
 
 def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
-    """Refuse a stack whose kernel of attention a system does not know."""
+    """Refuse a software stack whose attention kernel is unknown for a declared system."""
     for stack in axes["stack"].values:
         for system in axes["system"].values:
             try:
@@ -228,7 +228,7 @@ def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
 
 
 def _check_size(declaration: Mapping[str, Any], where: str) -> None:
-    """Refuse a grid whose dataset cannot fit into memory, before any axis of it is made."""
+    """Refuse a grid whose dataset cannot fit into memory, before its axes are built."""
     entries = [declaration[key] for key in AXES if key in declaration]
     system = declaration.get("system", {})
     for fields in system.values() if isinstance(system, Mapping) else ():
@@ -246,12 +246,12 @@ def _num_values(values: Any) -> int:
 
 
 def label(value: Any) -> Any:
-    """Return the name of a value in the dataset."""
+    """Return the label of a value in the dataset."""
     return str(value) if isinstance(value, tuple) else getattr(value, "name", value)
 
 
 def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> Axis:
-    """Read one value or a list of them."""
+    """Read an axis from one value or from a list of values."""
     is_listed = isinstance(entry, Sequence) and not isinstance(entry, str)
     values = tuple(check(value, where) for value in (entry if is_listed else [entry]))
     if not values:
@@ -264,7 +264,7 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
 
 
 def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
-    """Read the axes over fields of the systems."""
+    """Read the axes that vary fields of the systems."""
     # Sections and keys with units are those of a system file. A value is a number, a list, or
     # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
@@ -282,7 +282,7 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
 
 
 def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
-    """Read the axis of one field of a section, in SI units; `place` is for error texts."""
+    """Read the axis that varies one field of a section, in SI units; `place` is for error texts."""
     name, field = next(
         (name, field)
         for name, field in SECTIONS[section].items()
@@ -314,7 +314,7 @@ _RANGE = {
 
 
 def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
-    """Return the values of `{from, to, points, scale}`."""
+    """Return the values of a range `{from, to, points, scale}`."""
     low, high, points, scale = read_fields(_RANGE, bounds, where).values()
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
@@ -325,14 +325,14 @@ def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _identity(value: Any) -> Any:
-    """Return the identity of a value: for models, stacks and systems, all their numbers."""
+    """Return JSON data that identifies a value; models, stacks and systems with all numbers."""
     if isinstance(value, Choice) and value.user_builder is not None:
         return {"schedule": label(value), "content": value.user_builder.content}
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
 def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> FieldKind:
-    """Return the kind of texts that `read` understands; `form` describes them in errors."""
+    """Return the field kind for texts that `read` parses; `form` describes them in errors."""
 
     def check(value: Any, where: str) -> Any:
         if not isinstance(value, types):
@@ -349,7 +349,7 @@ _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 
 
 def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
-    """Return the kind of texts that label their values: they stay as they are if they parse."""
+    """Return the field kind for texts that stay unchanged as labels, if `parse` accepts them."""
 
     def check(text: str) -> str:
         if text:
@@ -360,12 +360,12 @@ def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
 
 
 def _pipeline_layout(value: str | list[Any]) -> str:
-    """Write a layout in one way; without one, layers are assigned by shares."""
+    """Return a layout in canonical form; "" if layers are assigned by stage shares."""
     return "" if value == "" else str(PipelineLayout.parse(value))
 
 
 def _workload_axes() -> dict[str, FileField]:
-    """Return the fields of a workload as axes."""
+    """Return the fields of a workload as axes of a sweep, by name."""
     forms = {name: field.form for name, field in WORKLOAD_FIELDS.items()}
     kinds = {name: field.values for name, field in WORKLOAD_FIELDS.items()} | {
         "pipeline_layout": _text(_pipeline_layout, forms["pipeline_layout"], (str, list)),
@@ -398,7 +398,7 @@ _LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher
 
 
 def _link_axis(name: str) -> FileField:
-    """Return the axis of an option of links."""
+    """Return the axis of a sweep for an option of `Links`."""
     option, default = LINK_OPTIONS[name], getattr(Links(), name)
     if not option.form:
         return FileField(choice(option.names) if option.names else NUMBER, default)

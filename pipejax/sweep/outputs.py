@@ -1,4 +1,4 @@
-"""Outputs of a sweep besides step time and memory, one record for each."""
+"""Outputs that a sweep can keep besides step time and memory, with a record for each output."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from pipejax.costs.system.system import System
 
 
 class SystemRuns(NamedTuple):
-    """One program on a batch of systems."""
+    """Results of one program on a batch of systems, from which outputs follow."""
 
     step_time: Float[NumpyArray, " batch"]  # [s]
     busy: Float[NumpyArray, " batch"]  # of the mean worker [s]

@@ -26,7 +26,7 @@ _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as 
 
 
 class SweepResults(NamedTuple):
-    """All points of a sweep in a row, the last axis fastest."""
+    """All points of a sweep in one flat order, in which the last axis varies fastest."""
 
     axes: Mapping[str, NumpyArray]  # labels by axis, those of one value apart
     fixed: Mapping[str, Any]  # what all points have in common, by axis
@@ -37,7 +37,7 @@ class SweepResults(NamedTuple):
     reasons: NumpyArray  # (points) why a point is illegal
 
     def counts(self) -> dict[str, int]:
-        """Number of points by status."""
+        """Return the number of points with each status, by status."""
         counts = np.bincount(self.status, minlength=len(STATUS))
         return dict(zip(STATUS, counts.tolist(), strict=True))
 
@@ -50,7 +50,7 @@ class SweepResults(NamedTuple):
         return labels | values | bound | fits
 
     def frame(self, places: Points) -> "pd.DataFrame":
-        """Return points as a data frame: labels, measures in SI units, status and reasons."""
+        """Return points as a data frame with labels, measures in SI units, status and reasons."""
         import pandas as pd  # comes with xarray
 
         columns: dict[str, Any] = self._labels(places)
@@ -61,19 +61,19 @@ class SweepResults(NamedTuple):
         return pd.DataFrame(columns | {"reason": self.reasons[places]})
 
     def _labels(self, places: int | Points) -> dict[str, Any]:
-        """Return the label or labels of points by axis."""
+        """Return the axis labels of a point or of several points, by axis."""
         index = np.unravel_index(places, _sizes(self))
         return {name: labels[k] for (name, labels), k in zip(self.axes.items(), index, strict=True)}
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
-        """Return which points keep all conditions, as system=h100 or memory_bytes<80GB."""
+        """Return whether each point meets all conditions, such as memory_bytes<80GB."""
         is_selected = np.ones(len(self.status), bool)
         for text in conditions:
             is_selected &= self._keeps(text)
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return (name, nearest value, unit) if no value meets a condition; else None."""
+        """Return (name, nearest value, unit) if no value meets a condition, else None."""
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
@@ -86,24 +86,24 @@ class SweepResults(NamedTuple):
         return name, float(nearest), self.units.get(name, "")
 
     def column(self, name: str) -> NumpyArray:
-        """Return a measure, or an axis of numbers, for every point (points)."""
+        """Return the values of a measure or of a numeric axis, one for each point."""
         if name in self.measures:
             return self.measures[name]
         return self._along(name, self.axes[name])
 
     def numbers(self) -> list[str]:
-        """Return the names of measures and axes with numbers."""
+        """Return the names of all measures and of all axes with numeric labels."""
         axes = [name for name, labels in self.axes.items() if labels.dtype.kind in "iuf"]
         return [*self.measures, *axes]
 
     def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
-        """Return the best points by one measure, the best first."""
+        """Return the `count` best points by one measure, the best point first."""
         cost = self.costs(name)
         places = np.flatnonzero(among & np.isfinite(cost))
         return places[np.argsort(cost[places], kind="stable")[:count]]
 
     def front(self, among: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
-        """Return the Pareto front of two objectives, the best in the first one first."""
+        """Return the Pareto front of two objectives, beginning with the best in the first."""
         first_costs, second_costs = map(self.costs, names)
         points = np.flatnonzero(among & np.isfinite(first_costs) & np.isfinite(second_costs))
         order: NumpyArray = np.lexsort([second_costs[points], first_costs[points]])
@@ -114,12 +114,12 @@ class SweepResults(NamedTuple):
         return points[costs < min_before]
 
     def costs(self, name: str) -> Float[NumpyArray, " points"]:
-        """Return a measure or an axis of numbers, negated if more is better (points)."""
+        """Return a measure or numeric axis of all points, negated if more is better."""
         values = np.asarray(self.column(name), float)
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Return the value of each point (points), from one for each label of an axis."""
+        """Return each point's value, given one value for each label of an axis."""
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
@@ -132,7 +132,7 @@ class SweepResults(NamedTuple):
         return _compare(np.array([self.fixed[name]]), sign, value, text, printed=True)
 
     def _read(self, text: str) -> tuple[str, str, str]:
-        """Read a condition: name, sign and value, a number in SI units."""
+        """Read a condition as (name, sign, value text); numbers are converted to SI units."""
         condition = split_condition(text)
         if condition is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
@@ -148,7 +148,7 @@ class SweepResults(NamedTuple):
 def _compare(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
-    """Return which values meet a condition: labels by name, numbers by value."""
+    """Return whether each value meets a condition; labels compare by name, numbers by value."""
     # With `printed`, a number may also be the printed form of a single value.
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
@@ -175,7 +175,7 @@ def _compare(
 
 
 def read_results(path: str | Path) -> SweepResults:
-    """Read the store of a sweep, complete or not."""
+    """Read the store of a sweep, which may be incomplete."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(2, "no such store; `pipejax sweep run` writes one", str(path))
@@ -188,7 +188,7 @@ def read_results(path: str | Path) -> SweepResults:
 
 
 def _flatten_variables(data: xr.Dataset) -> SweepResults:
-    """Flatten the variables of a dataset to one entry per point."""
+    """Return a dataset's variables as flat arrays with one entry per point."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]
     is_whole = _is_whole(data)
@@ -216,7 +216,7 @@ def _flatten_variables(data: xr.Dataset) -> SweepResults:
 
 
 def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
-    """Return whether the block of each point is complete; blocks are chunks of a variable."""
+    """Return for each point whether its block is complete; a block is a chunk of a variable."""
     status = data["status"]
     chunks = status.encoding["chunks"] if status.ndim else ()
     # number of the chunk along each axis: 5 labels in chunks of 2 are 0 0 1 1 2
@@ -228,7 +228,7 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
-    """Return which points may be chosen: with a memory limit only points that fit."""
+    """Return whether each point may be chosen: legal and, with a memory limit, fitting."""
     fits = results.status == FEASIBLE
     return fits if memory_limit else fits | (results.status == OUT_OF_MEMORY)
 
@@ -241,7 +241,7 @@ Among = Bool[NumpyArray, " points"]
 
 
 class DistinctPoint(NamedTuple):
-    """A point, and others with equal measures."""
+    """A point, with all points of equal measures merged into it."""
 
     place: int  # of the first of them
     same: dict[str, list[Any]]  # values by axis, where these do not matter
@@ -250,14 +250,14 @@ class DistinctPoint(NamedTuple):
 def distinct_best(
     results: SweepResults, among: Among, name: str, count: int
 ) -> list[DistinctPoint]:
-    """Return the best points by one measure, the best first; equal points are joined."""
+    """Return the best points by one measure, best first, with points of equal measures merged."""
     return _distinct(results, results.best(among, name, len(among)), [name], count)
 
 
 def distinct_front(
     results: SweepResults, among: Among, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
-    """Return all points that tie with those of a front, equal ones joined."""
+    """Return all points that tie with a point of a front, with points of equal measures merged."""
     costs = np.stack([results.costs(name) for name in names])  # (names, points)
     places: dict[int, None] = {}
     for place in front:
@@ -270,7 +270,7 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Merge points with equal printed measures that fill a grid; return the first `count` rows."""
+    """Merge points of equal printed measures that fill a box; return the first `count` results."""
     # `order` are the points to choose from, the best first.
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)  # points without a row yet
@@ -311,7 +311,7 @@ def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any)
 
 
 class Knee(NamedTuple):
-    """Near-optimal values of an axis around its best one."""
+    """Range of an axis, around its best value, in which the cost is nearly optimal."""
 
     axis: str | None  # another axis that has one value, or None where all others are at their best
     label: Any  # that value
@@ -325,7 +325,7 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, among: Among, name: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield the knees of an axis: with other axes at their best, then for each of their values."""
+    """Yield knees of an axis with all others at their best, then for each value of each other."""
     # a value is near if it costs at most a share `within` more than the best
     values = results.axes[axis]
     reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]
@@ -352,7 +352,7 @@ def knees(
 def least_along(
     results: SweepResults, among: Among, name: str, axis: str, other: str | None
 ) -> dict[Any, NumpyArray]:
-    """Return the least costs (values) along an axis for each value of another one, or for None."""
+    """Return the least cost at each value of an axis, for each value of `other` or for None."""
     axes = [*results.axes]
     costs = np.moveaxis(_costs(results, among, name), axes.index(axis), -1)
     axes.remove(axis)
@@ -366,7 +366,7 @@ def least_along(
 
 
 class Regions(NamedTuple):
-    """Best label of an axis over two others."""
+    """Best label of one axis at each point of two other axes."""
 
     names: list[str]  # labels that are best somewhere, ties as "a = b", the most frequent first
     codes: Int[NumpyArray, "up across"]  # place in `names`, -1 where no point can be chosen
@@ -391,7 +391,7 @@ def _sizes(results: SweepResults) -> list[int]:
 
 
 def _costs(results: SweepResults, among: Among, name: str) -> NumpyArray:
-    """Return costs on the grid; infinite if a point cannot be chosen."""
+    """Return the costs of all points as a grid; infinite if a point cannot be chosen."""
     costs = results.costs(name)
     costs = np.where(among & np.isfinite(costs), costs, math.inf)
     return costs.reshape(_sizes(results))

@@ -1,4 +1,4 @@
-"""Run a sweep: every incomplete block is evaluated, here or on a Dask cluster, and written.
+"""Run a sweep: evaluate every incomplete block, here or on a Dask cluster, and write it.
 
 Only this process writes, so no block is written twice and workers need no shared folder. A block
 whose worker is lost is evaluated again by another one.
@@ -99,7 +99,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 
 
 def _one_ahead(points: Iterable[Steps]) -> list[Values]:
-    """Prepare and price each point while the previous one runs, so that XLA compiles meanwhile."""
+    """Prepare each point while the previous point runs, so that XLA compiles meanwhile."""
     running: list[Future[Values]] = []
     with ThreadPoolExecutor(1, "pipejax-sweep") as executor:
         for point in points:
@@ -114,7 +114,7 @@ def _one_ahead(points: Iterable[Steps]) -> list[Values]:
 
 
 def _finish(point: Steps) -> Values:
-    """Run the second step of a point, and return its values."""
+    """Run the second step of a point's generator, and return the point's values."""
     with IN_FLOAT64():
         try:
             next(point)
@@ -125,7 +125,7 @@ def _finish(point: Steps) -> Values:
 
 
 class _GridPoint(NamedTuple):
-    """One schedule and workload, ready to be priced on any system."""
+    """One schedule and workload of the grid, ready to be priced on any system."""
 
     table: ScheduleTable
     workload: Workload
@@ -134,7 +134,7 @@ class _GridPoint(NamedTuple):
 
 
 def _evaluate_named(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload; errors other than illegal points name the point."""
+    """Evaluate a schedule and workload; errors, other than illegal points, name the point."""
     try:
         return (yield from _evaluate_systems(sweep, at, systems))
     except ValueError as error:
@@ -144,7 +144,7 @@ def _evaluate_named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 
 def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> Steps:
-    """Evaluate one schedule and workload on all systems, or report why it is illegal."""
+    """Evaluate a schedule and workload on all systems, or report why it is illegal."""
     # The generator stops once, when the first batch of systems is priced.
     num_systems = len(np.asarray(systems.gpus_per_node))
     variables = sweep_variables(sweep)
@@ -188,7 +188,7 @@ def _select(systems: System, rows: Rows) -> System:
 
 
 def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
-    """Yield systems, and the schedule and workload on them: planned schedules differ by system."""
+    """Yield groups of systems, each with schedule and workload; a planned schedule has several."""
     num_microbatches = at.get("microbatches")
     if num_microbatches is None:
         num_microbatches, remainder = divmod(at["minibatch"], at["microbatch_size"])
@@ -240,13 +240,13 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
 
 
 def _links(at: Values) -> Links:
-    """Return the links of a point from its values by axis."""
+    """Return the `Links` of a point from the point's values by axis."""
     values = {name: at["link" if name == "model" else name] for name in LINK_OPTIONS}
     return Links(**{name: LINK_OPTIONS[name].parse(v, name) for name, v in values.items() if v})
 
 
 def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
-    """Price a batch of systems, slow workers and fused pairs included."""
+    """Price a batch of systems, including the effects of slow workers and fused pairs."""
     priced = price_systems(
         work,
         systems,
@@ -262,7 +262,7 @@ def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) ->
 
 
 def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
-    """Evaluate a batch of systems, those with the same eager messages at once."""
+    """Evaluate a batch of systems; systems with the same eager messages share a program."""
     size = len(np.asarray(priced.systems.gpus_per_node))
     results: Values = {}
     for program, rows in programs_of_batch(point.table, point.links, priced.costs):
@@ -279,7 +279,7 @@ def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
 def _run_program(
     program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
 ) -> Values:
-    """Return the step time and the sweep's outputs of one program on all systems."""
+    """Return step times and the sweep's outputs for one program on all systems."""
     program = by_microbatch(program) if point.slowed.differ else program
     size = len(np.asarray(priced.systems.gpus_per_node))
     share: NumpyArray = np.zeros((0, 0))
@@ -298,12 +298,12 @@ def _run_program(
 
 
 def _needs_paths(sweep: Sweep) -> bool:
-    """Return whether an output of the sweep follows from critical paths."""
+    """Return whether any output of the sweep is computed from critical paths."""
     return any(OUTPUTS[name].needs_paths for name in sweep.outputs)
 
 
 def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, " batch"]:
-    """Return makespans (batch) [s]: of large batches by the closed form, if it is linear."""
+    """Return the makespans of a batch [s]; large batches use a closed form if costs are linear."""
     is_linear = costs.pair_factor is None and not program.layout.per_microbatch
     if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, costs)
@@ -313,7 +313,7 @@ def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, 
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
-    """Return the mean work of a worker for each row of costs [s]."""
+    """Return the mean work of a worker for each row of a batch of costs [s]."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
@@ -336,7 +336,7 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Return all systems of a block as one, with an axis of systems; the last field is fastest."""
+    """Return all systems of a block as one batched system; the last field varies fastest."""
     # The grid has axes (systems, sizes of nodes, field 1, field 2, ..), which are flattened at the
     # end. The software applies to the systems before their fields are varied.
     system_axis, node_axis, *fields = axes
@@ -357,7 +357,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and pad efficiency curves to one length with steps at infinity."""
+    """Drop the systems' names, and pad efficiency curves to one length with steps at infinity."""
     # Flags become numbers if the systems differ in them.
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
@@ -391,7 +391,7 @@ def run_sweep(
     scheduler: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> xr.Dataset:
-    """Evaluate a grid into a Zarr store.
+    """Evaluate the grid of a sweep, and write the results to a Zarr store.
 
     Args:
       declaration: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
@@ -446,7 +446,7 @@ def run_sweep(
 
 
 def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Evaluate blocks on the workers of a scheduler, in any order."""
+    """Evaluate blocks on the workers of a Dask scheduler; yield them in any order."""
     from distributed import Client  # Dask is an extra
 
     try:
@@ -459,7 +459,7 @@ def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[
 
 
 def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Keep the workers busy, with no more blocks in memory than necessary."""
+    """Evaluate blocks so that workers stay busy, with few blocks in memory at once."""
     from distributed import as_completed
 
     code = provenance()["code"]

@@ -1,4 +1,4 @@
-"""The axis of schedules: names with their options, tables, and folders of tables."""
+"""The schedule axis of a sweep: names with options, tables, and folders of tables."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ MAX_CACHED = 64  # tables in the cache
 
 
 class Choice(NamedTuple):
-    """A schedule with its options, as one value of an axis."""
+    """A schedule with its options, which is one value of the schedule axis."""
 
     name: str  # of the builder
     options: tuple[tuple[str, Any], ...] = ()  # of the builder, beyond workers and microbatches
@@ -31,19 +31,19 @@ class Choice(NamedTuple):
 
     @property
     def is_planned(self) -> bool:
-        """Return whether its order follows from the times of each system."""
+        """Return whether the schedule's order depends on the op times of each system."""
         return is_planned(self.builder, dict(self.options))
 
 
 @functools.lru_cache(MAX_CACHED)
 def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """Build a table, or return it from the cache of the latest tables, with its programs."""
+    """Build a table, or return it with its programs from the cache of recent tables."""
     size = {"num_workers": num_workers, "num_microbatches": num_microbatches}
     return choice.builder.function(**size, **dict(choice.options))
 
 
 def expand_folders(values: Any) -> Any:
-    """Replace each folder by its tables."""
+    """Replace each folder by the list of its tables."""
     if isinstance(values, str):
         return schedules.listed(values) if is_folder(values) else values
     if not isinstance(values, Sequence):
@@ -56,7 +56,7 @@ def expand_folders(values: Any) -> Any:
 
 
 def read_schedule(value: Any, where: str) -> Choice:
-    """Read one value of the axis: a name, or a mapping of it and its options."""
+    """Read a value of the schedule axis: a name, or a mapping with a name and options."""
     fields = dict(value) if isinstance(value, Mapping) else {"name": value}
     if "name" not in fields:
         names = ", ".join(schedules.names())
@@ -78,7 +78,7 @@ def read_schedule(value: Any, where: str) -> Choice:
 
 
 def _scalar(value: Any, where: str) -> Any:
-    """Check the value of an option of a user's own schedule: any single value."""
+    """Check an option of a user's own schedule, which may have any single value."""
     if not isinstance(value, str | bool | int | float):
         raise ValueError(f"{where} must be a number, a text, true or false, got {value!r}")
     return value

@@ -52,18 +52,18 @@ class Variable(NamedTuple):
     flags: tuple[str, ...] = ()  # meanings of the numbers 0, 1,
 
     def places(self, sweep: Sweep) -> list[int]:
-        """Return the positions of the variable's axes: those with several values."""
+        """Return the positions of the variable's axes, without axes of a single value."""
         used = sweep.axes if self.per_system else sweep.shape_axes
         return [place for place, axis in enumerate(used) if axis.is_listed]
 
     def empty(self, num_systems: int) -> NumpyArray:
-        """Return an array for one schedule and workload, filled: (systems, ...) or one value."""
+        """Return an array of fill values for one schedule and workload, (systems, ...) or ()."""
         shape = ((num_systems,) if self.per_system else ()) + self.extra_shape
         return np.full(shape, self.fill, object if self.dtype == "str" else self.dtype)
 
     @property
     def extra_shape(self) -> tuple[int, ...]:
-        """Return the size of the additional dimension."""
+        """Return the size of the dimension beyond the axes, such as resources; () without one."""
         return tuple(len(labels) for _, labels in self.extra)
 
 
@@ -86,7 +86,7 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
 
 
 def _output_variable(output: SweepOutput, dtype: str) -> Variable:
-    """Return how a dataset keeps an output."""
+    """Return the variable in which a dataset keeps an output."""
     return Variable(
         output.dtype or dtype,
         NO_RESOURCE if output.is_resource else np.nan,
@@ -99,14 +99,14 @@ def _output_variable(output: SweepOutput, dtype: str) -> Variable:
 
 
 class Block(NamedTuple):
-    """A box of the grid."""
+    """A box-shaped part of the grid, which is evaluated and written at once."""
 
     number: int  # counted from 0, the last axis fastest
     cuts: tuple[slice, ...]  # (axes) values of each axis that it has
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the number of values of each axis."""
+        """Return the number of the block's values on each axis."""
         return tuple(cut.stop - cut.start for cut in self.cuts)
 
     @property
@@ -116,7 +116,7 @@ class Block(NamedTuple):
 
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
-    """Choose how many values of each axis a block has, from the last axis to the first."""
+    """Choose a block's number of values on each axis, from the last axis to the first."""
     counts: list[int] = []
     points = shapes = 1
     for place in reversed(range(len(sweep.axes))):
@@ -140,7 +140,7 @@ def num_blocks(sweep: Sweep) -> int:
 
 
 def get_block(sweep: Sweep, number: int) -> Block:
-    """Return a block by its number."""
+    """Return the block with this number."""
     places = np.unravel_index(number, _blocks_by_axis(sweep))
     cuts = []
     for axis, place, size in zip(sweep.axes, places, block_shape(sweep), strict=True):
@@ -155,7 +155,7 @@ def _blocks_by_axis(sweep: Sweep) -> list[int]:
 
 
 class BlockStore:
-    """A store open for writing; only `open_store` makes one, because it holds the lock."""
+    """A store open for writing; only `open_store` makes it, because that holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
         self.sweep = sweep
@@ -163,7 +163,7 @@ class BlockStore:
         self._arrays: dict[str, Any] = dict(group.arrays())
 
     def write(self, block: Block, values: dict[str, Any]) -> None:
-        """Write a block, array by variable, and its checksum last."""
+        """Write a block's arrays, given by variable, and then its checksum."""
         regions = self._regions(block)
         for name, region in regions.items():
             self._arrays[name][region] = values[name]
@@ -171,7 +171,7 @@ class BlockStore:
         self._arrays[CHECKSUM][block.number : block.number + 1] = np.array([total])
 
     def is_whole(self, block: Block) -> bool:
-        """Return whether a block is stored and agrees with its checksum."""
+        """Return whether a block is stored and matches its checksum."""
         try:
             checksum = int(self._arrays[CHECKSUM][block.number])
             if checksum == 0:
@@ -183,7 +183,7 @@ class BlockStore:
         return checksum == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        """Return the region of every variable that a block writes."""
+        """Return the region of each variable's array that a block writes."""
         # Variables without systems belong to the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
@@ -194,7 +194,7 @@ class BlockStore:
 
 
 def _checksum(arrays: list[NumpyArray]) -> int:
-    """Return a CRC of values, with texts, plus 1; 0 stands for a missing block."""
+    """Return 1 + the CRC of arrays of numbers or texts; 0 stands for a missing block."""
     total = 0
     for array in arrays:
         is_text = array.dtype.kind not in "fi"
@@ -207,7 +207,7 @@ def _checksum(arrays: list[NumpyArray]) -> int:
 def open_store(
     sweep: Sweep, path: Path, *, resume: bool = False, replace: bool = False
 ) -> Iterator[BlockStore]:
-    """Make, resume or replace a store, and hold its lock."""
+    """Create, resume or replace a store, and hold its lock."""
     check_path = functools.partial(_check_path, sweep, path, resume=resume, replace=replace)
     check_path()  # before the lock: nothing is put into others' folders
     if not path.absolute().parent.is_dir():
@@ -222,7 +222,7 @@ def open_store(
 
 
 def _remove_content(path: Path) -> None:
-    """Remove all but the lock; attributes go last, because they mark the folder as a store."""
+    """Remove all files except the lock; attributes last, since they mark the folder as a store."""
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == ATTRIBUTES):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -231,7 +231,7 @@ def _remove_content(path: Path) -> None:
 
 
 def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
-    """Check that there is no store, or one that may be replaced or resumed."""
+    """Check that a path has no store, or has a store that may be replaced or resumed."""
     if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
         return
     if not resume and not replace:
@@ -261,12 +261,12 @@ def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> Non
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a killed process left a file before it made the store."""
+    """Return whether a file is a leftover of a process that was killed before it made the store."""
     return path.name == LOCK or DRAFT in path.name
 
 
 def _read_attributes(path: Path) -> dict[str, Any]:
-    """Return the attributes of a store from an intact file; empty if there is none."""
+    """Return a store's attributes from whichever file is intact; empty if no file is."""
     for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             content = json.loads((path / name).read_bytes())
@@ -277,7 +277,7 @@ def _read_attributes(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Restore missing or damaged axes, units and metadata, each file atomically."""
+    """Restore missing or damaged axes, units and metadata, replacing each file atomically."""
     # Attributes come first: they mark the folder as a store, so a later run can restore the rest.
     for partial in path.rglob(PARTIAL):
         partial.unlink()
@@ -292,7 +292,7 @@ def _restore(sweep: Sweep, path: Path) -> None:
 
 
 def _create_arrays(sweep: Sweep, path: Path) -> None:
-    """Write the coordinates, and an empty array for each variable and for checksums."""
+    """Write the coordinates, and an empty array for each variable and for the checksums."""
     _coordinates(sweep).to_zarr(path, zarr_format=FORMAT, consolidated=False)
     group: Any = zarr.open_group(str(path), mode="r+")
     size = block_shape(sweep)
@@ -334,7 +334,7 @@ def _attributes(variable: Variable, dims: list[str]) -> dict[str, Any]:
 
 
 def _coordinates(sweep: Sweep) -> xr.Dataset:
-    """Return the labels of all axes; a single value has no dimension."""
+    """Return the labels of all axes as a dataset; a single-valued axis is a scalar coordinate."""
     labels: dict[str, Any] = {}
     for axis in sweep.axes:
         values = [label(value) for value in axis.values]
