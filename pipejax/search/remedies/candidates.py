@@ -67,6 +67,17 @@ class Candidate:
         return self.run.step_time
 
     @functools.cached_property
+    def memory_bytes(self) -> Needs | None:
+        """Return the peak need of each worker of a model (workers) [B]; None at measured times."""
+        workload = self.scenario.model_workload
+        return None if workload is None else np.asarray(memory_bytes(workload, self.table), float)
+
+    @functools.cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """Return the options of each launcher that run the scenario."""
+        return run_launches(self.scenario, self.layers)
+
+    @functools.cached_property
     def step_parts(self) -> list[Part]:
         """List the parts of the step time."""
         return step_parts(self.run)
@@ -183,9 +194,9 @@ class Memory:
 
     def needs(self, candidate: Candidate) -> Needs:
         """Return the peak need of each worker (workers)."""
-        workload, table = candidate.scenario.model_workload, candidate.table
-        if workload is not None:
-            return np.asarray(memory_bytes(workload, table), float)
+        if candidate.memory_bytes is not None:
+            return candidate.memory_bytes
+        table = candidate.table
         # activations count relative to the largest share of the layers on a worker, and to the
         # size of a microbatch: all candidates divide the same minibatch
         first = self.begin.table
@@ -249,10 +260,10 @@ def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
     """List the launchers whose options turn the old run into the new one."""
     if old.layers and not new.layers:
         return ()  # a layer would be divided
-    old_launches = {launch.launcher: launch for launch in run_launches(old.scenario, old.layers)}
+    old_launches = {launch.launcher: launch for launch in old.launches}
     return tuple(
         launch.launcher
-        for launch in run_launches(new.scenario, new.layers)
+        for launch in new.launches
         if not launch.lacks
         and _has_stages(launch, new)
         # equal options start the same run: options have no times, places or order of messages
