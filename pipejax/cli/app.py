@@ -138,7 +138,10 @@ def _run_program(words: Sequence[str]) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return 0, 1 where a check did not hold, or 2 for a user's mistake."""
-    _compute_in_float64()
+    if is_loaded():  # else it is not imported: an error may need none of it
+        jax.config.update("jax_enable_x64", True)
+    else:
+        os.environ.setdefault("JAX_ENABLE_X64", "true")
     options: LineOptions | None = None  # once they are read
     code = 0
     try:
@@ -191,14 +194,6 @@ def _no_backend() -> str | None:
         names = ", ".join(f"{name}={value}" for name, value in named)
         return f"{names} names no backend that JAX has here: {error}".rstrip(": ")
     return None
-
-
-def _compute_in_float64() -> None:
-    """Let JAX compute in float64, without importing it: an error may need none of it."""
-    if is_loaded():
-        jax.config.update("jax_enable_x64", True)
-    else:
-        os.environ.setdefault("JAX_ENABLE_X64", "true")
 
 
 def _report(message: str, details: str = "", code: int = 2) -> int:

@@ -43,7 +43,7 @@ from pipejax.cli.output.runs import (
     memory_json,
     memory_text,
     mfu_text,
-    op_values,
+    op_rows,
     paths_json,
     paths_table,
     step_facts,
@@ -138,7 +138,7 @@ def _add_target(result: dict[str, Any], corners: "Corners") -> object:
 def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
     """Add a row for each corner: makespan, lateness, and number of ops with least slack there."""
     # index of the corner in which each op has its least slack
-    binding = [op.value for op in op_values(evaluation, corners.binding.astype(float))]
+    binding = [row["corner"] for row in op_rows(evaluation, "corner", corners.binding)]
     worst_slack, lateness = corners.slack.min(axis=1), corners.total_negative_slack
     rows: list[dict[str, Any]] = []
     for k, name in enumerate(corners.names):
@@ -152,14 +152,14 @@ def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Eva
 
 def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
     """Add the slack of every op, the least of all corners, and return a table by phase."""
-    ops = op_values(evaluation, corners.worst_slack)
-    result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in ops]
+    result["slack"] = op_rows(evaluation, "slack", corners.worst_slack)
     if len(corners.names) > 1:
-        binding = op_values(evaluation, corners.binding.astype(float))
-        for entry, op in zip(result["slack"], binding, strict=True):
-            entry["corner"] = corners.names[int(op.value)]
+        binding = op_rows(evaluation, "corner", corners.binding)
+        for entry, row in zip(result["slack"], binding, strict=True):
+            entry["corner"] = corners.names[int(row["corner"])]
     rounding = ROUNDING * evaluation.makespan
-    return values_by_phase(ops, "slack", lambda v: seconds(v if abs(v) > rounding else 0.0))
+    slack = np.where(np.abs(corners.worst_slack) > rounding, corners.worst_slack, 0.0)
+    return values_by_phase(evaluation, "slack", slack, seconds)
 
 
 @options

@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import Text, options, parse_layers
+from pipejax.cli.options.option import Text, for_each, options, parse_layers
 from pipejax.cli.options.run import SHARED, RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.output.answer import Answer, progress
@@ -128,9 +128,7 @@ def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
     if limit.in_bytes != (scenario.model_workload is not None):
         unit = "activations" if limit.in_bytes else "bytes, as 80GB"
         raise ValueError(f"--memory-limit {text}: memory is counted in {unit} here")
-    if len(limit.values) not in (1, workers):
-        raise ValueError(f"--memory-limit must have one entry or {workers}, got {text!r}")
-    return limit.values * (workers // len(limit.values))
+    return for_each(limit.values, workers, "--memory-limit", "workers").tolist()
 
 
 def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -> dict[str, Any]:

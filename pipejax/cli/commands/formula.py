@@ -12,6 +12,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.file_fields import read_cell, whole
+from pipejax.checker.form import box_text
 from pipejax.cli.options.option import Count, Text, options, parse_float, parse_pairs, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, with_labels
@@ -142,14 +143,6 @@ def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
     return f"at {values}" if inside else f"towards many times {values}"
 
 
-def map_line(regime_map: "RegimeMap") -> str:
-    """Return the share of a map on which each schedule is the fastest."""
-    from pipejax.checker.form import box_text
-
-    areas = ", ".join(f"{name} {share:.0%}" for name, share in regime_map.shares.items())
-    return f"fastest on the map, {box_text(regime_map.parameters, regime_map.box)}: {areas}"
-
-
 HEIGHT = 3.4  # inches, the legend above included
 
 
@@ -251,7 +244,9 @@ def formula(
         if not per_worker and len({table.stages_per_worker for table in tables}) > 1:
             yield "stages per worker differ: with --per-worker all do the same work"
         if regimes is not None:
-            yield plain(map_line(regimes))
+            areas = (f"{name} {share:.0%}" for name, share in regimes.shares.items())
+            box_of_map = box_text(regimes.parameters, regimes.box)
+            yield plain(f"fastest on the map, {box_of_map}: {', '.join(areas)}")
         if form_family is not None:
             ratio = table.num_microbatches / table.num_workers
             yield from map(plain, family_lines(form_family, ratio))

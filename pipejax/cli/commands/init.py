@@ -60,13 +60,10 @@ def init(
     is_read = from_ is not None
     if kind == "rows" and not is_read:
         raise ValueError("init rows needs --from: a log, or several as a.log,b.log")
-    for name, value, is_allowed in (
-        ("model", model, kind == "rows" or (kind == "model" and not is_read)),
-        ("system", system, kind in ("system", "rows")),
-        ("from", from_, kind in ("model", "rows")),
-        ("columns", columns, kind == "rows"),
-    ):
-        if value is not None and not is_allowed:
+    takes = {"model": ["from"] if is_read else ["from", "model"], "system": ["system"]}.get(kind)
+    values = {"model": model, "system": system, "from": from_, "columns": columns}
+    for name, value in values.items():
+        if value is not None and takes is not None and name not in takes:
             other = f"{kind} --from" if is_read and name != "from" else kind
             raise ValueError(f"--{name} {value} does not go with {other}")
     suffix = ".csv" if kind == "rows" else ".json"

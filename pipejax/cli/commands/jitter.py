@@ -31,7 +31,7 @@ from pipejax.cli.output.report import (
     rows_table,
     seconds,
 )
-from pipejax.cli.output.runs import op_values, values_by_phase
+from pipejax.cli.output.runs import op_rows, values_by_phase
 from pipejax.schedules.table.links import LINK_OPTIONS
 
 HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row
@@ -161,7 +161,7 @@ def jitter(
     details: dict[str, Iterable[object]] = {"quantiles": [_quantiles(rows, runs)]}
     if ops:
         details["critical ops"] = [
-            values_by_phase(op_values(run.evaluation, run.node_share), "often", percent)._replace(
+            values_by_phase(run.evaluation, "often", run.node_share, percent)._replace(
                 title=f"{name}: share of samples in which ops are on the critical path"
             )
             for name, run in runs.items()
@@ -226,10 +226,7 @@ def _row(
         **pick(rank, "makespan_rank slowdown_rank fastest_share"),
     }
     if ops:
-        row["ops"] = [
-            {"op": v.op, "worker": v.worker, "critical_share": v.value}
-            for v in op_values(jittered.evaluation, jittered.node_share)
-        ]
+        row["ops"] = op_rows(jittered.evaluation, "critical_share", jittered.node_share)
     return row
 
 

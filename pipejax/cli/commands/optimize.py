@@ -128,7 +128,10 @@ def optimize(
         held = room.stages.held(best)
         outcome = Outcome(scenario.table(), result, best, held, room, minimize, folder)
         if result.stopped != "interrupted" or certificate.path is not None:
-            certify(_certificate(outcome, may_offload), certificate)
+            memory: Any = {"memory": held.memory, "limits": room.limits, "offload": may_offload}
+            bounds = {result.best.bound_by: result.lower_bound}
+            claim = pj.certificate(best, **memory, objective=minimize, lower_bounds=bounds)
+            certify(claim, certificate)
         rendezvous = _rendezvous_makespan(outcome, scenario.table_costs())
         data = as_json(outcome)
         if rendezvous is not None:
@@ -260,17 +263,6 @@ class Outcome(NamedTuple):
         busy, workers = float(self.run.busy.sum()), self.run.workers
         idle = workers * self.best_baseline[1] - busy
         return 1 - (workers * self.result.value - busy) / idle if idle > 0 else 0.0
-
-
-def _certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
-    return pj.certificate(
-        outcome.run,
-        memory=outcome.held.memory,
-        limits=outcome.room.limits,
-        objective=outcome.objective,
-        offload=may_offload,
-        lower_bounds={outcome.result.best.bound_by: outcome.result.lower_bound},
-    )
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def sweep_show(
         knees = [*stores.knees(results, candidates, rank, axis, percent / 100)]
         knee_rows = [row._asdict() for row in knees]
         more_answers["knee"] = {"axis": axis, "within": percent / 100, "rows": knee_rows}
-        view += knee_lines(results, rank, axis, knees[:1], percent)
+        view += [knee_line(results, rank, axis, knee, percent) for knee in knees[:1]]
         details["knee by axis"] = knee_table(results, rank, axis, knees)
     if map is not None:
         across, up = _pair(map, results.axes, "--map", "network.bandwidth,microbatch_size")
@@ -351,21 +351,17 @@ HEIGHT = 3.4  # inches, the legend above included
 LONG_NAMES = {"memory_bytes": "most memory of an accelerator"}  # of measures, in a picture
 
 
-def knee_lines(
-    results: "SweepResults", rank: str, axis: str, knees: "Sequence[Knee]", within: float
-) -> Iterator[str]:
-    """Yield the values of an axis between which the cost is near its best."""
-    for knee in knees:
-        scale = display_scale(results.units, axis, results.axes[axis].tolist())
-        cost_scale = display_scale(results.units, rank, [abs(knee.best)])
-        unit = cost_scale[1]
-        # costs of quantities that are better if larger are negative
-        cost, best = (cell(rank, abs(value), cost_scale) for value in (knee.cost, knee.best))
-        yield (
-            f"{words(axis)} {_between(results, axis, knee, scale)} {scale[1]}".rstrip()
-            + f" keeps {words(rank)} within {within:g} % of its best: {cost} {unit} instead "
-            f"of {best} {unit}"
-        )
+def knee_line(results: "SweepResults", rank: str, axis: str, knee: "Knee", within: float) -> str:
+    """Return the values of an axis between which the cost is near its best."""
+    scale = display_scale(results.units, axis, results.axes[axis].tolist())
+    # costs of quantities that are better if larger are negative
+    cost_scale = display_scale(results.units, rank, [abs(knee.best)])
+    ends = (cell(rank, abs(value), cost_scale) for value in (knee.cost, knee.best))
+    cost, best = (f"{end} {cost_scale[1]}" for end in ends)
+    return (
+        f"{words(axis)} {_between(results, axis, knee, scale)} {scale[1]}".rstrip()
+        + f" keeps {words(rank)} within {within:g} % of its best: {cost} instead of {best}"
+    )
 
 
 def _between(results: "SweepResults", axis: str, knee: "Knee", scale: tuple[float, str]) -> str:

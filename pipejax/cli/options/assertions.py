@@ -39,11 +39,7 @@ class Assertion(NamedTuple):
         return bool(compare(value, self.sign, self.value))
 
     def failure(self, result: Any) -> str | None:
-        """Return a line that says by how much an answer fails; None if the condition holds.
-
-        Raises:
-          ValueError: if the answer has no such value.
-        """
+        """Return a line that says by how much an answer fails; None if the condition holds."""
         values = [*inner_values(result, self.path)]
         if not values and not has_list(result, self.path):
             parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
@@ -80,11 +76,7 @@ def failed_assertions(assertions: Sequence[Assertion], answer: Any) -> list[str]
 
 
 def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:
-    """Read conditions on the answer of a command, before it runs.
-
-    Raises:
-      ValueError: if a text is no condition, or its name, unit or value does not fit the schema.
-    """
+    """Read conditions on the answer of a command, before it runs."""
     return [_parse(command, text) for text in texts]
 
 

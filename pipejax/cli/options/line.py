@@ -35,17 +35,6 @@ class Needs(NamedTuple):
     within: str = ""  # an option of which a part, behind =, may be one of the values instead
     otherwise: str = ""  # what it is in commands that do not take that one
 
-    def in_command(self, takes: Collection[str]) -> "Needs":
-        """Return the requirement within a command that takes these options."""
-        is_other = self.otherwise and self.other not in takes
-        return self._replace(other=self.otherwise) if is_other else self
-
-    def are_met(self, seen: Mapping[str, str]) -> bool:
-        """Return whether the values of other options meet the requirement."""
-        parts = seen.get(self.within, "").lower().split(",")
-        values = {seen.get(self.other, "").lower(), *(part.partition("=")[2] for part in parts)}
-        return (self.other in seen and not self.values) or bool(values & {*self.values})
-
 
 NEEDS: Mapping[str, Needs] = {
     **{
@@ -129,15 +118,15 @@ class LineOptions:
 
     def _check_effects(self) -> None:
         """Refuse options that have no effect beside the others."""
-        seen = dict(self.values)
-        for name, requirement in NEEDS.items():
-            needs = requirement.in_command(self.takes)
-            if name not in seen or needs.other not in self.takes:
+        seen = {name: value.lower() for name, value in self.values}
+        for name, needs in NEEDS.items():
+            if name not in seen:
                 continue
-            if needs.are_met(seen):
-                continue
-            if not needs.legal or seen[name].lower() in needs.legal:
-                lacks = f"{flag(needs.other)} {', '.join(needs.values)}".strip()
+            other = needs.other if needs.other in self.takes else needs.otherwise
+            parts = [part.partition("=")[2] for part in seen.get(needs.within, "").split(",")]
+            is_met = {seen.get(other), *parts} & {*needs.values} if needs.values else other in seen
+            if other in self.takes and not is_met and seen[name] in (needs.legal or (seen[name],)):
+                lacks = f"{flag(other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
     def named(self, error: Exception) -> str:
@@ -211,12 +200,7 @@ def _token(name: str, text: str, source: str, kinds: Collection[Any]) -> Any:
 def parse(
     command: Callable[..., Any], words: Sequence[str], options: LineOptions
 ) -> inspect.BoundArguments:
-    """Read the options of a command, as a line and its file of options give them.
-
-    Raises:
-      ValueError: if the command has no such option, its value is of another type, or it has no
-        effect beside the others.
-    """
+    """Read the options of a command, as a line and its file of options give them."""
     app = parser(command)
     app.config = (options.read,)
     try:

@@ -144,11 +144,7 @@ class MemoryLimit(NamedTuple):
 
     @classmethod
     def read(cls, text: str, option: str = LIMIT_OPTION) -> "MemoryLimit":
-        """Read the option.
-
-        Raises:
-          ValueError: if it is not a number above 0, with a unit of bytes or without, or several.
-        """
+        """Read the option."""
         entries = [entry.strip() for entry in text.split(",")]
         sizes = [read_quantity(entry, "B", option) for entry in entries]
         in_bytes = [size for size in sizes if size is not None]

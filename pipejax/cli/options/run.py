@@ -179,11 +179,7 @@ class TableFields(ScheduleSettings):
         return None if self.schedule is None else named(self.schedule)
 
     def scenario(self, settings: TableOptions | None = None) -> "pj.Scenario":
-        """Read the scenario, with other options of its schedule if these are given.
-
-        Raises:
-          ValueError: if the options do not name one table.
-        """
+        """Read the scenario, with other options of its schedule if these are given."""
         return parse_scenario(self, settings=settings)
 
     def planned_for(self, table: pj.ScheduleTable) -> dict[str, Any]:

@@ -84,11 +84,7 @@ def parse_scenario(
 
 
 def scenario_options(scenario: "pj.Scenario") -> Options:
-    """Return the options that `parse_scenario` reads as a scenario, in the order of the help.
-
-    Raises:
-      ValueError: if no option sets a part of it, or it comes from no file.
-    """
+    """Return the options of a scenario in the order of the help; raise if none sets a part."""
     options = _table_options(scenario)
     options |= _source_options(scenario)
     options |= _edit_options(scenario)

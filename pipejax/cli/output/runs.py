@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -90,50 +91,44 @@ def step_parts(result: Mapping[str, Any]) -> TextTable:
     return grid(columns)
 
 
-class OpValue(NamedTuple):
-    """A number that belongs to an op."""
-
-    op: str  # text of the op or fused pair
-    phase: str  # its letter, of a pair both
-    worker: int  # worker, or `NO_WORKER` for a collective
-    value: float  # the number
-
-
-def op_values(
-    evaluation: "pj.Evaluation", node_values: Float[NumpyArray, " nodes"]
-) -> list[OpValue]:
-    """List every op with its node's number."""
+def op_rows(
+    evaluation: "pj.Evaluation", name: str, node_values: NumpyArray
+) -> list[dict[str, Any]]:
+    """Return the number of every op's node for `--json`, under a name."""
     from pipejax.analysis.runs.timeline import bars
 
     return [
-        OpValue(
-            bar.label,
-            "+".join(op.phase.name for op in bar.ops),
-            bar.worker,
-            float(node_values[bar.node]),
-        )
+        {"op": bar.label, "worker": bar.worker, name: float(node_values[bar.node])}
         for bar in bars(evaluation)
     ]
 
 
-def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> TextTable:
+def values_by_phase(
+    evaluation: "pj.Evaluation",
+    name: str,
+    node_values: Float[NumpyArray, " nodes"],
+    format: Callable[[float], str],
+) -> TextTable:
     """Show the least and the most of each phase on each worker, with the op that has it."""
+    from pipejax.analysis.runs.timeline import bars
     from pipejax.engine.lowering.program import NO_WORKER
 
-    groups: dict[tuple[int, str], list[OpValue]] = {}
-    for value in values:
-        groups.setdefault((value.worker, value.phase), []).append(value)
-    smallest = [min(group, key=lambda v: v.value) for group in groups.values()]
-    largest = [max(group, key=lambda v: v.value) for group in groups.values()]
+    groups: dict[tuple[int, str], list[tuple[float, str]]] = {}
+    for bar in bars(evaluation):
+        phase = "+".join(op.phase.name for op in bar.ops)
+        group = groups.setdefault((bar.worker, phase), [])
+        group.append((float(node_values[bar.node]), bar.label))
+    smallest = [min(group, key=itemgetter(0)) for group in groups.values()]
+    largest = [max(group, key=itemgetter(0)) for group in groups.values()]
     return grid(
         [
             ("worker", ("-" if worker == NO_WORKER else worker for worker, _ in groups)),
             ("phase", (phase for _, phase in groups)),
             ("ops", map(len, groups.values())),
-            (f"least {name}", (format(v.value) for v in smallest)),
-            ("op with least", (v.op for v in smallest)),
-            (f"most {name}", (format(v.value) for v in largest)),
-            ("op with most", (v.op for v in largest)),
+            (f"least {name}", (format(value) for value, _ in smallest)),
+            ("op with least", (op for _, op in smallest)),
+            (f"most {name}", (format(value) for value, _ in largest)),
+            ("op with most", (op for _, op in largest)),
         ],
         keys=2,
     )
