@@ -24,11 +24,13 @@ DIFFERENT_DEFAULTS = {
     "memory_limit": "`optimize` searches under a limit, and has no other",
     "minibatch": "`plan` has no other source of costs than a model",
     "model": "`plan` has no other source of costs than a model",
-    "out": "`export` and `sweep run` are for their file",
+    "out": "`export`, `calibrate` and `sweep run` are for their file",
     "schedule": "`tune` takes one where nothing is said",
+    "stage_times": "`tune chunks` has no other source of costs",
     "steps": "`run` times some steps, `trace` is told how many there are",
-    "system": "`plan` has no other source of costs than a model",
+    "system": "`plan` has no other source of costs than a model, `calibrate` fits one",
     "tolerance": "`validate` counts percent, `run` an error of gradients",
+    "workers": "`tune chunks` has no table",
 }
 
 
