@@ -383,6 +383,7 @@ def test_command(answer, tmp_path):
         "own_lag": [3, 2, 1, 0],
         "max_delay": 14,
         "mean_delay": 8.5,
+        "figure": None,
     }
     result = answer(
         "staleness",

@@ -12,22 +12,9 @@ from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import (
-    Column,
-    TextTable,
-    gigabytes,
-    grid,
-    has_lines,
-    heading,
-    percent,
-    pick,
-    rows_table,
-)
+from pipejax.cli.output.report import TextTable, gigabytes, grid, heading, percent, pick
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
-# content of the lines and bars of the terminal, as plain numbers
-NUMBERS = [Column(f"{name} delay", f"{name}_delay") for name in ("mean", "max")]
-COUNTS = [Column(name, name) for name in ("delay", "count", "share")]
 
 
 @options
@@ -68,10 +55,7 @@ def staleness(
         "workers": [_workers(staleness_result, result.get("weight_bytes"))]
     }
     if table.updates_within:
-        rows = [_histogram([row["share"] for row in result["histogram"]])]
-        if not has_lines():
-            rows = [rows_table([result], NUMBERS), rows_table(result["histogram"], COUNTS)]
-        details["delays"] = rows
+        details["delays"] = [_histogram([row["share"] for row in result["histogram"]])]
     return Answer(result, _view(table, staleness_result, result), details=details)
 
 

@@ -259,7 +259,8 @@ def read_config(
         raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")
     content = loaders[path.suffix](path)
     firsts = {name.partition(" ")[0] for name in commands}
-    sections = {key: value for key, value in content.items() if key in firsts and _is_table(value)}
+    tables = {key for key, value in content.items() if isinstance(value, dict) and value}
+    sections = {key: content[key] for key in content if key in firsts & tables}
     shared = [(key, value) for key, value in content.items() if key not in sections]
     section: dict[str, Any] = sections
     for word in command.split():  # the section of `sweep run` is sweep.run
@@ -290,15 +291,11 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, str | bool | int | float):
         return str(value)
     parts = value if isinstance(value, list) else ()
-    if _is_table(value):
+    if isinstance(value, dict) and value:
         return ",".join(f"{key}={_text(part, where)}" for key, part in value.items())
     if not parts or any(isinstance(part, list | dict) for part in parts):
         raise ValueError(f"{where} must be a text, a number or a list of them, got {value!r}")
     return ",".join(_text(part, where) for part in parts)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value)
 
 
 # options that a further command does not repeat: outputs, and options written out already

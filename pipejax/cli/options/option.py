@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin
@@ -256,8 +256,7 @@ NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of all: in its signature alone, which cyclopts reads."""
-    signature = inspect.signature(command)
-    takes = signature.parameters
+    takes = inspect.signature(command).parameters
     has_outputs = any(output_kind(option.annotation) for option in takes.values())
     excluded = {"force": not has_outputs, "format": command.__name__ in NO_TABLES}
     common = [
@@ -270,13 +269,16 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, (kind, default) in COMMON.items()
         if name not in takes and not excluded.get(name)
     ]
+    return with_signature([*takes.values(), *common])
 
-    def described(*args: Any, **options: Any) -> Any:
-        return command(*args, **options)
 
-    parameters = [*takes.values(), *common]
+def with_signature(parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
+    """Return a function that has these parameters for cyclopts, and does nothing."""
+
+    def described(*args: Any, **options: Any) -> None: ...
+
     function: Any = described
-    function.__signature__ = signature.replace(parameters=parameters)
+    function.__signature__ = inspect.Signature(parameters)
     function.__annotations__ = {option.name: option.annotation for option in parameters}
     return described
 

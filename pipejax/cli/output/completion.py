@@ -11,7 +11,7 @@ from pipejax.base.checks import resolve_choice
 from pipejax.cli.commands.init import USED_BY
 from pipejax.cli.commands.tune import SETTINGS
 from pipejax.cli.options.catalogue import CATALOGUE, FLAG, begin_sentence, flag, record
-from pipejax.cli.options.option import command_options
+from pipejax.cli.options.option import command_options, with_signature
 from pipejax.costs.model.model import model_names
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import system_names
@@ -48,9 +48,6 @@ def _completable(
     command: str, function: Callable[..., Any], values_by_kind: Mapping[str, Any]
 ) -> Callable[..., None]:
     """Return a function with the options of a command, whose types name the values to complete."""
-
-    def completable(**options: Any) -> None: ...
-
     keyword_only, positional = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
     parameters = []
     for name in command_options(function):
@@ -71,7 +68,4 @@ def _completable(
         parameters.append(inspect.Parameter(name, keyword_only, annotation=kind, default=None))
     argument: Any = Literal[*ARGUMENTS[command]] if command in ARGUMENTS else Path
     parameters.insert(0, inspect.Parameter("argument", positional, annotation=argument))
-    # `inspect` reads it, though types of functions do not list it
-    completable.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    completable.__annotations__ = {option.name: option.annotation for option in parameters}
-    return completable
+    return with_signature(parameters)
