@@ -145,7 +145,10 @@ def show(
         if is_on and suffix != ".html":
             raise ValueError(f"--{name} has no effect without --out PAGE.html")
     paper = None if suffix in (None, ".html") else printed.paper()
-    caption_out = _caption_output(picture, out)
+    caption_out = Output()
+    if picture.caption == "beside" and out.path is not None:
+        path = out.path.with_suffix(".md")
+        caption_out = Output(path, "--caption beside: --out", out.force).check(ANY)
     with_curves = memory or suffix == ".html"
     settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
     scenarios, missing = shown_scenarios(run, settings, schedules)
@@ -160,13 +163,6 @@ def show(
         webbrowser.open(out.written.resolve().as_uri())
     result = _as_json(scene, missing, several=schedules is not None)
     return Answer(result, _view(scene, missing, out, caption_out, width))
-
-
-def _caption_output(picture: PictureSettings, out: Output) -> Output:
-    """Return the file of the caption, if it has one."""
-    if picture.caption != "beside" or out.path is None:
-        return Output()
-    return Output(out.path.with_suffix(".md"), "--caption beside: --out", out.force).check(ANY)
 
 
 def _scene(

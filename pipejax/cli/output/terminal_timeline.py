@@ -175,53 +175,32 @@ def _row(
         edge = CRITICAL_EDGE if bar.is_critical else EDGE
         for op, width in zip(bar.ops, widths, strict=True):
             single = bar._replace(ops=(op,))
-            op_cells = _OpCells(single, looks[op.phase.name], width, edge, op in second, with_stage)
-            texts = op_cells.coloured() if line.in_colour else op_cells.plain()
+            look = looks[op.phase.name] if line.in_colour else None
+            texts = _op_cells(single, look, width, edge, op in second, with_stage)
             cells[first : first + width] = texts
             first, edge = first + width, "+"
     return Text.assemble(*cells)
 
 
-class _OpCells(NamedTuple):
-    """An op as cells."""
-
-    bar: "Bar"  # the op
-    look: palette.Look  # colours of its phase
-    width: int  # number of cells
-    edge: str  # sign at its start
-    is_second: bool  # whether it belongs to the second pipe
-    with_stage: bool  # whether its stage does not follow from its worker
-
-    def coloured(self) -> list[tuple[str, str]]:
-        """Return (text, style) of each cell: the colour shows the phase."""
-        look = self.look
-        ground = look.shade if self.is_second else look.fill
-        # "+" joins the two ops of a fused pair, a thin white line separates all others
-        is_joined = self.edge == "+"
-        edge = ("+" if is_joined else BORDER)[: self.width - 1]
-        text = self._label(self.width - len(edge), self.bar.number)
-        style = f"{look.ink} on {ground}" + (" underline" if self.bar.is_critical else "")
-        inside = text.center(self.width - len(edge), self._stroke)
-        edge_style = f"{look.ink if is_joined else palette.WHITE} on {ground}"
-        return [(sign, edge_style) for sign in edge] + [(letter, style) for letter in inside]
-
-    def plain(self) -> list[tuple[str, str]]:
-        """Return (text, style) of each cell, without colours: the letter shows the phase."""
-        edge = self.edge[: self.width - 1]
-        text = edge + self._label(self.width - len(edge), self.bar.ops[0].phase.name)
-        return [(letter, "") for letter in text.ljust(self.width, self._stroke)]
-
-    @property
-    def _stroke(self) -> str:
-        return STROKE if self.is_second else " "
-
-    def _label(self, width: int, shortest: str) -> str:
-        """Return the longest label of the op that fits the width."""
-        phase, number = self.bar.ops[0].phase.name, self.bar.number
-        labels = [f"{phase}{number}", shortest] if number else [phase]
-        if number and self.with_stage:
-            labels.insert(0, self.bar.label)
-        return next((label for label in labels if len(label) <= width), "")
+def _op_cells(
+    bar: "Bar", look: palette.Look | None, width: int, edge: str, second: bool, with_stage: bool
+) -> list[tuple[str, str]]:
+    """Return (text, style) of each cell of an op; without colours the letter shows the phase."""
+    phase, number = bar.ops[0].phase.name, bar.number
+    labels = [f"{phase}{number}", phase if look is None else number] if number else [phase]
+    if number and with_stage:
+        labels.insert(0, bar.label)
+    # "+" joins the two ops of a fused pair; in colour a thin white line separates all others
+    is_joined, stroke = edge == "+", STROKE if second else " "
+    edge = (edge if look is None or is_joined else BORDER)[: width - 1]
+    text = next((label for label in labels if len(label) <= width - len(edge)), "")
+    if look is None:
+        return [(letter, "") for letter in (edge + text).ljust(width, stroke)]
+    ground = look.shade if second else look.fill
+    style = f"{look.ink} on {ground}" + (" underline" if bar.is_critical else "")
+    edge_style = f"{look.ink if is_joined else palette.WHITE} on {ground}"
+    inside = text.center(width - len(edge), stroke)
+    return [(sign, edge_style) for sign in edge] + [(letter, style) for letter in inside]
 
 
 def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
