@@ -34,6 +34,7 @@ from pipejax.cli.output.report import (
     percent,
     pick,
     plain,
+    quantity,
     rows_table,
     seconds,
     short_percent,
@@ -42,14 +43,12 @@ from pipejax.cli.output.report import (
 from pipejax.cli.output.runs import (
     memory_json,
     memory_text,
-    mfu_text,
     op_rows,
     paths_json,
     paths_table,
     step_facts,
     step_json,
     step_parts,
-    tokens_text,
     values_by_phase,
 )
 from pipejax.schedules.table.links import LINK_OPTIONS
@@ -224,7 +223,12 @@ def _view(
     shares = ", ".join(f"{name} {short_percent(share)}" for name, share in path)
     yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
     if scenario.workload is not None and scenario.system is not None:
-        yield plain(f"{tokens_text(result)}; {mfu_text(result)}")
+        yield plain(
+            f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
+            f"accelerators; MFU {percent(result['mfu'])} of {result['precision']} (causal "
+            "attention counted in full), "
+            f"{quantity(result['flops_per_accelerator'], 'FLOP/s')} each"
+        )
         yield plain(memory_text(result))
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:

@@ -87,7 +87,11 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     # options that matter most get the free lines; they are printed in the order of the catalogue
     lines_by_option: dict[str, list[str]] = {}
     for key in sorted(records, key=lambda key: _rank(key, options[key])):
-        row = (_option_text(key, records[key]), _text(records[key], options[key], width - column))
+        default = _default(options[key])
+        text = options[key].help + default
+        if len(text) > width - column:
+            text = begin_sentence(records[key].head) + default
+        row = (_option_text(key, records[key]), text)
         option_lines = list(_columns([row], column, width))
         if len(option_lines) <= num_free_lines:
             lines_by_option[key] = option_lines
@@ -178,13 +182,6 @@ def _default(option: "CommandOption") -> str:
     if option.default is None or isinstance(option.default, bool):
         return ""
     return f" [default: {option.default}]"
-
-
-def _text(entry: Option, option: "CommandOption", width: int) -> str:
-    """Return the help of an option: all of it if it fits the width, else its first part."""
-    default = _default(option)
-    text = option.help + default
-    return text if len(text) <= width else begin_sentence(entry.head) + default
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:

@@ -46,21 +46,6 @@ def memory_json(
     return {"memory_bytes": needed, "memory_parts": parts}
 
 
-def tokens_text(result: Mapping[str, Any]) -> str:
-    """Return the tokens per second of a step, on its accelerators."""
-    return (
-        f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
-        "accelerators"
-    )
-
-
-def mfu_text(result: Mapping[str, Any]) -> str:
-    """Return the model FLOP utilization, and FLOP per second."""
-    rate = result["flops_per_accelerator"] / 1e12
-    peak = f"{result['precision']} (causal attention counted in full)"
-    return f"MFU {percent(result['mfu'])} of {peak}, {rate:.3g} TFLOP/s each"
-
-
 def memory_text(result: Mapping[str, Any]) -> str:
     """Return the parts of the fullest worker's memory."""
     fullest = int(np.argmax(result["memory_bytes"]))

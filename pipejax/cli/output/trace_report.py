@@ -26,7 +26,7 @@ from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 if TYPE_CHECKING:
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
     from pipejax.traces.findings.analysis import Analysis
-    from pipejax.traces.findings.attribution import Attribution, Share
+    from pipejax.traces.findings.attribution import Attribution
     from pipejax.traces.findings.suspects import Suspect
 
 MAX_OTHERS = 2  # other suspects on the first screen
@@ -127,16 +127,22 @@ def trace_view(
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
         yield plain(f"also, in the mean pipeline: {first_fault(advice, step)}")
-    if analysis.against is not None:
-        yield _against(analysis.against)
+    if (shares := analysis.against) is not None:
+        other, explained = shares.other or 0.0, float(shares.replayed.mean()) - shares.ideal
+        longer = float(shares.recorded.mean()) - other
+        word = "slower" if longer >= 0 else "faster"
+        yield plain(
+            f"{seconds(abs(longer))} {word} than the other run ({seconds(other)} per step); "
+            f"times of ops and messages explain {seconds(explained)}"
+        )
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
     parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
-    shares = (
+    texts = (
         f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
         for part in parts
     )
-    yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(shares)}")
+    yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(texts)}")
     min_saving = MIN_SAVING * advice.step_time
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step)
@@ -291,17 +297,6 @@ def _time(value: float) -> str:
     return seconds(value) if value > 0 else "below the clocks' resolution"
 
 
-def _against(shares: "Attribution") -> object:
-    """Return the slowdown against the other run, and the part that times of ops explain."""
-    step, other = float(shares.recorded.mean()), shares.other or 0.0
-    word = "slower" if step >= other else "faster"
-    explained = float(shares.replayed.mean()) - shares.ideal
-    return plain(
-        f"{seconds(abs(step - other))} {word} than the other run ({seconds(other)} per step); "
-        f"times of ops and messages explain {seconds(explained)}"
-    )
-
-
 def _forecast(analysis: "Analysis") -> Iterator[object]:
     forecast = analysis.forecast
     if forecast is not None:
@@ -336,21 +331,18 @@ def _deal(analysis: "Analysis") -> Iterator[object]:
         )
 
 
-def _largest(shares: "Attribution", count: int) -> "Iterator[Share]":
-    """Yield the largest shares of each kind."""
-    step, counts = float(shares.recorded.mean()), Counter[str]()
+def _shares(shares: "Attribution") -> object:
+    """Show the largest shares of each kind."""
+    counts, rows = Counter[str](), list[dict[str, Any]]()
     for share in shares.shares:
         counts[share.kind] += 1
-        if share.saves > MIN_SHARE * step and counts[share.kind] <= count:
-            yield share
-
-
-def _shares(shares: "Attribution") -> object:
-    rows = [*_largest(shares, MAX_SHARES)]
+        is_large = share.saves > MIN_SHARE * float(shares.recorded.mean())
+        if is_large and counts[share.kind] <= MAX_SHARES:
+            rows.append(share._asdict())
     if not rows:
         return f"no part alone costs more than {percent(MIN_SHARE)}"
     return rows_table(
-        (share._asdict() for share in rows),
+        rows,
         (
             Column("part", _name),
             Column("saves", "saves", seconds),
