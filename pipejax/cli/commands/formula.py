@@ -220,13 +220,7 @@ def formula(
     regimes = None
     if paper is not None:
         forms = dict(zip(schedule_labels, [form, *others], strict=True))
-        labels_of_tables = zip(schedule_labels, tables, strict=True)
-        captions = (
-            f"{label} planned for {_times_text(plans[table.name])}"
-            for label, table in labels_of_tables
-            if table.name in plans
-        )
-        regimes = _draw(forms, "; ".join(captions), paper, figure)
+        regimes = _draw(forms, [plans.get(table.name) for table in tables], paper, figure)
     result = form.as_json() | {"planned_for": plans, "certificate": form.certificate(table)}
     if form_family is not None:
         fit = pick(form_family, "first period found_on verified_on")
@@ -256,7 +250,10 @@ def formula(
 
 
 def _draw(
-    forms: "Mapping[str, pj.results.Formula]", caption: str, paper: "Paper", figure: Output
+    forms: "Mapping[str, pj.results.Formula]",
+    plans: Sequence[Mapping[str, Any] | None],
+    paper: "Paper",
+    figure: Output,
 ) -> "RegimeMap":
     """Draw the fastest schedule over two parameters, in times of the first."""
     from pipejax.analysis.formula.versus import regime_map
@@ -268,6 +265,10 @@ def _draw(
         Side(f"{name} / {unit}", values)
         for name, values in zip(others, (regimes.across, regimes.up), strict=True)
     ]
+    named_plans = zip(forms, plans, strict=True)
+    caption = "; ".join(
+        f"{label} planned for {_times_text(times)}" for label, times in named_plans if times
+    )
     with drawing(figure, 1, HEIGHT, paper) as (picture, axes):
         draw_regions(axes, sides[0], sides[1], regimes.codes, regimes.names)
         picture.supxlabel("\n".join(paper.wrapped(caption)), fontsize=paper.small, parse_math=False)

@@ -128,16 +128,14 @@ def optimize(
         held = room.stages.held(best)
         outcome = Outcome(scenario.table(), result, best, held, room, minimize, folder)
         if result.stopped != "interrupted" or certificate.path is not None:
-            memory: Any = {"memory": held.memory, "limits": room.limits, "offload": may_offload}
+            claim: Any = {"memory": held.memory, "limits": room.limits, "objective": minimize}
             bounds = {result.best.bound_by: result.lower_bound}
-            claim = pj.certificate(best, **memory, objective=minimize, lower_bounds=bounds)
-            certify(claim, certificate)
+            claim |= {"offload": may_offload, "lower_bounds": bounds}
+            certify(pj.certificate(best, **claim), certificate)
         rendezvous = _rendezvous_makespan(outcome, scenario.table_costs())
-        data = as_json(outcome)
-        if rendezvous is not None:
-            data["rendezvous_makespan"] = rendezvous
+        more = {} if rendezvous is None else {"rendezvous_makespan": rendezvous}
         return Answer(
-            data,
+            as_json(outcome) | more,
             _view(outcome, rendezvous),
             next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
