@@ -95,8 +95,15 @@ class TimingSettings:
             corners = pj.analysis.corners(
                 evaluation.program, self._costs(evaluation), target=target
             )
-            if target is not None:
-                yield _add_target(result, corners)
+            if target is not None:  # at the nominal costs
+                lateness = float(corners.total_negative_slack[0])
+                worst_slack = float(corners.slack[0].min())
+                result |= {"target": corners.target, "worst_slack": worst_slack}
+                result["total_negative_slack"] = lateness
+                yield plain(
+                    f"target {seconds(target)}: worst slack {seconds(worst_slack)}; total "
+                    f"negative slack of the workers {seconds(lateness)}"
+                )
             if self.corner:
                 yield _add_corners(result, corners, evaluation)
             if self.slack:
@@ -121,17 +128,6 @@ class TimingSettings:
             except ValueError as error:
                 raise ValueError(f"--corner {text}: {error}") from None
         return costs
-
-
-def _add_target(result: dict[str, Any], corners: "Corners") -> object:
-    """Add the slack of the run at the nominal costs against the target, and return it as text."""
-    lateness, worst_slack = float(corners.total_negative_slack[0]), float(corners.slack[0].min())
-    result |= {"target": corners.target, "worst_slack": worst_slack}
-    result["total_negative_slack"] = lateness
-    return plain(
-        f"target {seconds(corners.target or 0.0)}: worst slack {seconds(worst_slack)}; total "
-        f"negative slack of the workers {seconds(lateness)}"
-    )
 
 
 def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:

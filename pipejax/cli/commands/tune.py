@@ -154,7 +154,10 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
         }
         run, launches = scenario.replace(num_microbatches=best.microbatches), tuple[Any, ...]()
         if best.workload is not None:  # options can write the setting
-            run = run.with_workload(_with_setting(run, best.workload))
+            assert run.source.workload is not None
+            names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
+            fields: Any = {name: getattr(best.workload, name) for name in names}
+            run = run.with_workload(dataclasses.replace(run.source.workload, **fields))
             stack = scenario.source.stack
             launches = machine_launches(best.workload, run.table(), system, stack, launcher)
         details: dict[str, Iterable[object]] = {}
@@ -175,14 +178,6 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
     with best_so_far(report) as keep:
         tuned = _tune(scenario, on_best=keep, launcher=launcher, **arguments)
     return report(tuned)
-
-
-def _with_setting(run: "pj.Scenario", tuned: "pj.Workload") -> "pj.Workload":
-    """Return the workload of a run with the layers and the recomputation of the tuned one."""
-    assert run.source.workload is not None
-    names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
-    fields: Any = {name: getattr(tuned, name) for name in names}
-    return dataclasses.replace(run.source.workload, **fields)
 
 
 def _view(

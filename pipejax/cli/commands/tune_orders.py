@@ -9,11 +9,12 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
-from pipejax.cli.options.memory import read_weights_limit
+from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import (
     Count,
     CountIfGiven,
     Text,
+    for_each,
     options,
     parse_pairs,
     parse_seconds,
@@ -376,6 +377,9 @@ def _draw_places(placed: "PlacedCosts", result: "Found[Any]", figure: Output) ->
     figure.save(lambda draft: save(picture, draft))
 
 
+WEIGHTS_OPTION = "--weights-limit"
+
+
 @options
 def lookahead(
     *,
@@ -408,7 +412,14 @@ def lookahead(
             raise ValueError(f"{option} does not go with tune lookahead, which finds it")
     scenario = scenario.with_edit(ShardingCells(edit.lane, (0,)))
     table, workload, costs = build(scenario), scenario.workload, scenario.table_costs()
-    limits, in_bytes = read_weights_limit(weights_limit, table, workload)
+    limits, in_bytes = None, workload is not None
+    if weights_limit is not None:
+        values, in_bytes = MemoryLimit.read(weights_limit, WEIGHTS_OPTION)
+        limits = for_each(values, table.num_workers, WEIGHTS_OPTION, "workers")
+        if in_bytes and workload is None:
+            raise ValueError(
+                f"{WEIGHTS_OPTION} in bytes needs --model, which says what stages take"
+            )
     sizes = np.ones(table.num_stages)
     if workload is not None and in_bytes:
         from pipejax.costs.stage.stage_work import gathered_sizes

@@ -8,7 +8,7 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.options.option import Text, for_each, parse_list
+from pipejax.cli.options.option import for_each, parse_list
 from pipejax.cli.output.report import gigabytes
 from pipejax.schedules.cells.ops import AT_WORK
 from pipejax.schedules.table.held_activations import LEDGER_SIZES, WEIGHT_SHARE, static_bytes
@@ -107,7 +107,6 @@ class ActivationOptions(NamedTuple):
 
 
 LIMIT_OPTION = "--memory-limit"
-WEIGHTS_OPTION = "--weights-limit"
 
 
 class Room(NamedTuple):
@@ -187,15 +186,3 @@ class MemoryLimit(NamedTuple):
         limits = self.room(table, activations, workload).limits
         counts_in_bytes = shown.unit == "bytes" and not self.in_bytes
         return limits * shown.sizes.max() if counts_in_bytes else limits
-
-
-def read_weights_limit(
-    text: Text, table: pj.ScheduleTable, workload: "pj.Workload | None"
-) -> tuple[Float[NumpyArray, " workers"] | None, bool]:
-    """Read the limit of gathered weights, (workers) or None, and whether it is in bytes."""
-    if text is None:
-        return None, workload is not None
-    values, in_bytes = MemoryLimit.read(text, WEIGHTS_OPTION)
-    if in_bytes and workload is None:
-        raise ValueError(f"{WEIGHTS_OPTION} in bytes needs --model, which says what stages take")
-    return for_each(values, table.num_workers, WEIGHTS_OPTION, "workers"), in_bytes

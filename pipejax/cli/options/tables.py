@@ -187,10 +187,8 @@ class ScheduleSettings:
 
     def table_options(self, run_options: tuple[str, ...] = ()) -> TableOptions:
         """Return the options that are set; `run_options` name those of runs too."""
-        fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS}
+        fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS if name not in EDITS}
         options = {name: value for name, value in fields.items() if value is not None}
-        for name in ("recompute_cells", "sharding_lane", "lookahead", "residency"):
-            options.pop(name, None)
         gathering = parse_gathering(self.sharding_lane, self.lookahead, self.residency)
         if self.schedule_options is not None:
             custom = _parse_options(options.pop("schedule_options"))
@@ -202,13 +200,12 @@ class ScheduleSettings:
             share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
             options["stage_shares"] = parse_list(self.stage_shares, "--stage-shares")
-        for name in ("planned_offload", "planned_load"):
-            if name in options:
-                times = parse_list(options[name], flag(name))
-                options[name] = times if len(times) > 1 else times[0]
-        for builder_name, option_name in PLANNED.items():
-            if option_name in options:
-                options[builder_name] = options.pop(option_name)
+        for argument, name in PLANNED.items():
+            value = options.pop(name, None)
+            if isinstance(value, str):
+                times = parse_list(value, flag(name))
+                value = times if len(times) > 1 else times[0]
+            options |= {} if value is None else {argument: value}
         if self.memory_limit is not None:
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
@@ -220,6 +217,7 @@ class ScheduleSettings:
 
 
 SCHEDULE_OPTIONS = tuple(field.name for field in dataclasses.fields(ScheduleSettings))
+EDITS = ("recompute_cells", "sharding_lane", "lookahead", "residency")  # of tables
 
 
 def _parse_options(text: str) -> dict[str, Any]:

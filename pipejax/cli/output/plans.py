@@ -93,9 +93,12 @@ OVERLAPS = (  # fields of a workload, name of the traffic, and the option
 
 def plan_view(plan: "PlanResult") -> Iterator[object]:
     """Yield the best layout, its evidence and assumptions, and the next layouts."""
-    best, request = plan.best, plan.request
+    best, request, band = plan.best, plan.request, ""
+    if best.band is not None:
+        low, high = map(seconds, best.band)
+        band = f" ({best.band_percent:g} %: {low} to {high})"
     yield (
-        f"[bold]{seconds(best.step_time)}[/] per step{_band(best)} for {request.model.name} on "
+        f"[bold]{seconds(best.step_time)}[/] per step{band} for {request.model.name} on "
         f"{request.gpus} {request.system.name}: {_long_text(best)}"
     )
     yield plain(
@@ -274,10 +277,3 @@ def _ties(entry: "PlannedLayout") -> str:
         settings = [f"{word} {tie[name]}".lstrip() for name, word in words.items() if name in tie]
         texts.append(", ".join(settings))
     return "; ".join(texts) + ("; .." if entry.also[MAX_TIES:] else "")
-
-
-def _band(entry: "PlannedLayout") -> str:
-    if entry.band is None:
-        return ""
-    low, high = entry.band
-    return f" ({entry.band_percent:g} %: {seconds(low)} to {seconds(high)})"
