@@ -13,7 +13,7 @@ from pipejax.cli.options import line
 from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Room
 from pipejax.cli.options.option import CountIfGiven, options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions
-from pipejax.cli.options.scenario import check_pairs, command_line, parse_scenario, required
+from pipejax.cli.options.scenario import check_used, command_line, parse_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import (
     JSON,
@@ -216,7 +216,7 @@ def _read_problem(run: OptimizedRun, limit: MemoryLimit) -> "tuple[pj.Scenario, 
     scenario = required(parse_scenario(run, settings=settings))
     # times of O and L may be used even if the table has none: the search may offload
     table, costs = scenario.table(), scenario.table_costs()
-    check_pairs(scenario, [table])  # O and L may be missing: the search may put them in
+    check_used(scenario, [table], letters=["pair"])  # the search may put in O and L
     room = limit.room(table, activations, scenario.workload)
     # a model always has times of O and L, also where activations do not go to the host
     offloads = has_host_times(costs) if scenario.workload is None else table.offloads

@@ -299,17 +299,7 @@ def _text(value: Any, where: str) -> str:
 
 
 # options that a further command does not repeat: outputs, and options written out already
-ANSWERED = (
-    "json",
-    "details",
-    "format",
-    "config",
-    "out",
-    "figure",
-    "certificate",
-    "force",
-    "assert_",
-)
+ANSWERED = (*COMMON, "out", "figure", "certificate")
 
 
 def written(*names: str) -> dict[str, Any]:

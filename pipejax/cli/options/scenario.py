@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipejax as pj
@@ -643,35 +643,32 @@ def named_launch(scenario: "pj.Scenario") -> "pj.results.Launch | None":
 
 
 def check_used(
-    scenario: "pj.Scenario", tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
+    scenario: "pj.Scenario",
+    tables: Iterable[pj.ScheduleTable],
+    builders: Iterable[Builder] = (),
+    letters: Collection[str] | None = None,
 ) -> None:
-    """Refuse a time of ops that no table has, and that none is planned for."""
-    tables, optional_times = list(tables), _optional_times(scenario)
-    check_pairs(scenario, tables)
-    optional_times.pop("pair", None)
-    if not optional_times:
-        return
+    """Refuse a time of ops, of some letters, that no table has and that none is planned for."""
     from pipejax.costs.costs import PHASE_FIELDS
 
-    used = {table.name: {phase.name for phase in table.used_phases} for table in tables}
+    used: dict[str, set[str]] = {}  # letters by name of the table
+    valid_letters = dict.fromkeys(("pair", *PHASE_FIELDS))
+    for table in tables:
+        used_letters = used.setdefault(table.name, set())
+        used_letters |= {phase.name for phase in table.used_phases}
+        used_letters |= {"pair"} if table.is_fused.any() else set()
+        valid_letters |= dict.fromkeys(table.grammar.letters)
     # fields of costs for which builders plan their order
     planned = {field for builder in builders for field in builder.takes}
-    letters = (letter for table in tables for letter in table.grammar.letters)
-    valid_letters = tuple(dict.fromkeys((*PHASE_FIELDS, *letters)))
-    for letter, text in optional_times.items():
+    for letter, text in _optional_times(scenario).items():
+        if letters is not None and letter not in letters:
+            continue
         if letter not in valid_letters:
             raise ValueError(f"{text} is not LETTER=TIME: letters are {', '.join(valid_letters)}")
         is_planned = PHASE_FIELDS.get(letter) in planned
-        if not is_planned and not any(letter in phases for phases in used.values()):
-            raise ValueError(f"{text} has no effect: no {letter} in {', '.join(used)}")
-
-
-def check_pairs(scenario: "pj.Scenario", tables: Iterable[pj.ScheduleTable]) -> None:
-    """Refuse a time of fused pairs that no table has."""
-    pairs, tables = _optional_times(scenario).get("pair", ""), list(tables)
-    if pairs and not any(table.is_fused.any() for table in tables):
-        names = ", ".join(dict.fromkeys(table.name for table in tables))
-        raise ValueError(f"{pairs} has no effect: no fused pair in {names}")
+        if not is_planned and not any(letter in names for names in used.values()):
+            noun = "fused pair" if letter == "pair" else letter
+            raise ValueError(f"{text} has no effect: no {noun} in {', '.join(used)}")
 
 
 # times without effect on a table that lacks these ops; without cells, the step ends with A and U
