@@ -11,6 +11,8 @@ import pytest
 from launch_reader import read_launch
 
 import pipejax as pj
+from pipejax.cli.output.plans import plan_view
+from pipejax.cli.output.report import seconds
 from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file
@@ -599,6 +601,60 @@ def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, call):
     text = " ".join(call(*line, "--launcher", "torchtitan")[1].split())
     assert f"took {factors[0]:.3g} to {factors[-1]:.3g} times the predicted memory (4" in text
     assert answer(*line)["memory_factors"] == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gpus", "sequence", "choices"),
+    [
+        ("torchtitan", 16, 16384, {"pipeline": [1], "tensor": [2], "context": [1]}),
+        ("torchtitan", 32, 16384, {"pipeline": [2], "tensor": [2], "context": [1]}),
+        ("torchtitan", 8, 2048, {"pipeline": [1], "context": [1]}),
+        ("DeepSpeed", 16, 16384, {}),  # no runs that say what memory took
+        ("torchtitan", 8, 65536, {"context": [1], "tensor": [1]}),  # none has room
+    ],
+)
+def test_a_plan_begins_with_what_fits_as_measured(launcher, gpus, sequence, choices):
+    model, h100 = dataclasses.replace(LLAMA, sequence=sequence), pj.load_system("h100")
+
+    def planned(limit=None):
+        return pj.plan(
+            model,
+            h100,
+            gpus=gpus,
+            minibatch=64,
+            choices=choices,
+            launcher=launcher,
+            memory_limit=limit,
+        )
+
+    plan = planned()
+    factors = plan.request.memory_factors
+    assert bool(factors) == (launcher == "torchtitan")
+    sure = float(h100.memory_available) / max(factors, default=1.0)
+    asked = planned(plan.request.room)  # a limit of the user's own: predictions decide
+    assert asked.best.step_time <= plan.best.step_time
+    is_sure = plan.best.memory_bytes <= sure
+    faster = [entry for entry in plan.outside if is_sure and entry.memory_bytes > sure]
+    fits = plan.estimates.memory_bytes <= sure
+    if asked.best.memory_bytes <= sure or not fits.any():
+        assert plan.best.layout == asked.best.layout
+        assert not faster
+    else:
+        assert plan.best.layout == planned(sure).best.layout
+        assert plan.best.memory_bytes <= sure
+        assert faster[0].layout == asked.best.layout  # then those of other regimes
+    text = "\n".join(str(line) for line in plan_view(plan))
+    named = re.findall(
+        r"faster if it fits \((.*) GB at (.*) times the predicted memory\): (.*) with", text
+    )
+    assert named == [
+        (
+            f"{factors[-1] * entry.memory_bytes / 1e9:.3g}",
+            f"{factors[-1]:.3g}",
+            seconds(entry.step_time),
+        )
+        for entry in faster
+    ]
 
 
 LONG = dataclasses.replace(LLAMA, sequence=32768)  # which only recomputation makes fit

@@ -33,7 +33,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RecomputeCells(Edit):
-    """RecomputeCells before every backward, as R cells of the table."""
+    """Recomputation before every backward, as R cells of the table."""
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
         """Put R cells into the table."""
@@ -42,7 +42,7 @@ class RecomputeCells(Edit):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShardingCells(Edit):
-    """ShardingCells of sharded weights: its lane, and the cells that are put into a table."""
+    """Cells of sharded weights: their lane, and the cells that are put into a table."""
 
     lane: str | None = None  # default: the table's, or beside compute for cells that are put in
     # uses by which weights are gathered ahead, and stages gathered at once: of all workers, or of

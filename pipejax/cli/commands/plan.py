@@ -27,7 +27,6 @@ from pipejax.cli.output.plans import (
     launch_json,
     launch_lines,
     layout_json,
-    memory_json,
     plan_details,
     plan_view,
 )
@@ -190,7 +189,7 @@ def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
         "outside": [_as_json(entry) for entry in planned.outside],
         "under_launchers": [entry._asdict() for entry in planned.under_launchers],
         "reversals": [entry._asdict() for entry in planned.break_even_factors],
-        **memory_json(planned),
+        **pick(planned.request, "memory_factors"),
         **pick(planned, "tied enumerated fitting evaluated programs seconds"),
     }
 

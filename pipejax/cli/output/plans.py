@@ -113,11 +113,19 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        nearest, reason = entry.evidence, "is not measured on this machine with this software"
-        if nearest is not None and nearest.is_many and not nearest.differs:
-            reason = f"is predicted {nearest.mean_error:.3g} % off on this machine"
-        layout = f"{seconds(entry.step_time)} with {_long_text(entry)}"
-        yield plain(f"not ranked, {entry.regime} {reason}: {layout}")
+        why = f"not ranked, {_reason_not_ranked(entry)}"
+        if best.memory_bytes <= request.sure_room < entry.memory_bytes:
+            factor = request.memory_factors[-1]
+            need = gigabytes(factor * entry.memory_bytes)
+            why = f"faster if it fits ({need} at {factor:.3g} times the predicted memory)"
+        yield plain(f"{why}: {seconds(entry.step_time)} with {_long_text(entry)}")
+
+
+def _reason_not_ranked(entry: "PlannedLayout") -> str:
+    evidence = entry.evidence
+    if evidence is None or evidence.differs or not evidence.is_many:
+        return f"{entry.regime} is not measured on this machine with this software"
+    return f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
@@ -156,7 +164,7 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
 
 def _measured_memory(plan: "PlanResult") -> Iterator[object]:
     """Yield measured over predicted memory of the launcher's runs, and a limit that allows it."""
-    factors, predicted = memory_json(plan)["memory_factors"], plan.best.memory_bytes
+    factors, predicted = plan.request.memory_factors, plan.best.memory_bytes
     if not factors:
         return
     available = float(plan.request.system.memory_available)
@@ -168,15 +176,6 @@ def _measured_memory(plan: "PlanResult") -> Iterator[object]:
         f"predicted memory ({len(factors)} configurations): {gigabytes(smallest * predicted)} to "
         f"{gigabytes(largest * predicted)} of {gigabytes(available)} here{hint}"
     )
-
-
-def memory_json(plan: "PlanResult") -> dict[str, Any]:
-    """Return measured over predicted memory of the launcher's runs, the smallest first."""
-    from pipejax.analysis.step.evidence import memory_factors, operand_bits
-    from pipejax.costs.model.launchers import find_launcher
-
-    name, bits = plan.request.launcher, operand_bits(plan.best.workload.precision)
-    return {"memory_factors": memory_factors(find_launcher(name).source, bits) if name else []}
 
 
 def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) -> object:

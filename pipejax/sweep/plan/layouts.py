@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax import schedules
+from pipejax.analysis.step.evidence import memory_factors, operand_bits
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import (
     MAX_COUNT,
@@ -23,7 +24,12 @@ from pipejax.base.display import short_repr
 from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, stage_layers
-from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
+from pipejax.costs.model.workload_fields import (
+    PRECISIONS,
+    RECOMPUTE,
+    WORKLOAD_FIELDS,
+    check_recompute,
+)
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.parts import HEADROOM
@@ -91,6 +97,19 @@ class PlanRequest:
         if self.memory_limit is not None:
             return float(self.memory_limit)
         return (1 - self.headroom) * float(self.system.memory_available)
+
+    @property
+    def memory_factors(self) -> list[float]:
+        """Return measured over predicted memory of the launcher's runs, the smallest first."""
+        source = find_launcher(self.launcher).source if self.launcher else ""
+        return memory_factors(source, operand_bits(self.shared.get("precision", PRECISIONS[0])))
+
+    @property
+    def sure_room(self) -> float:
+        """Return the predicted memory at which a layout fits, however far off the runs were [B]."""
+        if self.memory_limit is not None or not self.memory_factors:
+            return self.room
+        return min(self.room, float(self.system.memory_available) / self.memory_factors[-1])
 
     @property
     def recomputations(self) -> tuple[str, ...]:

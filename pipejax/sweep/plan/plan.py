@@ -246,16 +246,23 @@ def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
     """Find the best layouts of the best measured regimes, then the best one of each other."""
-    # Returns whether a layout is of another regime, then rows and records of the best layouts.
+    # Returns whether a layout is of another regime or may not fit, then rows and records of the
+    # best layouts. Of layouts that may need more memory than there is, only faster ones are kept.
     request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)
     levels = evidence_levels(regimes, by_row)
-    is_outside = levels > levels[evaluator.estimates.fits].min()
+    estimates = evaluator.estimates
+    is_sure = estimates.fits & (estimates.memory_bytes <= request.sure_room)
+    if not is_sure.any():
+        is_sure = estimates.fits
+    is_outside = (levels > levels[is_sure].min()) | (estimates.fits & ~is_sure)
     best_rows = [evaluator.find_best(count, ~is_outside)]
     for regime in sorted({regimes[row] for row in np.flatnonzero(is_outside)}):
-        best_rows.append(evaluator.find_best(1, np.array([other == regime for other in regimes])))
-    rows = np.concatenate(best_rows)
+        is_regime = np.array([other == regime for other in regimes])
+        best_rows.append(evaluator.find_best(1, is_outside & is_regime))
+    rows, times = np.concatenate(best_rows), estimates.step_time
+    rows = rows[is_sure[rows] | (times[rows] < times[rows[0]])]  # unsure ones only if faster
     return is_outside, rows, _planned_layouts(evaluator, rows, by_row)
 
 
