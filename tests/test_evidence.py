@@ -228,3 +228,36 @@ def test_where_no_regime_is_measured_the_nearest_is_ranked(model, system, precis
     (apart,) = result.outside
     assert apart.layout["zero"] == 3
     assert len(apart.evidence.differs) == 1 + len(result.best.evidence.differs)
+
+
+@pytest.mark.parametrize("stack", ["", "maxtext-2025"])
+@pytest.mark.parametrize("regime", [WHOLE, SPLIT])
+@pytest.mark.parametrize("launcher", ["", "Megatron-LM", "Megatron-Bridge", "DeepSpeed", "MaxText"])
+def test_a_launcher_without_kernels_of_its_own_is_not_measured(launcher, regime, stack):
+    h100 = pj.load_system("h100")
+    usual = find_evidence(regime, h100, stack)
+    evidence = find_evidence(regime, h100, stack, launcher)
+    words = f"{launcher} with kernels priced as those of megatron-core-2024, which nobody measured"
+    if stack or launcher in ("", "Megatron-LM", "Megatron-Bridge"):
+        assert evidence == usual
+        return
+    others = [fact for fact in usual.differs if fact != "megatron-core-2024"]
+    assert evidence.differs == (*others, words)
+    assert not evidence.is_enough
+    assert evidence._replace(differs=usual.differs) == usual  # the nearest runs, and their range
+
+
+def test_a_calibrated_machine_stands_on_its_rows_whatever_the_launcher():
+    record = CalibrationRecord("runs", 5, (), (Band(90, 0.9, 1.2),), "", as_numbers({WHOLE: FIVE}))
+    machine = dataclasses.replace(pj.load_system("h100"), calibration=record)
+    assert find_evidence(WHOLE, machine, "", "DeepSpeed") == find_evidence(WHOLE, machine, "")
+
+
+def test_evaluate_and_plan_say_that_a_launcher_is_not_measured(call):
+    job = ("-m", "llama3-8b", "-y", "h100", "--minibatch", 16, "--launcher", "deepspeed")
+    planned = ("--gpus", 8, "--pipeline", 2, "--tensor", 1)
+    for line in (("evaluate", "-s", "1f1b", "-P", 4, "-M", 16), ("plan", *planned)):
+        text = " ".join(call(*line, *job)[1].split())
+        assert (
+            "your run differs: DeepSpeed with kernels priced as those of megatron-core-2024" in text
+        )

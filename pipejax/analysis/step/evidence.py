@@ -27,6 +27,7 @@ GENERATIONS = {
     "Blackwell": ("b200", "b200-simumax", "b300", "gb200", "gb300"),
 }
 DEFAULT_STACK = "megatron-core-2024"  # of systems that name none
+DEFAULT_LAUNCHERS = ("", "Megatron-LM", "Megatron-Bridge")  # whose kernels are its, or unknown
 
 
 @short_repr
@@ -233,12 +234,15 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
 
 
-def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None:
+def find_evidence(
+    regime: Regime, system: System, stack: str, launcher: str = ""
+) -> Evidence | None:
     """Return the runs that differ from a workload in the fewest facts, and the range of its times.
 
     A calibrated machine has its own runs, and their band as the range. Other machines have runs
     that come with pipejax, of models with experts or without, on machines of one generation. The
-    result is None if there are none. An empty stack is the default.
+    result is None if there are none. An empty stack is the default, even of a launcher with other
+    kernels: then no run is of its kind.
 
     Example:
       >>> import pipejax as pj
@@ -263,10 +267,14 @@ def find_evidence(regime: Regime, system: System, stack: str) -> Evidence | None
     for group in _with_equal_experts(runs, regime):
         groups.setdefault((group.system, group.stack, group.regime), []).append(group)
     facts = *regime.facts, system.name, software
+    is_unmeasured = record is None and not stack and launcher not in DEFAULT_LAUNCHERS
+    unmeasured = f"{launcher} with kernels priced as those of {software}, which nobody measured"
     candidates = []
     for (run_system, run_stack, run_regime), members in groups.items():
         run_facts = *run_regime.facts, run_system, run_stack
         differs = tuple(a for a, b in zip(facts, run_facts, strict=True) if a != b)
+        if is_unmeasured:
+            differs = (*(fact for fact in differs if fact != software), unmeasured)
         errors = tuple(error for group in members for error in group.errors)
         sources = tuple(dict.fromkeys(group.source for group in members))
         # a calibration holds for its own regime only

@@ -269,7 +269,8 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
     if workload is None or system is None:
         return {}
     regime = workload_regime(workload, float(system.gpus_per_node))
-    evidence = find_evidence(regime, system, scenario.source.stack)
+    launcher = scenario.files.get("launcher", "")
+    evidence = find_evidence(regime, system, scenario.source.stack, launcher)
     return {"regime": str(regime), "evidence": evidence_json(evidence, step)}
 
 

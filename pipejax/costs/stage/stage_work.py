@@ -164,26 +164,8 @@ def work_of_stages(
     tied = trained * has_copies * model.head_parameters / layout.tensor
     all_layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
-    again = None
-    if layout.recompute_again:
-        counts = zip(all_layers, recomputed, strict=True)
-        again = tuple(xp.where(has_r, *layers) for layers in counts)
-
-    def kinds(recompute: str) -> tuple[PartWork, ...]:
-        """Return the work of one layer of each kind that itself recomputes parts."""
-        return tuple(
-            PartWork(
-                ops=layer_ops(model, kind_layout, kind, recompute),
-                collectives=layer_collectives(model, kind_layout, kind, recompute=recompute),
-                whole=whole_layer(model, kind_layout, kind, recompute),
-                whole_collectives=whole_layer_collectives(model, kind_layout, kind),
-                weights=layer_weights(model, layout)[kind],
-                trained=layer_weights(model, layout, base=trained)[kind],
-            )
-            for kind, kind_layout in layer_kinds(model, layout)
-        )
-
-    is_again_in_layer = layout.recompute_again and recomputed_modules(model, recompute)
+    pairs = zip(all_layers, recomputed, strict=True)
+    is_again, modules = layout.recompute_again, recomputed_modules(model, recompute)
     message = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
     outputs = 1 + model.mtp_layers * stages.mtp_before  # with further tokens'
     return StageWork(
@@ -191,7 +173,7 @@ def work_of_stages(
         stages=stages,
         layers=all_layers,
         recomputed=recomputed,
-        kinds=kinds(recompute),
+        kinds=_layer_work(model, layout, recompute),
         embedding=PartWork(
             ops=embedding_ops(model, layout),
             collectives=embedding_collectives(model, layout),
@@ -216,8 +198,23 @@ def work_of_stages(
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
         offload_bytes=offload,
-        again=again,
-        plain_kinds=kinds("none") if is_again_in_layer else None,
+        again=tuple(xp.where(has_r, *pair) for pair in pairs) if is_again else None,
+        plain_kinds=_layer_work(model, layout, "none") if is_again and modules else None,
+    )
+
+
+def _layer_work(model: Model, layout: Layout, recompute: str) -> tuple[PartWork, ...]:
+    """Return the work of one layer of each kind, which itself recomputes the named parts."""
+    return tuple(
+        PartWork(
+            ops=layer_ops(model, kind_layout, kind, recompute),
+            collectives=layer_collectives(model, kind_layout, kind, recompute=recompute),
+            whole=whole_layer(model, kind_layout, kind, recompute),
+            whole_collectives=whole_layer_collectives(model, kind_layout, kind),
+            weights=layer_weights(model, layout)[kind],
+            trained=layer_weights(model, layout, base=layout.trains_base)[kind],
+        )
+        for kind, kind_layout in layer_kinds(model, layout)
     )
 
 

@@ -269,7 +269,8 @@ def _find_layouts(
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:
     """Return the evidence of each layout's regime; None if there is none."""
     evidence = {
-        regime: find_evidence(regime, request.system, request.stack) for regime in {*regimes}
+        regime: find_evidence(regime, request.system, request.stack, request.launcher)
+        for regime in {*regimes}
     }
     return [evidence[regime] for regime in regimes]
 
