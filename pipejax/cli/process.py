@@ -106,15 +106,10 @@ def _attend(read_end: int, write_end: int) -> None:
 
     threading.Thread(target=speak, daemon=True).start()
     select.select([read_end], [], [], PATIENCE)
-    end_interrupted(number, *texts)
-
-
-def end_interrupted(number: signal.Signals = signal.SIGINT, text: str = "") -> NoReturn:
-    """Write the line, and end without ado: threads of XLA and of solvers go on until then."""
-    line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join(text.split()))))
+    line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join("".join(texts).split()))))
     try:  # not through sys.stderr: the main thread may have stopped while it held it
         os.write(2, f"{line}\n".encode(errors="replace"))
-    finally:
+    finally:  # end without ado: threads of XLA and of solvers go on until then
         os._exit(128 + number)
 
 

@@ -385,10 +385,8 @@ def _every_table(
                 continue
             # 0 if the schedule has no such option
             for count in STAGES_PER_WORKER if "stages_per_worker" in option_names else (0,):
-                settings = options.only(name)
-                if count:
-                    more_options = {**settings.options, "stages_per_worker": count}
-                    settings = settings._replace(options=more_options)
+                settings, more = options.only(name), {"stages_per_worker": count} if count else {}
+                settings = settings._replace(options=settings.options | more)
                 with contextlib.suppress(MismatchError):
                     point = SizedSchedule(name, workers, microbatches)
                     scenario = parse_scenario(run, settings=settings, point=point)

@@ -313,7 +313,6 @@ CATALOGUE: Mapping[str, Option] = {
 }
 _PANELS = {name: title for title, panel in PANELS.items() for name in panel}
 OF_ARGUMENTS = {option.argument: name for name, option in CATALOGUE.items() if option.argument}
-SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
 # options that mean something else in a command: export prints no table, and its format is that of
 # the file it writes; a file to begin with is from another one; a plan says how many pipelines a job
 # has; what a runtime trains has microbatches, and its gradients are equal or not

@@ -179,22 +179,20 @@ def parameter(
     entry = record(name, command)
     is_output, kinds = output_kind(kind) is not None, value_kinds(kind)
     is_number = bool(kinds & {int, float})
-    readers = [READERS[value] for value in kinds & READERS.keys()]
+    readers: list[Any] = [READERS[value] for value in kinds & READERS.keys()]
+    if is_output:
+        readers = [lambda _, tokens: Output(Path(tokens[0].value))]
     return Parameter(
         name=flag(name),
         alias=[*([f"-{entry.short}"] if entry.short else []), *aliases],
         help=sentences(entry.head, " ".join(filter(None, (entry.more, detail)))),
         group=GROUPS[option_panel(name, command)],
         metavar=entry.kind.metavar,
-        converter=_read_output if is_output else next(iter(readers), None),
+        converter=next(iter(readers), None),
         accepts_keys=False if is_output else None,
         validator=Number(gte=entry.kind.least, lte=entry.kind.largest) if is_number else None,
         allow_repeating=any(get_origin(value) is list for value in kinds),
     )
-
-
-def _read_output(_: Any, tokens: Any) -> Output:
-    return Output(Path(tokens[0].value))
 
 
 def _read_whole(_: Any, tokens: Any) -> int:
