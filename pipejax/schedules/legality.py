@@ -102,7 +102,7 @@ def check_rows(content: Content) -> None:
 
 
 def check_ranges(content: Content) -> None:
-    """Check that all ops have existing stages, microbatches and pipes, each microbatch one pipe."""
+    """Check that every op has an existing stage, microbatch and pipe; slices share a pipe."""
     ops, grammar, stages = content.ops, content.grammar, content.num_stages
     has_microbatch = ~is_phase(ops.phase, grammar.sharding)
     has_stage = ~is_phase(ops.phase, grammar.worker_phases)
@@ -282,7 +282,7 @@ def _check_passes(content: Content) -> None:
 
 
 def check_order(content: Content) -> None:
-    """Check that the rows can be executed, without an op that waits for itself or a later op."""
+    """Check that the rows can be executed: no op waits for a later op of its row, or in a cycle."""
     edges, slots = find_dependencies(content), content.num_slots
     tail_worker, tail_slot = np.divmod(edges.producer, slots)
     head_worker, head_slot = np.divmod(edges.consumer, slots)

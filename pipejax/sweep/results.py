@@ -325,7 +325,7 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, among: Among, name: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield knees of an axis with all others at their best, then for each value of each other."""
+    """Yield knees of an axis with other axes at their best, then at each value of another axis."""
     # a value is near if it costs at most a share `within` more than the best
     values = results.axes[axis]
     reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]

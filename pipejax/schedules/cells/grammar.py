@@ -211,7 +211,7 @@ def format_rule(rule: Rule, slices: int = 1) -> str:
 @with_short_repr("letters rules slices forward_only graph lanes")
 @dataclasses.dataclass(frozen=True)
 class Grammar(PhaseLists[AnyPhase]):
-    """Kinds of ops in a table, and their dependencies, beyond the usual ones.
+    """Kinds of ops in a table and their dependencies, in addition to the default kinds.
 
     Attributes:
       kinds: kinds of ops by their letters, which hold no digits.

@@ -108,7 +108,7 @@ def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase
 def _first_gap(
     busy_times: Sequence[tuple[float, float]], earliest: float, duration: float, period: float
 ) -> float:
-    """Return the first start of an op that overlaps no op, all repeated with a period."""
+    """Return the first start at which an op overlaps no other op, if all repeat periodically."""
     # `busy_times` are starts and durations of these ops. Returns `earliest` if there is no gap.
     start, tolerance = earliest, ROUNDING * period
     for _ in range(2 * len(busy_times) + 2):  # each op can push the start twice at most
@@ -320,7 +320,7 @@ def _memory_change(work: Work, op: Op) -> Time:
 
 
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
-    """Return each worker's forwards and gradients by start in the repeated block; their starts."""
+    """Return each worker's forwards and gradients in order of start, and these starts."""
     # Returns the rows, and the start of each of their ops.
     # Ops with equal starts are sorted by microbatch, then by their way through the pipe: over all
     # workers, no op comes before an op that it waits for.

@@ -1,4 +1,4 @@
-"""Settings of links between workers and to the host, used by all that runs a table.
+"""Settings of links between workers and to the host, used wherever a table runs.
 
 It holds the link model, the scope of the communication queues, the posting of transfers, and links
 that are shared. docs/semantics.md defines each of them.

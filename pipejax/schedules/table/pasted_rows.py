@@ -90,7 +90,7 @@ def _list_lines(text: str) -> list[str]:
 
 
 def _has_rank_columns(head: str) -> bool:
-    """Return whether a head names columns by rank ("Rank 0  Rank 1"), or "Step" comes first."""
+    """Return whether a head line names ranks as columns, or begins with "Step"."""
     ranks = re.findall(rf"{_RANK}\d", head, re.I)
     is_named = bool(ranks) and len(ranks) == len(re.findall(r"\d+", head))
     return is_named or bool(re.match(rf"\W*{_STEP}(?![\w ])", head, re.I))

@@ -61,7 +61,7 @@ def check_host_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return the edges to offloads and loads, from rows and host links, as source, target cells."""
+    """Return the edges from cells to offloads and loads, along rows and along host links."""
     # In its row an op waits for the one that issues it, on its host link for the op before it.
     link = host_link_ids(links, table.num_workers)
     grammar = table.grammar

@@ -456,7 +456,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Return the rows with large residuals, the largest first."""
+    """Return rows with large residuals as outliers, the largest residual first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(

@@ -66,7 +66,7 @@ def _column(rows: MeasuredRows, name: str) -> NumpyArray:
 
 
 def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Return a fold per combination of column values, which leaves the rows with these out."""
+    """Return a fold per combination of column values; the fold leaves out the rows with them."""
     texts = [column.astype(str) for column in columns.values()]  # entries may be None
     codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first_rows, row_fold = np.unique(

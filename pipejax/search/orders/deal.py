@@ -64,7 +64,7 @@ class StepCosts(NamedTuple):
 
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
-        """Stack costs of steps; each step gets an artificial microbatch of the least times."""
+        """Stack the costs of steps; each step gets an artificial microbatch of least costs."""
         # Fields of microbatches that the program does not read are dropped.
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
@@ -409,7 +409,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return np.concatenate([np.arange(length)[None], proposals]).reshape(-1, *shape)
 
     def _shake(self, steps: Steps) -> None:
-        """Restart some steps from their best deals, with random swaps of members."""
+        """Restart some steps from their best deals, with random swaps of microbatches."""
         for step in steps.tolist():
             order = self.best[step].flatten()
             for _ in range(SHAKES):
@@ -420,13 +420,13 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._idle_rounds[steps] = 0
 
     def _has_few_deals(self) -> bool:
-        """Return whether there are few enough deals to try all."""
+        """Return whether the possible deals are few enough to try them all."""
         _, replicas, size = self._shape
         members = replicas * size
         return members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE
 
     def _try_all(self, steps: Steps) -> None:
-        """Find the optimal deals of some steps, from each microbatch set's best order."""
+        """Find the optimal deals of some steps, with each microbatch set in its best order."""
         _, replicas, size = self._shape
         orders = np.array([*itertools.permutations(range(replicas * size), size)])
         masks = (1 << orders).sum(axis=1)  # set of members as bits: {0, 2} is 0b101
@@ -446,7 +446,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return [Deal(order, in_order(costs, order)) for costs, order in pairs], self.value
 
     def split_by_step(self, total: Found[list[Deal]]) -> list[Found[Deal]]:
-        """Split the result of all steps into one per step."""
+        """Split the result for all steps into one result per step."""
         is_optimal = self._are_optimal()
         return ResultList(
             Found(

@@ -173,7 +173,7 @@ class PermutationSearch(LocalSearch[Best]):
             yield orders[self.rng.permutation(np.flatnonzero(is_new))[: self.batch]]
 
     def _is_exhaustive(self) -> bool:
-        """Return whether there are few enough different orders to try all."""
+        """Return whether there are few enough different orders to try them all."""
         return num_orders(self.kind) <= EXHAUSTIVE
 
     def _all_orders(self) -> Iterator[Orders]:
@@ -297,7 +297,7 @@ def with_shortest(costs: Costs) -> Costs:
 
 
 def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
-    """Return an order per place of the longest microbatch, all other places having the shortest."""
+    """Return an order per place of the longest microbatch; the other places have the shortest."""
     # The fastest of them bounds the makespan of any order from below.
     orders = np.full((count, count), shortest)
     np.fill_diagonal(orders, longest)

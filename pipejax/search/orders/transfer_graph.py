@@ -141,7 +141,7 @@ class WaitsFor(NamedTuple):
 
     @classmethod
     def from_preds(cls, preds: Int[NumpyArray, "nodes max_preds"]) -> "WaitsFor":
-        """Make the lists from the predecessors of a graph."""
+        """Make lists of predecessors and successors from an array of predecessors."""
         preds_by_node: list[list[int]] = [[] for _ in preds]
         successors: list[list[int]] = [[] for _ in preds]
         heads, columns = np.nonzero(preds)
@@ -191,7 +191,7 @@ def priority_order(
                 ready_nodes += finish(node, ready[node] + duration[node])
 
     def finish(node: int, end: float) -> list[int]:
-        """End a node; return the nodes that waited for nothing else."""
+        """End a node; return all nodes that now wait for nothing."""
         ready_nodes = []
         for successor in waits.successors[node]:
             if end > ready[successor]:

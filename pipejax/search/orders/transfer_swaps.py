@@ -98,7 +98,7 @@ class IncrementalPath:
             position = is_dirty.find(1, position + 1)
 
     def _connect(self, waits: Mapping[int, Waits], old_slices: Slices) -> None:
-        """Replace the predecessors of nodes: remove old edges, then add new ones one by one."""
+        """Replace the predecessors of nodes: remove old edges, then add each new edge."""
         for node, preds in waits.items():
             self._set_waits(node, to_waits(pred for pred in self.waits[node] if pred in preds))
         for node, preds in waits.items():

@@ -247,7 +247,7 @@ class SplitProgram:
         self.restrict(np.hstack([rows, begun]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
-        """Keep the memory of every worker below the capacity at each possible peak."""
+        """Constrain the memory of every worker to the capacity at each possible peak."""
         prices, columns = self.prices, (self.holding, self.stage)
         for copies, stashed, parts in zip(
             held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True

@@ -189,7 +189,7 @@ class SplitSearch:
         return shares
 
     def _solve_exactly(self, deadline: float) -> None:
-        """Run the splits that the bounds do not rule out."""
+        """Evaluate the splits that the bounds do not rule out."""
         program = self.integer
 
         def run_solution() -> bool:
@@ -270,7 +270,7 @@ def layers(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
 ) -> Found[Partition]:
-    """Find the layers of every stage with the shortest step, and prove that no split is faster.
+    """Find layers of stages that make the step shortest, and prove that no split is faster.
 
     The first stage holds the embedding, with layers or alone; the last one holds the head. MTP
     layers are together, after all other layers.

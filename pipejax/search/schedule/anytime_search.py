@@ -108,7 +108,7 @@ class AnytimeSearch:
             self._save()
 
     def _steps(self) -> Sequence[Callable[[], None]]:
-        """Return the search's steps in order; bounds by single stages only without offloads."""
+        """Return the search's steps in order; single stages are bounded only without offloads."""
         starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         bound = (self._bound_by_stages,) if self.problem.offload is None else ()
         return *starts, *bound, self._brief_search, self._neighbourhoods, self._search

@@ -99,7 +99,7 @@ class Budget:
         num_parallel: int = 1,
         listener: cp_model.CpSolverSolutionCallback | None = None,
     ) -> cp_model.CpSolverStatus:
-        """Solve a model of `num_ops` ops, and count its effort; `num_parallel` run at once."""
+        """Solve a model of `num_ops` ops, and count its effort; `num_parallel` solvers run."""
         self.spend(LOAD * num_ops / num_parallel)
         status = solver.solve(model, listener)
         self.meter.under_way = 0.0

@@ -281,7 +281,7 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
 
 
 def num_legs(work: Work) -> int:
-    """Return the largest number of legs of a pipe, as `number_legs` counts them."""
+    """Return the largest number of legs (stages until a worker repeats) of a pipe."""
     return 1 + max(number_legs(row)[-1] for row in work.placement)
 
 
@@ -351,7 +351,7 @@ class BlockSearch:
 
 
 def _cycle(plan: Plan) -> float:
-    """Return the mean time between forwards of the first stage in the second half [units]."""
+    """Return the mean time between first-stage forwards, over the plan's later half [units]."""
     starts = np.sort(plan.forward[0])
     half = len(starts) // 2
     return float(starts[-1] - starts[half]) / max(len(starts) - 1 - half, 1)

@@ -58,7 +58,7 @@ GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten t
 def _microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Free all ops of a window of consecutive microbatches, which may extend past the ends."""
+    """Mark as free all ops of consecutive microbatches; the window may extend past the ends."""
     count = max(2, round(share * problem.num_microbatches))
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
     microbatch = np.arange(problem.num_microbatches)
@@ -69,7 +69,7 @@ def _microbatches(
 def _workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Free all ops of consecutive workers."""
+    """Mark as free all ops of some consecutive workers."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     is_inside = (problem.worker >= first) & (problem.worker < first + count)
@@ -77,7 +77,7 @@ def _workers(
 
 
 def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> dict[str, Ops]:
-    """Free all ops that start in a window of time, and offloads of activations held there."""
+    """Mark as free all ops that start in a time window, and offloads of activations held then."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)
@@ -89,7 +89,7 @@ def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) 
 def _random_ops(
     phases: str, _: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Free the ops of some phases of random microbatches on random stages."""
+    """Mark as free the ops of these phases, of random microbatches on random stages."""
     return dict.fromkeys(phases, np.asarray(rng.random(plan.forward.shape) < 2 * share))
 
 
@@ -297,7 +297,7 @@ def search_neighbourhoods(
         """Return the work of one thread: visits of all grids in turn."""
 
         def run(tell: Tell) -> None:
-            """Visit one grid after the other from the best table, longer in each round."""
+            """Visit each grid in turn, starting from the best table, for longer in each round."""
             for visits in itertools.count(thread):
                 if is_over():
                     return

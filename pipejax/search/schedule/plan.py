@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def offloaded(self) -> int:
-        """Count the activations that go to the host and back."""
+        """Count the activations that are offloaded to the host."""
         return int((self.offload != NEVER).sum())
 
 

@@ -129,7 +129,7 @@ class Problem:
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
     def coarser(self, parts: int) -> "Problem":
-        """Return the problem with times rounded up to larger units; its plans also fit here."""
+        """Return the problem with times rounded up to larger units; its plans are valid here."""
         # The longest forward and backward has about `parts` units there, unless it has fewer here.
         factor = max(1, int((self.forward + self.gradient).max()) // parts)
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}

@@ -50,7 +50,7 @@ Limits = float | Sequence[float] | Float[NumpyArray, " workers"]
 
 @with_short_repr("lookahead residency peak")
 class Gathering(NamedTuple):
-    """Lookahead of every worker, and the memory that it takes.
+    """Lookahead of every worker's weight gathers, and the memory of gathered weights.
 
     Attributes:
       table: the schedule with sharding cells.
@@ -66,7 +66,7 @@ class Gathering(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """A row of one worker, with its lookahead and residency."""
+    """A possible row of a worker, with the lookahead and residency of its weight gathers."""
 
     ahead: int
     residency: int
@@ -185,7 +185,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._branches: Iterator[None] | None = None
 
     def step(self, iteration: int) -> None:
-        """Choose the best option of one worker; once all are stable, run branch and bound."""
+        """Choose the best option of one worker; once no choice changes, run branch and bound."""
         if self._unchanged < len(self.options):
             self._choose(next(self._turns))
             return

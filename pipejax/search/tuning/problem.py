@@ -375,7 +375,7 @@ class TuningProblem:
         *,
         memory_limit: bool = True,
     ) -> "TuningProblem":
-        """Turn the model and the system into trees of numbers."""
+        """Make a tuning problem with the model and the system as trees of numbers."""
         table = family.table(family.few_microbatches[0])
         check_whole(table, "tuning")
         if workload.stragglers and (table.placement != table.placement[0]).any():
@@ -424,7 +424,7 @@ class TuningProblem:
 
 
 def identity_relaxation(assigned: StageLayers, inputs: Inputs) -> tuple[Pair, Number]:
-    """Return the pair with these layers: the variables are the layers themselves."""
+    """Return model and system with the variables themselves as the layers of stages."""
     return inputs.pair._replace(assigned=assigned), inputs.size
 
 

@@ -37,7 +37,7 @@ def improve(
     moves: Int[NumpyArray, "moves stages"],
     evaluate: Evaluate,
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
-    """Move each point to its best neighbour until no neighbour is better; return with values."""
+    """Move points to best neighbours until no neighbour is better; return points and values."""
     # `owner` is passed through to `evaluate`, with the neighbours of each point.
     points, values = points.copy(), evaluate(points, owner)
     active = np.arange(len(points)) if len(moves) else np.arange(0)
@@ -56,7 +56,7 @@ def improve(
 
 
 def compositions(total: int, parts: int) -> Points:
-    """Return all ordered sums of `parts` whole numbers of at least 1 to a total (ways, parts)."""
+    """Return all ways to write a total as `parts` whole numbers >= 1, in order (ways, parts)."""
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
     num_sums = 1.0

@@ -51,7 +51,7 @@ class TuningTask(NamedTuple):
     tell: "Callable[[BestSetting], object]" = id  # called with each better setting
 
     def problem(self) -> TuningProblem:
-        """Return the tuning problem with new programs, so that timings of methods compare."""
+        """Return the tuning problem without cached programs, so that timings of methods compare."""
         family = dataclasses.replace(self.family)
         return TuningProblem.from_workload(
             family, self.workload, self.system, memory_limit=self.memory_limit

@@ -83,7 +83,7 @@ class Forecast:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether so few steps lie in the band that chance explains it in under 5 %."""
+        """Return whether chance would put so few steps in the band in under 5 % of cases."""
         from scipy.special import bdtr  # slow to import
 
         size = len(self.errors)

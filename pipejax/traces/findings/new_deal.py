@@ -24,7 +24,7 @@ MAX_REPLICA_SHARE = 0.5  # of the variance of microbatches; beyond it replicas d
 @with_short_repr("saves bound replica_share")
 @dataclasses.dataclass(frozen=True, eq=False)
 class NewDeal:
-    """Best redistribution of every step's microbatches over the replicas that the search found.
+    """Best redistribution, as found by a search, of each step's microbatches over the replicas.
 
     Attributes:
       steps: numbers of the steps; if steps are long, a subset that is spread evenly.
@@ -51,7 +51,7 @@ class NewDeal:
 
     @property
     def bound(self) -> float:
-        """Return an upper bound on the share of that time which any deal can save."""
+        """Return an upper bound on the share of the slowest pipeline's time that a deal saves."""
         return 1 - float(self.least.mean() / self.before.mean())
 
 

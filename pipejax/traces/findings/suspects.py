@@ -49,7 +49,7 @@ Cells = Bool[NumpyArray, "runs stages microbatches"]
 
 @short_repr
 class Suspect(NamedTuple):
-    """An outlier among the others of its kind.
+    """An outlier among the workers, stages, links or other places of its kind.
 
     Attributes:
       kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step;
@@ -112,7 +112,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
 
     def cost_per_step(suspect: Suspect) -> float:
-        """Return the cost per step of the run, for the order; of a warm-up, it does not count."""
+        """Return the cost per step that orders suspects; a warm-up step does not count."""
         if "step" not in suspect.place:
             return suspect.seconds
         weight = 1.0
@@ -148,7 +148,7 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return the median of all other values, the excess over it, and the excess in errors."""
+    """Return medians of all other values, excesses over them, and these in standard errors."""
     # `errors` are standard errors of the values; the spread of the other values adds to them.
     size = len(values)
     if size < 2:
@@ -234,7 +234,7 @@ class _MicrobatchTimes(NamedTuple):
         return result
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
-        """Return the mean ratio of cells to normal cells, of their own or of any stage."""
+        """Return the mean ratio of cells to normal cells, of the same stage or of any stage."""
         # means are more precise than the medians that find a suspect
         normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
         if is_stage and normal.count():  # the median stage: one with the head does not matter
@@ -262,7 +262,7 @@ class _MicrobatchTimes(NamedTuple):
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield workers, stages and replicas that are slow on all stages; slow microbatches."""
+        """Yield workers, stages and replicas that are slow throughout, and slow microbatches."""
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
         microbatches = _places("microbatch", range(count))
@@ -501,7 +501,7 @@ def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> 
 
 
 def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
-    """Yield steps that take longer than others, and steps with a late begin after the last step."""
+    """Yield steps that take longer than others, or that begin late after the step before."""
     trace, runs = pipelines.trace, pipelines.pipelines
     steps, position = np.unique(trace.step, return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)

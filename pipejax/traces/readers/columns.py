@@ -140,7 +140,7 @@ def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
 
 
 def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    """Return the position of the name in every row."""
+    """Return for each row's name its position, looked up in a mapping."""
     distinct, code = np.unique(names, return_inverse=True)
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 

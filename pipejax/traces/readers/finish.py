@@ -181,7 +181,7 @@ def _match_surplus(
     *,
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
-    """Match a worker's ops with its messages if there are more of these; return each one's op."""
+    """Match a worker's ops with more messages than needed; return the op of each message."""
     # Both are in order of time. Each op takes the first send that begins after its end. Receives
     # are matched in reversed time, with negative times: an op takes the last that ends before it.
     result, place = np.full(len(messages), _EXTRA), 0
@@ -289,7 +289,7 @@ def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
 
 
 def _has_ordered_workers(trace: Trace) -> bool:
-    """Return whether the first stages of each replica's workers ascend with the worker."""
+    """Return whether the workers of each replica are in the order of their first stages."""
     first = np.full((len(trace.replicas), trace.workers), np.iinfo(np.int64).max)
     is_op = trace.stage >= 0
     np.minimum.at(first, (trace.replica[is_op], trace.worker[is_op]), trace.stage[is_op])

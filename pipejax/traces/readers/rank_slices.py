@@ -95,7 +95,7 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
 def number_steps(
     ranks: Sequence[Rows], cells: Sequence[Cell]
 ) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return each rank's step of each slice, and the reason why some slices are OUTSIDE."""
+    """Return the step of every slice by rank, and why some slices are outside all steps."""
     # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
     # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
     # early, or repeats or lacks an op, are aligned in time.
@@ -239,7 +239,7 @@ def join_ranks(
     inferred = [*inferred, *notes]
 
     def build(places: Places, workers: int) -> Trace:
-        """Make the trace of a deal of the ranks to replicas and workers."""
+        """Make the trace for one assignment of ranks to replicas and workers."""
         columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
         sizes_of_run = sizes._replace(workers=workers)
         trace = finish_trace(columns, phases, sizes_of_run, left_out, inferred)
@@ -397,7 +397,7 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 def _budget_steps(
     trace: Trace, ranks: Sequence[Rows], places: Places, origin: float
 ) -> Iterator[StepBudget]:
-    """Yield each rank's budget of each step; without marks, a step spans its ops."""
+    """Yield each rank's `StepBudget` of each step; without marks, a step spans its ops."""
     is_op = trace.has_phase(OPS)
 
     def span(ops: Bool[NumpyArray, " slices"]) -> tuple[float, float]:

@@ -124,7 +124,7 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
 
 
 def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
-    """Return each op's turn among ops with equal columns and kind, and the usual turn count."""
+    """Number each op among ops of equal columns and kind; also return the usual count."""
     # B and I share their turns; the k-th W belongs to the k-th I.
     is_split, is_weight = ops["kind"] == KINDS["I"], ops["kind"] == KINDS["W"]
     is_backward = is_split | (ops["kind"] == KINDS["B"])

@@ -320,7 +320,7 @@ class PipelineOps(NamedTuple):
 
 
 def _op_phases(trace: Trace) -> Slices:
-    """Return the position in `OPS` of every phase of a trace; -1 of other phases."""
+    """Return the position in `OPS` of every phase of a trace; -1 for other phases."""
     return np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
 
 
@@ -350,7 +350,7 @@ def _input_leads(trace: Trace) -> Float[NumpyArray, " slices"]:
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op that starts too early by most before its input; None within rounding."""
+    """Describe the op that starts earliest before its input ends; None if within rounding."""
     # `lead` is the time by which every slice of the trace starts before its input ends [s].
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
@@ -366,7 +366,7 @@ def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slice
 def _find_included_waits(
     trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
-    """Describe workers whose slices seem to include waits for messages; empty without such."""
+    """Describe workers whose slices seem to include waits for messages; empty if there are none."""
     # The quickest messages of both directions take at least 0 s in sum, by any offset of clocks. On
     # such a worker they contradict this, and almost every slice begins at the end of the previous.
     producers, consumers = transfers(trace, OP_INPUTS)

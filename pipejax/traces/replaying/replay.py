@@ -215,7 +215,7 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return the link times [s] of least error, and the largest share of early messages by link."""
+    """Return the link times [s] of least error, and the largest share of early messages."""
     # Early messages were taken before they could be sent; the link with the most of them counts.
     samples = [run.sample(MAX_NODES) for run in runs]
     workers = link_workers(pipelines.table)
