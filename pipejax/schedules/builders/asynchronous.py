@@ -28,7 +28,7 @@ ADMISSIONS = ("each-stage", "first-stage")
 
 @published("naive", "Ilin and Richtarik (arXiv:2606.03498); GPipe's figure 2b", bytes_per_op=DRAWN)
 def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS) -> ScheduleTable:
-    """No pipelining: a microbatch enters when the one before it has updated all stages.
+    """No pipelining: a microbatch enters when the previous microbatch has updated all stages.
 
     One worker computes at a time: the makespan is M P (F + B), the bubble ratio (P - 1) / P, and
     a message on every boundary there and back adds 2 M (P - 1) of them. No weights are stale.
@@ -55,7 +55,7 @@ def pipedream(
     admission: str = "each-stage",
     slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
-    """1F1B without flush: every backward updates its stage at once; S - s weight versions.
+    """1F1B without flush: each backward updates its stage; stage s keeps S - s weight versions.
 
     Options:
       admission: what limits the microbatches in flight. "each-stage": stage s holds S - s at most.
@@ -87,7 +87,7 @@ def pipedream_2bw(
     accumulation: int | None = None,
     slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
-    """PipeDream with double-buffered weights: gradients of m microbatches in one update.
+    """PipeDream with double-buffered weights; each update applies gradients of m microbatches.
 
     The microbatches of group g read the weights after the update of group g - 2, on all stages
     alike, so that two versions are enough.
@@ -171,7 +171,7 @@ def local_sgd(
     local_steps: int = 1,
     slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
-    """R runs in turn, H local steps each, then a flush and an average; no staleness.
+    """R runs take turns; after H local steps each, the pipe empties and models are averaged.
 
     Options:
       num_microbatches: M, over all rounds; the last round may be smaller than the others.

@@ -41,7 +41,7 @@ def chimera(
     in_flight: int | None = None,
     slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
-    """Two pipes against each other; fewer idle slots, two copies of every stage.
+    """Two pipes in opposite directions; fewer idle slots, and two copies of every stage.
 
     Options:
       num_workers: P, even; each worker holds stage w of one pipe and P - 1 - w of the other.
@@ -123,7 +123,7 @@ def _bidirectional(
 def hanayo(
     num_workers: int, num_microbatches: int, *, waves: int = 1, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """Waves down and up the workers; more waves, less idle time and more messages.
+    """Stages in waves down and up the workers; more waves idle less and send more messages.
 
     Options:
       waves: times down and up; 2 * waves stages per worker.
@@ -170,7 +170,7 @@ def _schedule(
     "bitpipe", "Wu et al., BitPipe (arXiv:2410.19367)", stages_per_worker=2, legal="P even, any M"
 )
 def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """Two V-shaped pipes against each other: at M = P idle for (P - 2) max(F, B) of a stage.
+    """Two V-shaped pipes in opposite directions; at M = P idle for (P - 2) max(F, B) of a stage.
 
     Units of P microbatches, half of them in each pipe, follow each other as in the picture of the
     authors' wuhouming/BitPipe. Their runtime refuses other M; here the last unit has gaps then.

@@ -46,7 +46,7 @@ NO_OP = EMPTY[:3]
 def dualpipe(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """Two pipes against each other, whose forwards and backwards run as fused pairs.
+    """Two pipes in opposite directions, whose forwards and backwards run as fused pairs.
 
     Every worker holds two stages and at most P + 1 activations. Microbatches alternate between
     the pipes.
@@ -228,7 +228,7 @@ def combined_1f1b(
     stages_per_worker: int = 1,
     group_size: int | None = None,
 ) -> ScheduleTable:
-    """1F1B whose pairs are braided: experts exchange tokens beside another microbatch's compute.
+    """1F1B with braided pairs: experts exchange tokens while another microbatch computes.
 
     Megatron-LM's `--overlap-moe-expert-parallel-comm`: the order of ops within a pair is that of
     `TransformerLayerSchedulePlan.run`, the order of pairs that of interleaved 1F1B, in which every
@@ -267,7 +267,7 @@ def _paired_cells(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequen
     extends_grammar=True,
 )
 def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipe whose fused pairs are braided: single ops on compute and network."""
+    """DualPipe whose fused pairs are braided: split into ops on compute and on the network."""
     # The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
     # attention of the backward, each with its weight gradient, surround the MLP of the forward; on
     # the network, dispatches and combines alternate.
@@ -288,7 +288,7 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     extends_grammar=True,
 )
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """DualPipeV whose fused pairs are braided: single ops on compute and network."""
+    """DualPipeV whose fused pairs are braided: split into ops on compute and on the network."""
     name, placement = "braided-dualpipe-v", zigzag(num_workers)
     cells = map(_braid, one_pipe(name, num_workers, num_microbatches))
     return spread_rows(name, [*cells], UNIT_SLOTS, placement, grammar=SPLIT)

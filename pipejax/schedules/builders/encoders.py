@@ -71,7 +71,7 @@ def encoders_1f1b(
     encoder_stages: int = 1,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """1F1B of a model behind encoders, each on workers of its own, side by side.
+    """1F1B of a model after several encoders, with each encoder on its own workers.
 
     A worker warms up with a forward for each stage after its own, as if its encoder and the model
     were one chain.

@@ -42,7 +42,7 @@ def alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
 
 @published("gpipe", "Huang et al., GPipe (arXiv:1811.06965)")
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """All forwards, then all backwards; holds every microbatch."""
+    """All forwards, then all backwards; each worker holds all microbatches."""
     return _breadth_first("gpipe", num_workers, num_microbatches, 1, slots)
 
 
@@ -50,7 +50,7 @@ def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 def one_f_one_b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """One forward, one backward in turn; worker r holds at most P - r microbatches."""
+    """One forward and one backward in turn; worker r holds at most P - r microbatches."""
     return _one_f_one_b("1f1b", 1, num_workers, num_microbatches, slots)
 
 
@@ -122,7 +122,7 @@ def interleaved_1f1b(
     extra_warmup: int = 0,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """1F1B over V stages per worker, microbatches in groups of P; idle time falls to a V-th.
+    """1F1B over V stages per worker, microbatches in groups of P; idle time is divided by V.
 
     A worker runs its first stage on a group of P microbatches, then its second on the same group,
     and so on; backwards follow in the same groups, last stage first. If P does not divide M, the
@@ -178,7 +178,7 @@ def looped_bfs(
     last_first: bool = False,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """Breadth first: each stage of a worker on all microbatches before the next stage.
+    """Breadth first: a worker runs each stage on all microbatches before its next stage.
 
     PyTorch's `ScheduleLoopedBFS` runs the backwards of a stage from the last microbatch to the
     first: `last_first`. With equal ops and messages, time and memory are the same.
@@ -205,7 +205,7 @@ def circular(
     stages_per_worker: int = 2,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """MaxText's pipeline: all microbatches go round the workers again and again, then all back.
+    """MaxText's pipeline: all microbatches circle the workers V times, then all backwards.
 
     The backward is the forward in reverse, the last microbatch first, as automatic differentiation
     of a loop makes it. With MaxText's delayed forwarding a message travels beside the next op, so
@@ -275,7 +275,7 @@ def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) ->
 def seq_1f1b(
     num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """1F1B of slices: worker r holds at most P - r - 1 + K slices, as 1F1B (P - r) K.
+    """1F1B of slices: worker r holds at most P - r - 1 + K slices, where 1F1B holds (P - r) K.
 
     The first backward is that of the last slice of a microbatch, so a worker warms up with K - 1
     forwards more than one of 1F1B.
@@ -291,7 +291,7 @@ def seq_1f1b(
 def terapipe(
     num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """GPipe of slices: all forwards, then all backwards; holds every microbatch.
+    """GPipe of slices: all forwards, then all backwards; each worker holds all microbatches.
 
     Options:
       slices: K, slices of a microbatch.
@@ -309,7 +309,7 @@ def slimpipe(
     stages_per_worker: int = 2,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """Interleaved 1F1B of slices: a worker holds a P-th of one microbatch, and a rest.
+    """Interleaved 1F1B of slices; a worker holds 1/P of one microbatch and some slices more.
 
     Slices of a microbatch pass V stages of each worker in groups of P, and go back in the reverse
     order. So its first backward follows the forwards of all its slices on all stages, and worker r
@@ -340,7 +340,7 @@ def slimpipe(
 def chunked_prefill(
     num_workers: int, num_microbatches: int, *, slices: int = 4, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """Prompts in chunks, one behind the other, forwards alone: prefill of an inference server.
+    """Prefill of an inference server: prompts run in chunks, one after the other, forwards only.
 
     Chunks are slices, of any sizes: `pj.costing.chunk_costs` times them, `pj.search.chunks` cuts a
     prompt so that its first token comes soonest.

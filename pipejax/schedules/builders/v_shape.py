@@ -135,7 +135,7 @@ DENSE_ZB_V = ZB_V._replace(turns=[0, 0, 0])  # without waits between the two sta
 def v_half(
     num_workers: int, num_microbatches: int, *, transfer: float = 0.0, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """V schedule in half the memory of 1F1B: at F = I = W about half of its bubble.
+    """V schedule with half the memory of 1F1B and, at F = I = W, about half of its bubble.
 
     Forwards and gradients go down at every second op, up at every op: a worker holds P // 2 + 1
     microbatches. For other times several orders are tried in this memory, also the one of
@@ -159,7 +159,7 @@ def v_half(
 def v_min(
     num_workers: int, num_microbatches: int, *, transfer: float = 0.0, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """V schedule in a third of the memory of 1F1B: at F = I = W about two thirds of its bubble.
+    """V schedule with a third of 1F1B's memory and, at F = I = W, about 2/3 of its bubble.
 
     A microbatch never waits on its way: a worker holds (P + 4) // 3 microbatches. Other times are
     planned as in `v_half`.
@@ -188,7 +188,7 @@ def zb_v(
     transfer: float = 0.0,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """V schedule in the memory of 1F1B: at F = I = W no bubble within a worker's span.
+    """V schedule with the memory of 1F1B and, at F = I = W, no bubble in a worker's span.
 
     With equal F, I and W and free messages this is the published building block, with P
     microbatches on a worker. For other times or limits, building blocks are run in many orders,
@@ -394,7 +394,7 @@ def vocabulary_1f1b(
     overlap: bool = False,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """1F1B over a vocabulary that all workers share; worker r holds P - r and 1 or 2 more.
+    """1F1B with the vocabulary split over workers; each worker holds 1 or 2 more microbatches.
 
     Options:
       variant: 1 has two reductions before a backward and holds two more microbatches, 2 has one.
@@ -422,7 +422,7 @@ def vocabulary_v_half(
     overlap: bool = False,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """V-Half over a vocabulary that all workers share; every worker holds 1 or 2 more.
+    """V-Half with the vocabulary split over workers; each worker holds 1 or 2 more microbatches.
 
     Options:
       variant: as of `vocabulary-1f1b`.

@@ -42,7 +42,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 @published("zb-h1", ZERO_BUBBLE)
 def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
-    """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W."""
+    """1F1B with split backwards in the same memory; at F = I = W, a third of 1F1B's bubble."""
     # Worker r holds P - r whole activations and, of r more, what their weight gradients need.
     delays = range(num_workers)
     return _table("zb-h1", [num_workers - r for r in delays], delays, num_microbatches, slots)
@@ -89,7 +89,7 @@ def interleaved_zb(
     stages_per_worker: int = 2,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """ZB-H1 over V stages per worker, microbatches in groups of P as interleaved 1F1B has them.
+    """ZB-H1 over V stages per worker, microbatches in groups of P as in interleaved 1F1B.
 
     This is PyTorch's `ScheduleInterleavedZeroBubble`, which exists if all groups have one size.
     Otherwise sizes are nearly equal, as in `interleaved-1f1b`.
@@ -117,7 +117,7 @@ def zero_bubble(
     transfer: float = 0.0,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """Split backwards by a heuristic that fills waiting time under a memory limit.
+    """Heuristic with split backwards, which fills waiting time under a memory limit.
 
     Options:
       memory_limit: activations that a worker may hold, at least 1; no limit if None.
