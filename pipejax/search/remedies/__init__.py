@@ -1,1 +1,1 @@
-"""Remedies that make a step shorter: each is applied, and the run repeated."""
+"""Remedies that make a step shorter: each remedy is applied, and the run evaluated again."""

@@ -1,4 +1,4 @@
-"""Candidates: scenarios that may be faster than a run, with their needs of memory."""
+"""Candidates: changed scenarios that may be faster than a run, with their memory needs."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ Needs = Float[NumpyArray, " workers"]
 
 @short_repr
 class TableSearch(NamedTuple):
-    """Search that found the table of a candidate, to repeat it."""
+    """Record of the search that found a candidate's table, so that it can be repeated."""
 
     kind: str  # "messages", "optimize" or "ring"
     scenario: Scenario  # the run whose table it replaced
@@ -94,7 +94,7 @@ class Candidate:
 
     @functools.cached_property
     def bound(self) -> float:
-        """Bound the step time of any schedule of these stages and workers from below [s]."""
+        """Return a lower bound on the step time of any schedule of these stages and workers [s]."""
         # If `optimize` does not support the problem, it is the work of the busiest worker.
         busy = float(self.run.busy.max())
         try:
@@ -112,7 +112,7 @@ class Candidate:
         )
 
     def scaled(self, what: str, rules: Sequence[str], assumption: str) -> "Candidate":
-        """Return the candidate with scaled costs at the same table."""
+        """Return the candidate with scaled costs and the same table."""
         edit = self.scenario.find_edit(ScaledTimes)
         if edit is not None:
             edit.check_places(self.table)
@@ -121,7 +121,7 @@ class Candidate:
         return self.changed(what, self.scenario.pinned().with_edit(edit), assumption)
 
     def rebuilt(self, what: str, *assumes: str, **schedule: Any) -> "Candidate":
-        """Return the candidate with another schedule, or number of microbatches."""
+        """Return the candidate with another schedule or another number of microbatches."""
         other = self.changed(what, self.scenario.replace(**schedule), *assumes)
         layers = _restage_layers(self.layers, other.table.num_stages)
         return dataclasses.replace(other, layers=layers)
@@ -134,7 +134,7 @@ class Candidate:
 
 
 def _restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Merge or divide stages, and return the layers of each; empty if a layer would be divided."""
+    """Return layers per stage after stages merge or divide; empty if a layer would be divided."""
     if not layers:
         return ()
     layers_per_stage = stage_overlaps(len(layers), stages) @ np.array(layers)
@@ -143,7 +143,7 @@ def _restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
 
 
 def first_candidate(scenario: Scenario, layers: Sequence[int] | None = None) -> Candidate:
-    """Return the unchanged run as a candidate; refuse an asynchronous one."""
+    """Return the unchanged run as a candidate; refuse an asynchronous schedule."""
     table = scenario.table()
     edits = tuple(
         dataclasses.replace(edit, stages=table.num_stages)
@@ -185,7 +185,7 @@ class Memory:
 
     @property
     def unit(self) -> str:
-        """Return "bytes" if a model gives them, else "activations" of the unchanged table."""
+        """Return the unit of memory: "bytes" with a model, else "activations" of the table."""
         return "activations" if self.begin.scenario.model_workload is None else "bytes"
 
     def text(self, amount: float) -> str:
@@ -193,7 +193,7 @@ class Memory:
         return f"{amount / 1e9:.1f} GB" if self.unit == "bytes" else f"{amount:.4g} activations"
 
     def needs(self, candidate: Candidate) -> Needs:
-        """Return the peak need of each worker (workers)."""
+        """Return the peak memory need of each worker."""
         if candidate.memory_bytes is not None:
             return candidate.memory_bytes
         table = candidate.table
@@ -206,16 +206,16 @@ class Memory:
 
     @functools.cached_property
     def begin_needs(self) -> Needs:
-        """Return the peak need of each worker in the unchanged run (workers)."""
+        """Return the peak memory need of each worker in the unchanged run."""
         return self.needs(self.begin)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Return whether a candidate keeps the limit; default: the unchanged run's peak."""
+        """Return whether a candidate keeps the memory limit; default: the first run's peak."""
         limit = self.begin_needs.max() if self.limit is None else self.limit
         return bool((self.needs(candidate) <= np.asarray(limit) * (1 + 1e-9)).all())
 
     def ratio(self, candidate: Candidate) -> float:
-        """Return the need of the fullest worker over that of the unchanged run; 1 if both are 0."""
+        """Return the fullest worker's need over that in the unchanged run; 1 if both are 0."""
         need, begin_need = self.needs(candidate).max(), self.begin_needs.max()
         return 1.0 if need == begin_need else float(need / begin_need)
 
@@ -238,7 +238,7 @@ STAGE_OPTIONS: Mapping[str, Collection[str]] = {
 
 
 def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...]:
-    """Return options of launchers for a run; at measured times those of the pipeline alone."""
+    """Return launchers' options for a run; with measured times, only options of the pipeline."""
     workload, system = scenario.source.workload, scenario.source.system
     if workload is not None and system is not None:
         return machine_launches(workload, scenario.table(), system, scenario.source.stack, None)
@@ -246,7 +246,7 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
 
 
 def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) -> Launch:
-    """Return the options of one launcher for a run; refuse one that has none for it."""
+    """Return the options of a launcher for a run; refuse a launcher that has none for the run."""
     by_name = {launch.launcher: launch for launch in run_launches(scenario, layers)}
     name = find_launcher(launcher).name
     if name not in by_name:

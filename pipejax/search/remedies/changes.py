@@ -135,7 +135,7 @@ def _has_split_backwards(run: Candidate) -> bool:
 
 
 def microbatches(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with more, smaller microbatches of the minibatch, or fewer, larger ones."""
+    """Yield candidates that divide the minibatch into more or into fewer microbatches."""
     # Only a model knows times at other sizes: kernels on small microbatches are less efficient.
     scenario, table, workload = run.scenario, run.table, run.scenario.source.workload
     is_named = isinstance(scenario.schedule, str) and find(scenario.schedule).sizes is None
@@ -178,7 +178,7 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
 
 
 def balance(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with moved layers; of measured times without layers, with even stages."""
+    """Yield candidates with moved layers, or with even stages if the layers are unknown."""
     times, workload = ComputeTimes.from_run(run.run), run.scenario.source.workload
     layers: Any = run.layers
     if workload is not None:
@@ -195,7 +195,7 @@ def balance(run: Candidate) -> Iterator[Candidate]:
 def _move_layers(
     run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
 ) -> Iterator[Candidate]:
-    """Move one layer after the other from the worker with most compute to that with least."""
+    """Yield candidates in which ever more layers move from the busiest to the idlest worker."""
     # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
     has_layers = old_layers > 0
     layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
@@ -316,7 +316,7 @@ def orders(run: Candidate) -> Iterator[Candidate]:
 
 
 def in_flight(run: Candidate) -> Iterator[Candidate]:
-    """Yield candidates of a ring with more requests in flight."""
+    """Yield candidates with more requests in flight, for tables whose rules form a ring."""
     # With one more request, each rule of the ring names one microbatch earlier: 0F4 <- 3F0 in place
     # of 0F3 <- 3F0 means 4 requests in flight in place of 3.
     table, table_without_ring = run.table, without_rules(run.table)

@@ -131,13 +131,13 @@ class Remedy(NamedTuple):
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Return options of launchers; at measured times those of the pipeline alone."""
+        """Return launchers' options; with measured times, only options of the pipeline."""
         return run_launches(self.scenario, self.layers)
 
 
 @short_repr
 class Effect(NamedTuple):
-    """Time of a cause, or saved by its removal, and the part of the step that makes it unequal.
+    """Time of a cause, or time saved by a change, and the part of the step that explains a gap.
 
     Attributes:
       what: "part", "cause", or the remedy in a few words.
@@ -303,7 +303,7 @@ def explain(
 
 
 def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
-    """List the effects of a cause and of its first remedy; none if they are equal."""
+    """List the effects of a cause and of its first remedy; empty if these are equal."""
     treatments = TREATMENTS.get(fault.kind, {})
     remedy = next((remedy for remedy in remedies if remedy.kind in treatments), None)
     if remedy is None:
@@ -337,7 +337,7 @@ def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> 
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
-    """Return a scenario of a table with the schedule that builds it, if one does."""
+    """Return a table's scenario, with the name of the schedule that builds the table, if any."""
     if isinstance(scenario.schedule, str) and scenario.schedule in REGISTRY:
         return scenario
     table = scenario.replace(edits=()).table()
@@ -364,7 +364,7 @@ def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
 def _limit(
     memory_limit: float | Sequence[float] | None, base: Candidate
 ) -> Float[NumpyArray, " workers"] | float | None:
-    """Check a memory limit; default: what `plan` leaves of a system, or all if the run needs it."""
+    """Check a memory limit; default: `plan`'s limit for a system, or all memory if needed."""
     if memory_limit is None:
         has_bytes = base.scenario.model_workload is not None
         system = base.scenario.system if has_bytes else None
@@ -423,14 +423,14 @@ def _parts_with_places(base: Candidate) -> list[Part]:
 
 
 class _Shelves:
-    """Remedies of the candidates, with their launchers."""
+    """Selection of candidates as remedies, with the launchers that can apply them."""
 
     def __init__(self, memory: Memory, launcher: str | None) -> None:
         self.memory, self.launcher = memory, launcher
         self.skipped: list[Candidate] = []  # those that rest on several assumptions
 
     def select(self, kind: str, candidates: Sequence[Candidate]) -> list[Remedy]:
-        """Keep those that shorten the step or make it fit in memory; of alternatives, the best."""
+        """Keep remedies that shorten the step or make it fit; of alternatives, the best."""
         base, memory, remedies = self.memory.begin, self.memory, []
         min_gain = changes.MIN_GAIN * base.step_time if memory.fits(base) else -math.inf
         for candidate in sorted(candidates, key=_step_time):
@@ -448,12 +448,12 @@ class _Shelves:
         return [remedy for remedy in remedies if any(remedy is other for other in best)]
 
     def launchers(self, kind: str, old: Candidate, new: Candidate) -> tuple[str, ...]:
-        """List the launchers whose options bring a change."""
+        """List the launchers whose options can apply a change."""
         names = () if kind in OF_HARDWARE else step_launchers(old, new)
         return tuple(name for name in names if self.launcher in (None, name))
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
-        """Compare a candidate with the unchanged run."""
+        """Make a remedy from a candidate, by comparison with the unchanged run."""
         return Remedy(
             kind,
             candidate.what,
@@ -528,7 +528,7 @@ def _worth(remedy: Remedy) -> float:
 
 
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[Fault]:
-    """List the faults, with recomputation if the step fits into memory with less of it."""
+    """List the faults, including recomputation if the step fits in memory with less of it."""
     base = memory.begin
     workload = base.scenario.source.workload
     rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
@@ -563,7 +563,7 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
 def _faults_with_memory(
     memory: Memory, faults: list[Fault], schedules: Sequence[Candidate]
 ) -> list[Fault]:
-    """List the faults, with memory if the run does not fit or it rules out a better schedule."""
+    """List the faults, including memory that the run exceeds or that rules out a schedule."""
     base = memory.begin
     if memory.limit is not None and not memory.fits(base):
         needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
@@ -593,7 +593,7 @@ def _faults_with_memory(
 
 
 def _schedule_fault(base: Candidate) -> Fault:
-    """Return start and end of the pipeline as the fault of a run without any other."""
+    """Return pipeline start and end as the fault of a run that has no other fault."""
     parts = base.parts
     ends = parts["start"] + parts["gaps"] + parts["end"]
     share = 100 * ends / (base.step_time or 1.0)
