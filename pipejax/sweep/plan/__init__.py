@@ -1,1 +1,1 @@
-"""Plans: the layout of a training job with the shortest step."""
+"""Plans: search for the layout of a training job that has the shortest step."""

@@ -113,18 +113,18 @@ class PlanRequest:
 
     @property
     def recomputations(self) -> tuple[str, ...]:
-        """List the names that `Layouts.recompute` counts in: modes, then parts of layers."""
+        """List the names that `Layouts.recompute` indexes: modes, then parts of layers."""
         parts = () if self.model.mla is None else LATENT_PARTS
         return tuple(dict.fromkeys((*RECOMPUTE, *self.choices.get("recompute", parts))))
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
-        """Return the values of an axis that may be chosen."""
+        """Return the values of an axis that the request allows."""
         choices = self.choices.get(axis)
         return [value for value in values if choices is None or value in choices]
 
 
 def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the full names of schedules; refuse those that a plan cannot use."""
+    """Return the full names of schedules; refuse schedules that a plan cannot use."""
     full_names = tuple(schedules.named(name) for name in names)
     if not full_names or len(set(full_names)) < len(full_names):
         raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
@@ -169,7 +169,7 @@ Column = Int[NumpyArray, " layouts"]
 
 @short_repr
 class Layouts(NamedTuple):
-    """Layouts as columns, one entry for each."""
+    """Layouts of a job as columns, with one entry per layout."""
 
     schedule: Column  # place of its name in the request's `schedules`
     pipeline: Column  # P
@@ -189,7 +189,7 @@ class Layouts(NamedTuple):
         return len(self.schedule)
 
     def take(self, rows: Bool[NumpyArray, " layouts"] | Column) -> "Layouts":
-        """Keep some of them."""
+        """Return the selected layouts."""
         return Layouts(*(column[rows] for column in self))
 
     @property
@@ -199,7 +199,7 @@ class Layouts(NamedTuple):
 
     @property
     def idea(self) -> Column:
-        """Return a number per layout, equal if `IDEA` is, and whether replicas split weights."""
+        """Return a number per layout, equal for layouts with equal `IDEA` and ZeRO-3 use."""
         columns = np.stack([*(getattr(self, axis) for axis in IDEA), self.zero >= 3], axis=1)
         number: Column = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
         return number
@@ -218,7 +218,7 @@ class Layouts(NamedTuple):
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
-    """Return every legal layout, one row each."""
+    """Return every legal layout of a job, each layout as one row of the columns."""
     # Tensor parallelism stays inside a node and divides heads and MLP. t c d P is the number of
     # accelerators, d b M the minibatch. Experts, complete or divided by t, are spread over divisors
     # of t c d. Context parallelism divides a sequence into 2 c equal parts, which balance the
@@ -277,7 +277,7 @@ def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workl
 
 
 def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
-    """Return the parameters of the tables of a layout."""
+    """Return schedule, workers and stages per worker, which determine a layout's tables."""
     return ProgramShape(
         request.schedules[layouts.schedule[row]],
         int(layouts.pipeline[row]),
@@ -286,7 +286,7 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
 
 
 def _launcher_refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
-    """Name the features that the launcher lacks for each layout (layouts); empty if none."""
+    """Return for each layout the features that the launcher lacks, as text; empty if none."""
     if not request.launcher:
         return np.full(len(rows), "", object)
     # Launchers refuse schedules, numbers of microbatches that P does not divide, and combinations
@@ -312,7 +312,7 @@ def _launcher_refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return whether schedule, stages and the splits between replicas agree (layouts)."""
+    """Return for each layout whether schedule, stages, microbatches and ZeRO go together."""
     layers = int(request.model.layers) + 2 * rows.edge_units
     max_layers = -(-layers // rows.stages)  # of the fullest stage: rounded up
     is_even = (rows.stages_per_worker == 1) | (max_layers * rows.stages / layers <= 1 + UNEVEN)
@@ -325,7 +325,7 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 
 def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
-    """Return why the schedule does not exist for P and M (layouts); empty if it does."""
+    """Return for each layout why its schedule does not exist for P and M; empty if it does."""
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
     sizes, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     reasons = [
@@ -336,7 +336,7 @@ def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return whether edge units assign the same layers as no edge units (layouts)."""
+    """Return for each layout whether its edge units leave the layers of all stages unchanged."""
     repeated = np.zeros(len(rows), bool)
     units = request.choices.get("edge_units", EDGE_UNITS)
     if units != EDGE_UNITS:
@@ -382,7 +382,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List (t, c, e, etp, d) that use all accelerators with this number of workers."""
+    """List degrees (t, c, e, etp, d) that use all accelerators with this number of workers."""
     if request.gpus % workers:
         return []
     num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)
@@ -402,7 +402,7 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
 
 
 def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
-    """List the parts of an expert: 1 or t, unless others are requested."""
+    """List the numbers of parts that an expert may be split into: 1 or t, unless requested."""
     moe = request.model.moe
     if moe is None:
         return [1]
@@ -419,7 +419,7 @@ def _can_split_layer(request: PlanRequest, tensor: int) -> bool:
 
 
 def _can_split_sequence(request: PlanRequest, context: int) -> bool:
-    """Return whether c accelerators can split a sequence; short pieces only if c is asked for."""
+    """Return whether c accelerators can split a sequence; short pieces only if c is requested."""
     sequence = int(request.model.sequence)
     if context == 1:
         return True
@@ -440,7 +440,7 @@ def _recomputations(request: PlanRequest) -> list[str]:
 
 
 def _allowed_text(request: PlanRequest) -> str:
-    """Return the allowed degrees as a text: the requested ones, or the size of a node."""
+    """Return the allowed degrees as text: the requested degrees, or the limit by a node's size."""
     texts = [
         f"--{name} {' or '.join(map(str, request.choices[name]))} is asked for"
         for name in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")

@@ -202,7 +202,7 @@ def plan(
 
 
 def _stored_times(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
-    """Return the step times of an earlier run, if this one resumes it [s]."""
+    """Return the step times of an earlier run, if this run resumes that one [s]."""
     if not os.path.lexists(out):
         return None
     if replace:
@@ -245,7 +245,7 @@ class _Saver:
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Find the best layouts of the best measured regimes, then the best one of each other."""
+    """Find the best layouts in the best measured regimes, and the best in each other regime."""
     # Returns whether a layout is of another regime or may not fit, then rows and records of the
     # best layouts. Of layouts that may need more memory than there is, only faster ones are kept.
     request, layouts = evaluator.request, evaluator.layouts
@@ -267,7 +267,7 @@ def _find_layouts(
 
 
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:
-    """Return the evidence of each layout's regime; None if there is none."""
+    """Return the evidence of each layout's regime; None for a regime without evidence."""
     evidence = {
         regime: find_evidence(regime, request.system, request.stack, request.launcher)
         for regime in {*regimes}
@@ -289,7 +289,7 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 def evidence_levels(
     regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
 ) -> Int[NumpyArray, " layouts"]:
-    """Return 0 if a regime is measured and predicted well, 1 if predicted badly.
+    """Return 0 for a layout whose regime is measured and predicted well, 1 if predicted badly.
 
     Else it is the number of facts by which the nearest runs differ, at least 2.
     """
@@ -318,7 +318,7 @@ def _planned_layouts(
 def _describe_layout(
     evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
 ) -> PlannedLayout:
-    """Describe one layout; its band is the widest known for the system."""
+    """Describe one layout; its error band is the widest that the calibration has."""
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
     step, memory_bytes = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     step_bands = {} if evidence is None else bands(request.system, step)
@@ -361,7 +361,7 @@ def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenar
 
 
 def _check_memory(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> None:
-    """Refuse a job of which no layout fits; name the nearest one, and the missing bytes."""
+    """Refuse a job without a layout that fits; name the nearest layout and its missing bytes."""
     if estimates.fits.any():
         return
     row = int(estimates.memory_bytes.argmin())

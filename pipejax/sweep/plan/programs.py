@@ -59,7 +59,7 @@ class Pipe(NamedTuple):
 
 
 class _StageTimes(NamedTuple):
-    """Seconds of each stage (layouts, stages), and of the messages between them."""
+    """Times of each stage and of messages between stages [s], as (layouts, stages)."""
 
     forward: PerStage  # F
     back: PerStage  # until the input gradient is computed: the shorter of B and I
@@ -71,7 +71,7 @@ class _StageTimes(NamedTuple):
 
 
 def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layouts"]) -> Bound:
-    """Bound the makespans of layouts with the same stages from below."""
+    """Return lower bounds on the makespans of layouts with the same stages [s]."""
     times = _stage_times(pipe, costs, len(microbatches))
     workers = int(pipe.placement.max()) + 1
     # (layouts, stages) paths from the first stage to each, and from each back to the first
@@ -94,7 +94,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Broadcast costs to all layouts; a phase that can be full or split takes the shorter time."""
+    """Broadcast costs to all layouts; a backward takes the shorter time, whole or split."""
     stages = pipe.placement.shape[1]
 
     def cost(name: str) -> PerStage:
@@ -130,7 +130,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
 
 
 def _sums_before(steps: PerStage) -> PerStage:
-    """Sum the steps before each stage: (layouts, stages), from (layouts, stages - 1)."""
+    """Return the sum of steps before each stage: (layouts, stages) from (layouts, stages - 1)."""
     return np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
 
 
@@ -186,7 +186,7 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
 
 @functools.lru_cache(None)
 def table_pipe(shape: ProgramShape) -> Pipe:
-    """Return the pipe that all tables of a program share."""
+    """Return the properties that all tables of a program shape share."""
     return Pipe.from_table(build_table(shape, 2 * shape.workers))
 
 
@@ -209,7 +209,7 @@ def _table_activations(shape: ProgramShape, microbatches: int) -> HeldCounts:
 def exact_times(
     shape: ProgramShape, microbatches: int, costs: Costs, links: Links
 ) -> Float[NumpyArray, " layouts"]:
-    """Return the makespans (layouts) of one program, with all-reduce and update [s]."""
+    """Return the makespans [s] of layouts with one program, including all-reduce and update."""
     # a very long program repeats the period of a shorter one, which is exact
     # (engine/periodic_makespan.py); without a period it is lowered completely
     size = len(np.asarray(costs.forward))

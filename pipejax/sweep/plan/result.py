@@ -63,7 +63,7 @@ class BreakEven(NamedTuple):
 
 
 def scale_systems(system: System, factors: Factors) -> System:
-    """Return a system per row (rows), with each number multiplied by its factor."""
+    """Return a batch of systems, one per row, with each number multiplied by its factor."""
     rows = len(next(iter(factors.values())))
     named = {FIELDS[name]: factor for name, factor in factors.items()}
 
@@ -79,14 +79,14 @@ def scale_systems(system: System, factors: Factors) -> System:
 def layout_times(
     request: PlanRequest, layouts: Layouts, factors: Factors
 ) -> Float[NumpyArray, " rows"]:
-    """Step times (rows) of layouts of one program, each on its own machine [s]."""
+    """Return the step times [s] of layouts of one program, each layout on its own machine."""
     shape, count = program_shape(request, layouts, 0), int(layouts.microbatches[0])
     costs = price(request, shape, layouts, scale_systems(request.system, factors)).costs
     return exact_times(shape, count, costs, request.links)
 
 
 def limiting_resources(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[str]:
-    """Name the resource that bounds each of some layouts, as `sensitivity` does."""
+    """Return the name of the resource that bounds each layout, as in `sensitivity`."""
     names = [""] * len(rows)
     selected = layouts.take(rows)
     for group in row_groups((*selected[:3], selected.microbatches)):  # one program each
@@ -99,7 +99,7 @@ def limiting_resources(request: PlanRequest, layouts: Layouts, rows: Rows) -> li
 def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
-    """Return shares (resources, layouts) of the step that each resource takes, for one program."""
+    """Return each resource's share of the step (resources, layouts), for layouts of one program."""
     # machine 0 as it is, machine k with a little more of resource k - 1: (resources, machines)
     machines = 1 + len(RESOURCES)
     multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
@@ -111,7 +111,7 @@ def layout_resource_shares(
 
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
-    """List the changes of machine numbers that make the runner-up as fast, the smallest first."""
+    """List changes of machine numbers that make the runner-up as fast as the best layout."""
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)
@@ -146,7 +146,7 @@ def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | No
 def _refined_factors(
     request: PlanRequest, pair: Layouts, brackets: dict[str, Bracket]
 ) -> dict[str, float]:
-    """Narrow brackets of logarithmic factors, and return their ends without a lag as factors."""
+    """Narrow the brackets of factors, and return the ends at which the runner-up has no lag."""
     for _ in range(ROUNDS if brackets else 0):
         grids = {name: np.linspace(*ends, POINTS) for name, ends in brackets.items()}
         lags = _runner_up_lag(request, pair, grids)
@@ -244,7 +244,7 @@ class PlannedLayout:
 
 @short_repr
 class UnderLaunchers(NamedTuple):
-    """The best layout under other defaults of launchers than assumed.
+    """The best layout, evaluated under launcher defaults that differ from those assumed.
 
     Attributes:
       launchers: their names.
@@ -262,7 +262,7 @@ class UnderLaunchers(NamedTuple):
 
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
-    """Evaluate a layout under the defaults of each launcher, where none was asked for."""
+    """Evaluate a layout under the defaults of each launcher, if the request names no launcher."""
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
     assert workload is not None
     has_software = bool(request.stack) or request.system.calibration is not None
@@ -395,7 +395,7 @@ def as_text(request: PlanRequest) -> str:
 def save_columns(
     path: Path, request: PlanRequest, columns: Mapping[str, NumpyArray], *, replace: bool
 ) -> None:
-    """Write columns as a CSV or, where the name ends in .zarr, a store: whole or not at all."""
+    """Write columns atomically, as a CSV file or, for a name in .zarr, as a Zarr store."""
     with atomic_write(path, replace=replace) as draft:
         if path.suffix == ".zarr":
             as_dataset(request, columns).to_zarr(draft, zarr_format=2)
@@ -407,7 +407,7 @@ def save_columns(
 
 
 def stored_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
-    """Read the step times that an earlier run of the same request left (layouts) [s]."""
+    """Read the step times of layouts [s] that an earlier run of the same request stored."""
     import xarray as xr
 
     try:

@@ -39,7 +39,7 @@ from pipejax.sweep.plan.programs import (
 
 
 class Priced(NamedTuple):
-    """Layouts of one shape with their prices."""
+    """Times and memory of the stages of layouts with one program shape."""
 
     costs: Costs  # (layouts, stages) seconds; messages (layouts, 2, pipes, stages - 1)
     memory: StageBytes  # (layouts, stages) bytes
@@ -48,7 +48,7 @@ class Priced(NamedTuple):
 def price(
     request: PlanRequest, shape: ProgramShape, layouts: Layouts, systems: System | None = None
 ) -> Priced:
-    """Price layouts of one shape in float64, each on its own system (layouts) where they differ."""
+    """Price layouts of one shape in float64, each on its own system if `systems` is a batch."""
     machine = systems if systems is not None else request.system
     layout_numbers = _layout_numbers(request, shape, layouts)
     stages, stage_class = _layout_stages(request, shape, layouts, layout_numbers)
@@ -84,7 +84,7 @@ def price(
 
 @dataclasses.dataclass(frozen=True)
 class _LayoutPricer:
-    """Prices of a layout on its system, for one mode of recomputation."""
+    """Function that prices a layout on its system, for one mode of recomputation."""
 
     recompute: str
 
@@ -110,7 +110,7 @@ def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts)
 
 
 def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "two layouts"]:
-    """Return 1 for layouts that recompute whole layers, and how many share a checkpoint."""
+    """Return whether layouts recompute whole layers (0 or 1), and their layers per checkpoint."""
     modes = map(parse_recompute, request.recomputations)
     numbers = np.array([(mode.layers > 0, mode.group) for mode in modes])
     return numbers[layouts.recompute].T
@@ -167,7 +167,7 @@ def _layout_stages(
 def _stage_classes(
     model: Model, stages: Stages
 ) -> tuple[Int[NumpyArray, " classes"], Int[NumpyArray, " stages"]]:
-    """Return the first stage of each class of stages that cost the same, and each one's class."""
+    """Return the first stage of each class of equally costly stages, and each stage's class."""
     # of the layers before, only dense ones count; where workers are, only to several copies
     dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
     has_copies = stages.copies > 1
@@ -200,7 +200,7 @@ class Estimates(NamedTuple):
 
 
 def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
-    """Group rows that agree in all columns; the groups in the order of their first rows."""
+    """Group rows that agree in all columns; groups come in the order of their first rows."""
     # group of each row [1 0 1 1] -> rows by group [1 0 2 3], starts [0 1] -> groups [1], [0 2 3]
     _, first_rows, inverse = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
@@ -232,7 +232,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
 def _memory(
     shape: ProgramShape, prices: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " rows"]:
-    """Return the need of the fullest worker for layouts of one program, per accelerator [B]."""
+    """Return the fullest worker's memory for layouts of one program, per accelerator [B]."""
     counts = count_activations(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], prices.memory)
     need = counts.static_bytes(sizes.static, sizes.version) + counts.activation_bytes(sizes.parts)
@@ -258,11 +258,10 @@ class Evaluator:
             self._program[rows] = number
 
     def find_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Evaluate all layouts of the best ideas that may tie; return the best of each idea."""
+        """Evaluate layouts that may be among the best ideas; return the best of each idea."""
         bound, times = self.estimates.lower_bound, self.estimates.step_time
-        while (
-            True
-        ):  # evaluate the program with the lowest bound of those that may change the answer
+        while True:
+            # evaluate the program with the lowest bound among those that may change the answer
             may_tie = among & (bound <= (1 + TIE) * self._idea_limits(count, among))
             missing = np.flatnonzero(self.estimates.fits & may_tie & np.isnan(times))
             if not len(missing):
@@ -285,7 +284,7 @@ class Evaluator:
         return order[(among & ~np.isnan(times))[order]]
 
     def find_front(self) -> Bool[NumpyArray, " layouts"]:
-        """Evaluate layouts until the front of step time against memory is exact: (layouts)."""
+        """Evaluate layouts until the front of step time and memory is exact; return the front."""
         memory, fits = self.estimates.memory_bytes, self.estimates.fits
         while True:
             times = self.estimates.step_time
@@ -324,7 +323,7 @@ class Evaluator:
     def _idea_limits(
         self, count: int, among: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
-        """Return the step time of each layout's idea so far [s], at most that of the last best."""
+        """Return a limit per layout: its idea's step time so far, at most the last best's [s]."""
         # The last best is the `count`-th fastest idea. A lower bound above this time rules out that
         # the layout changes the answer. Infinite while fewer ideas are evaluated.
         rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
