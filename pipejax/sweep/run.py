@@ -459,7 +459,7 @@ def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[
 
 
 def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Evaluate blocks so that workers stay busy, with few blocks in memory at once."""
+    """Yield evaluated blocks; keep workers busy, with few blocks in memory at once."""
     from distributed import as_completed
 
     code = provenance()["code"]

@@ -37,7 +37,7 @@ class LeftOut:
 
 @short_repr
 class StepBudget(NamedTuple):
-    """Division of one rank's step into times [s]; each time excludes all earlier times listed."""
+    """Parts of one rank's step [s]; the first five sum to it, and each excludes earlier parts."""
 
     step: int
     replica: int

@@ -389,7 +389,7 @@ def find_shared_links(
     sender: Int[NumpyArray, " uses"],
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
-    """Find the shared links that each message, given by sender and receiver, occupies."""
+    """Find the shared links that each message or all-reduce between two workers occupies."""
     # Returns (matches) indices of uses, and the group of each; a use in several groups comes
     # several times.
     if links.shared_links == PAIRS:

@@ -118,7 +118,7 @@ def _per_worker(value: EachWorker, num_workers: int, name: str, least: int) -> l
 def with_gathers(
     row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
 ) -> list[Cell]:
-    """Return a row with UNSHARD cells for stages of the next ops, RESHARD for all other stages."""
+    """Return a row with cells that gather stages before their ops (UNSHARD) and drop them later."""
     cells: list[Cell] = []
     gathered: list[int] = []
     needs = _StageNeeds(row, compute, lookahead)

@@ -219,7 +219,7 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 
 def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
-    """Return a worker's usable memory and least demand for it, with activations kept whole."""
+    """Return a worker's usable memory and least demand for it, counting whole activations."""
     # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
     # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
     # window, and the limit is never above all activations. While a W runs, its memory is not free
