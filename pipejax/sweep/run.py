@@ -188,7 +188,7 @@ def _select(systems: System, rows: Rows) -> System:
 
 
 def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
-    """Yield groups of systems, each with schedule and workload; a planned schedule has several."""
+    """Yield groups of systems with a table and workload; planned schedules differ by system."""
     num_microbatches = at.get("microbatches")
     if num_microbatches is None:
         num_microbatches, remainder = divmod(at["minibatch"], at["microbatch_size"])

@@ -90,7 +90,7 @@ class Turns(NamedTuple):
         stages_per_worker: int,
         group_size: int | None = None,
     ) -> "Turns":
-        """Make turns in which a group of microbatches passes all stages before the next."""
+        """Make turns: each group of microbatches passes all stages before the next group."""
         # The last group may be smaller. If `group_size` is None, groups have P microbatches, or are
         # larger and of nearly equal sizes.
         microbatches, stages = np.arange(num_microbatches), range(stages_per_worker)

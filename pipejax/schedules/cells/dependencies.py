@@ -184,7 +184,7 @@ def _stage_edges(
 def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
-    """Find the last producer before each consumer, in its row and of its stage."""
+    """Find for each consumer the last producer before it in the same row, of the same stage."""
     # Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
     # `NOWHERE`.
     ops = content.ops.take(is_phase(content.ops.phase, [*consumers, *producers]))

@@ -110,7 +110,7 @@ class Timeline:
         return self.work.placement[self.work.microbatch_pipes[op.microbatch]][op.stage]
 
     def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
-        """Start an op; return the ops that wait for it with the arrival times of inputs."""
+        """Start an op; return the ops that wait for it, each with its input's arrival time."""
         phase, stage, microbatch = op
         pipe = self.work.microbatch_pipes[microbatch]
         worker, duration, allocated, _, outputs = self._effects[phase][pipe][stage]

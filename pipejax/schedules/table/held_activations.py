@@ -313,7 +313,7 @@ def static_bytes(
 def _copies_and_versions(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "workers stages"], Int[NumpyArray, "workers stages"]]:
-    """Return each stage's copies, and its versions beyond the newest, both (workers, stages)."""
+    """Return numbers of copies and of older weight versions of stages, both (workers, stages)."""
     versions = versions_held(table)
     copies = np.where(versions > 0, table.weights.runs, 0)
     return copies, versions - copies
@@ -380,7 +380,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 
 
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
-    """Return the counts at all undominated times; the peak is at one of these times."""
+    """Return activation counts at all times that no other time dominates; a peak is among them."""
     # A time dominates another if it holds at least as much of everything: then it has the larger
     # sizes @ counts, whatever the sizes. Most times are dominated by the next, so these go first;
     # the others are compared pairwise, one column after another.

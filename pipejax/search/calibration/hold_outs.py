@@ -133,7 +133,7 @@ def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> B
 
 
 def error_bands(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
-    """Return an error band for each percentage in `PERCENTS` that `groups` groups can support."""
+    """Return error bands for all percentages of `PERCENTS` that this number of groups supports."""
     # A new group is the farthest of K + 1 with probability 1 / (K + 1): 90 % need nine groups.
     supported = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
     return tuple(band(residual, percent, groups) for percent in supported)

@@ -166,7 +166,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
 
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
-    """Refuse messages that are eager only at some places: then places would change the program."""
+    """Refuse an eager limit by which messages are eager at some places and not at others."""
     is_eager = placed.messages["transmit"] < links.eager_below
     if (is_eager != is_eager[0]).any():
         raise wrong(

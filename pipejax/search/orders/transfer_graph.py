@@ -1,4 +1,4 @@
-"""Orders of the transfers of a table, as predecessors of the nodes of its program.
+"""Orders of a table's transfers, represented as predecessors of nodes in the table's program.
 
 Without queues, a program under rendezvous has only dependencies of ops and transfers. An order adds
 the previous transfer in the sender's and in the receiver's queue. If each transfer stands after
@@ -64,7 +64,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 
 
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
-    """Return the predecessors of nodes, with the previous transfer in each queue under an order."""
+    """Return each node's predecessors, including previous transfers of its queues in an order."""
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
     last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue
     for transfer in order.tolist():
@@ -115,7 +115,7 @@ def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
 
 
 def _one_queue_bound(jobs: list[tuple[float, float, float]]) -> float:
-    """Return a lower bound from one queue [s]; jobs are (head, tail, length), sorted by head."""
+    """Return a makespan bound from one queue [s]; jobs are (head, tail, length), sorted by head."""
     waiting: list[tuple[float, float]] = []  # minus the tail, and the remaining length
     now = bound = 0.0
     for k, (head, tail, length) in enumerate(jobs):

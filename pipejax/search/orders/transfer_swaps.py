@@ -213,7 +213,7 @@ class SwapSearch:
 
     @property
     def order(self) -> Order:
-        """Return the transfers in an order that gives the present queues."""
+        """Return an order of all transfers that agrees with the order in every queue."""
         nodes = [node for node in self._forward.order if node in self._transfer]
         return np.array([self._transfer[node] for node in nodes], int)
 

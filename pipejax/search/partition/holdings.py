@@ -200,7 +200,7 @@ class Splits:
         return self.may_hold.shape[1]
 
     def from_layout(self, layout: PipelineLayout) -> Points:
-        """Return a layout as a point, in an empty array if the layout is not among the splits."""
+        """Return the split of a layout as an array of one point; empty if not among the splits."""
         mtp = layout.count("m")
         if np.count_nonzero(mtp) > 1:
             return np.empty((0, self.stages), int)

@@ -241,7 +241,7 @@ class SplitProgram:
         self._add(on_stage * (layers[self.holding] > 0) + is_earlier_mtp, -np.inf, 1.0)
 
     def _add(self, rows: Matrix, low: float, high: float, *, begun: Matrix | None = None) -> None:
-        """Constrain sums of the holding variables, and of the variables for begun MoE layers."""
+        """Constrain sums of the holding variables and of those for begun MoE layers to a range."""
         if begun is None:
             begun = np.zeros((len(rows), self.may_hold.shape[1]))
         self.restrict(np.hstack([rows, begun]), low, high)
@@ -271,7 +271,7 @@ class SplitProgram:
         self._constraints.append((matrix, np.full(size, low), np.full(size, high)))
 
     def solve(self, seconds: float = math.inf) -> None:
-        """Minimise the time under the cuts within a time limit; the optimum is a lower bound."""
+        """Minimise the step time that all cuts allow, in limited time: a lower bound."""
         from scipy.sparse import vstack
 
         rows, low, high = zip(*self._constraints, strict=True)

@@ -229,7 +229,7 @@ class AnytimeSearch:
             self._search_for(self.budget)
 
     def _search_for(self, budget: Budget) -> None:
-        """Run the solver on the complete problem within a budget; take its plans and bounds."""
+        """Run the solver on the complete problem within a budget; accept its plans and bounds."""
         factor = self._grid_factor
         problem = self.problem.finer(factor)
         model = ScheduleModel(problem, factor * self._horizon)

@@ -43,7 +43,7 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Return the total effort of all parts so far."""
+        """Return the effort that all parts of the budget have spent so far."""
         return self.meter.done + self.meter.under_way
 
     @property

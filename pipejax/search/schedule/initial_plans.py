@@ -162,7 +162,7 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Sta
 
 
 def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the start table and, for a plain pipe, schedules of the literature by name."""
+    """Yield the start table and, for a plain pipe, published schedules, each with its name."""
     # Builders take the mean time of all stages. AdaOffload is planned with the times of each, too.
     yield start.name, start
     if not is_pipe(problem):

@@ -259,7 +259,7 @@ class Best:
 
 
 def search_grids(problem: Problem) -> list[Problem]:
-    """Return the problem on each time grid to search, from coarse to its own grid."""
+    """Return versions of the problem on ever finer time grids, at last on its own grid."""
     # A coarse grid lets a solver move far in little time; a fine one regains the rounding.
     grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
     return [grids[unit] for unit in sorted(grids, reverse=True)]

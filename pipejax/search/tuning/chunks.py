@@ -207,7 +207,7 @@ class _ChunkSearch:
         return float(count * a + work + g * prefix_tokens + other_stages)
 
     def _cut(self, count: int) -> None:
-        """Search the best cut into `count` chunks; keep it if it beats the best so far."""
+        """Search the best cut of the prompt into `count` chunks; keep it if the best so far."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )

@@ -58,7 +58,7 @@ class TuningTask(NamedTuple):
         )
 
     def joint(self, what: str) -> JointProblem:
-        """Return the problem of tuning the parts in `what`, separated by commas."""
+        """Return the joint tuning problem of the parts named in `what`, separated by commas."""
         parts = tuple(what.split(","))
         return JointProblem(self.problem(), parts, self.microbatches, self.launcher)
 

@@ -312,7 +312,7 @@ class _Ideal(NamedTuple):
 
     @classmethod
     def mean_times(cls, jobs: Sequence["JobSteps"]) -> "_Ideal":
-        """Use the mean time of each phase, and medians for collectives and messages."""
+        """Return normal times: the mean of each phase, medians for collectives and messages."""
         replayed = jobs[0].replayed
         trace = replayed.pipelines.trace
         means = np.zeros((len(trace.phases), trace.stages + 1))

@@ -563,7 +563,7 @@ def _with_costs(
 def _savings(
     jobs: Iterable[JobSteps], place: Place, odd: Sequence[int], times: tuple[NumpyArray, NumpyArray]
 ) -> list[float]:
-    """Return the time that each step saves if slices and links take these factors of it [s]."""
+    """Return each step's saving if times of slices and links are multiplied by factors [s]."""
     saved, step, (factors, link_factors) = [], place.get("step"), times
     for job in jobs:
         is_step = [k == step if step is not None else k not in odd for k in job.steps]

@@ -149,7 +149,7 @@ def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
 
 
 def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
-    """Yield all readings that match the number of ops; `missing` names columns to infer."""
+    """Yield all possible numberings of the ops (readings); `missing` names columns to infer."""
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
@@ -187,7 +187,7 @@ def _step_readings(
     missing: Sequence[str],
     sizes: RunSizes,
 ) -> Iterator[_Reading]:
-    """Yield readings of worker, stage and microbatch; `turn` counts equal ops of a step."""
+    """Yield possible numberings of worker, stage and microbatch; `turn` counts equal ops."""
     is_backward = columns["kind"] > 0
     # without microbatches in the file, only turns distinguish equal ops: they become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
