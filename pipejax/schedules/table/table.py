@@ -390,7 +390,7 @@ def op_before(
 ) -> Int[NumpyArray, " cells"]:
     """Return, for each cell, the index in `executed` of the last cell before it in its row."""
     rows = cells // table.num_slots
-    before = np.searchsorted(executed, cells) - 1
+    before = np.searchsorted(executed, cells) - 1  # may be in an earlier row
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
 
 

@@ -39,7 +39,7 @@ def find_late_launches(replayed: Replay) -> Pipelines:
 def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArray, " steps"]]:
     """Group the slices of each op, one slice per step."""
     fields = (trace.replica, trace.worker, trace.stage, trace.phase, trace.microbatch)
-    ops, group = np.unique([x[slices] for x in fields], axis=1, return_inverse=True)
+    ops, group = np.unique([field[slices] for field in fields], axis=1, return_inverse=True)
     return [slices[group.ravel() == k] for k in range(ops.shape[1])]
 
 

@@ -186,4 +186,4 @@ def _fill_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
         i, w = (np.where(np.isnan(half), b / 2, half) for half in (i, w))
         b = np.where(np.isnan(b), i + w, b)
         times = times | {"backward": b, "input_grad": i, "weight_grad": w}
-    return {name: np.where(np.isnan(x), np.nanmean(x), x) for name, x in times.items()}
+    return {name: np.where(np.isnan(time), np.nanmean(time), time) for name, time in times.items()}

@@ -119,7 +119,7 @@ def _has_overlapping_steps(trace: Trace) -> bool:
         return False
     is_op = trace.has_phase(OPS)
     step, replica = (
-        np.unique(x[is_op], return_inverse=True)[1] for x in (trace.step, trace.replica)
+        np.unique(numbers[is_op], return_inverse=True)[1] for numbers in (trace.step, trace.replica)
     )
     begin = np.full((step.max() + 1, replica.max() + 1), np.inf)
     end = -begin

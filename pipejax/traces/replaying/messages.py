@@ -195,7 +195,7 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
     for link in range(num_links):
         rows, medians, errors = evidence.link == link, [], []
         for number in replicas:
-            seconds, strength = (x[rows][:, replica == number] for x in evidence[1:])
+            seconds, strength = (field[rows][:, replica == number] for field in evidence[1:])
             seconds = seconds[strength >= FIRST]
             medians.append(median(seconds) if len(seconds) else np.nan)
             spread = median(np.abs(seconds - medians[-1])) if len(seconds) else np.nan

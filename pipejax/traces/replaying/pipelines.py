@@ -260,7 +260,7 @@ def _find_table(
     # A new table is appended; `answers` caches the results of earlier calls.
     is_second = is_second_of_pair(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
-    key = np.stack([*(x[slices] for x in keys), is_second]).tobytes()
+    key = np.stack([*(field[slices] for field in keys), is_second]).tobytes()
     if key not in answers:
         try:
             tables.append(ScheduleTable.from_rows(_rows(trace, slices, is_second), name="trace"))
@@ -331,7 +331,7 @@ def _rows(
     rows: list[list[Cell]] = [[] for _ in range(trace.workers)]
     fields = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     for worker, phase, stage, microbatch, is_second_op in zip(
-        *(x[slices].tolist() for x in fields), is_second.tolist(), strict=True
+        *(field[slices].tolist() for field in fields), is_second.tolist(), strict=True
     ):
         op = Op(Phase[trace.phases[phase]], stage, microbatch)
         if is_second_op:
