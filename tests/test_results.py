@@ -112,6 +112,15 @@ def test_fronts_with_ties(seed):
         assert same.sum() == (0 if beaten else 1)
 
 
+def test_conditions_on_shares():
+    data = make_input(bubble_ratio=[0.1, 0.2, 0.3])._replace(units={"bubble_ratio": "1"})
+    for text in ("bubble_ratio<25%", "bubble_ratio < 25 %", "bubble_ratio<0.25"):
+        assert data.where([text]).tolist() == [True, True, False]
+    for text, message in (("20", "at most 1, or 100%"), ("few", "expected a number")):
+        with pytest.raises(ValueError, match=message):
+            data.where([f"bubble_ratio<{text}"])
+
+
 def test_conditions(store, answer, mistake):
     rows = points(store)
     result = answer(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.data_files import WRITTEN, read_quantity
+from pipejax.base.data_files import WRITTEN, parse_ratio, read_quantity
 
 _CONDITION = re.compile(r"\s*([^\s=<>!][^=<>!]*?)\s*(!=|<=|>=|==|=|<|>)\s*(.*\S)\s*")
 EQUAL = 1e-9  # relative difference of equal numbers: a unit is a factor that rounds
@@ -31,6 +31,14 @@ def split_condition(text: str) -> tuple[str, str, str] | None:
 def si_number(value: str, unit: str, where: str) -> float | None:
     """Read a number with a unit of the dimension of an SI unit; None if it has no unit."""
     return read_quantity(value, unit, where) if unit in WRITTEN else None
+
+
+def share_number(value: str, where: str) -> float:
+    """Read a share from 0 to 1, or with % a hundredth of one; NaN for any other text."""
+    number = parse_ratio(value)
+    if number > 1:
+        raise ValueError(f"{where} a share is at most 1, or 100%: give it as 0.1 or 10%")
+    return number
 
 
 def compare(values: Any, sign: str, number: float, equal: Any = None) -> Any:

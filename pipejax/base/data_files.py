@@ -123,13 +123,31 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
             reason = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"
             raise ValueError(f"{where} {text!r}: {reason}")
         raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
-    is_plain = value.isascii() and "_" not in value  # float reads 1_000 and digits of all scripts
     try:
-        return to_si(number(float(value) if is_plain else None, where), units[unit])
+        return to_si(number(float(value) if is_plain(value) else None, where), units[unit])
     except ValueError:
         raise ValueError(
             f"{where} must be a number of at least 0 before {unit}, got {text!r}"
         ) from None
+
+
+def parse_ratio(text: str) -> float:
+    """Read a number, or a percentage; NaN for any other text."""
+    bare = text.strip().removesuffix("%")
+    return parse_float(bare.strip()) / (100 if "%" in text else 1)
+
+
+def parse_float(text: str) -> float:
+    """Read a number; NaN, which fails every check of a range, for any other text."""
+    try:
+        return float(text) if is_plain(text) else math.nan
+    except ValueError:
+        return math.nan
+
+
+def is_plain(text: str) -> bool:
+    """Return whether all digits are 0 to 9: Python also reads 1_0 and Arabic digits."""
+    return text.isascii() and "_" not in text
 
 
 def _split(text: str) -> tuple[str, str]:

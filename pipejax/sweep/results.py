@@ -11,7 +11,7 @@ import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import match_name, resolve_name, unknown, wrong
-from pipejax.base.conditions import EQUAL, compare, si_number, split_condition
+from pipejax.base.conditions import EQUAL, compare, share_number, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named
@@ -141,8 +141,10 @@ class SweepResults(NamedTuple):
         if name is None:
             valid_names = [*self.axes, *self.measures, *self.fixed]
             raise ValueError(f"where {text}: {unknown('axis', key, valid_names)}")
-        number = si_number(value, self.units.get(name, ""), f"where {text}:")  # of 60GB
-        return name, sign, value if number is None else repr(number)
+        unit, where = self.units.get(name, ""), f"where {text}:"
+        is_share = name in self.measures and unit == "1"
+        number = share_number(value, where) if is_share else si_number(value, unit, where)
+        return name, sign, value if number is None or math.isnan(number) else repr(number)
 
 
 def _compare(

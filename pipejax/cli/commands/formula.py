@@ -11,9 +11,10 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
+from pipejax.base.data_files import parse_float
 from pipejax.base.file_fields import read_cell, whole
 from pipejax.checker.form import box_text
-from pipejax.cli.options.option import Count, Text, options, parse_float, parse_pairs, parse_seconds
+from pipejax.cli.options.option import Count, Text, options, parse_pairs, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, with_labels
 from pipejax.cli.output.answer import Answer, progress

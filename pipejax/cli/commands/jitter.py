@@ -12,9 +12,9 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.base.checks import share
-from pipejax.base.data_files import time_unit
+from pipejax.base.data_files import parse_ratio, time_unit
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.option import CountIfGiven, options, parse_ratio
+from pipejax.cli.options.option import CountIfGiven, options
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming

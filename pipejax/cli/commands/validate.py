@@ -10,7 +10,8 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import positive
-from pipejax.cli.options.option import Text, options, parse_float
+from pipejax.base.data_files import parse_float
+from pipejax.cli.options.option import Text, options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import Column, digits, pick, plain, rows_table, seconds

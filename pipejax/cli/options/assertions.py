@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import nearest
-from pipejax.base.conditions import compare, si_number, split_condition
-from pipejax.cli.options.option import parse_float, parse_ratio
+from pipejax.base.conditions import compare, share_number, si_number, split_condition
+from pipejax.base.data_files import parse_float, parse_ratio
 from pipejax.cli.output.report import json_text, percent, quantity
 from pipejax.cli.output.schemas import (
     KeyPath,
@@ -97,7 +97,9 @@ def _parse(command: str, text: str) -> Assertion:
     kinds, unit = {types} if isinstance(types, str) else {*types}, key_schema.get("unit", "")
     is_open = "array" in kinds and math.isfinite(parse_float(value))  # of entries never seen
     if is_open or kinds & {"number", "integer"}:
-        return Assertion(text, path, sign, _number(value, unit, where), unit)
+        is_share = key_schema.get("description", "").startswith("share ")
+        number = share_number(value, f"{where}:") if is_share else _number(value, unit, where)
+        return Assertion(text, path, sign, _finite(number, value, unit, where), unit)
     if kinds & {"boolean"}:
         if value not in ("true", "false"):
             raise ValueError(f"{where}: {name} is true or false")
@@ -112,6 +114,11 @@ def _number(text: str, unit: str, where: str) -> float:
     number = si_number(text, unit, f"{where}:")
     if number is None:
         number = parse_ratio(text) if unit == "1" else parse_float(text.removesuffix(unit).strip())
+    return number
+
+
+def _finite(number: float, text: str, unit: str, where: str) -> float:
+    """Refuse a text that was read as no finite number."""
     if not math.isfinite(number):
         unit = {"1": "a number or a percentage", "": "a number"}.get(unit, f"a number of {unit}")
         raise ValueError(f"{where} must compare with {unit}, got {text!r}")

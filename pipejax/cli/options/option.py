@@ -15,7 +15,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.data_files import read_quantity
+from pipejax.base.data_files import is_plain, parse_float, parse_ratio, read_quantity
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     PANELS,
@@ -124,25 +124,6 @@ def parse_percent(text: str, where: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{where} must be a percentage of at least 0, as 5 or 5%, got {text!r}")
     return value
-
-
-def parse_ratio(text: str) -> float:
-    """Read a number, or a percentage; NaN for any other text."""
-    bare = text.strip().removesuffix("%")
-    return parse_float(bare.strip()) / (100 if "%" in text else 1)
-
-
-def parse_float(text: str) -> float:
-    """Read a number; NaN, which fails every check of a range, for any other text."""
-    try:
-        return float(text) if is_plain(text) else math.nan
-    except ValueError:
-        return math.nan
-
-
-def is_plain(text: str) -> bool:
-    """Return whether all digits are 0 to 9: Python also reads 1_0 and Arabic digits."""
-    return text.isascii() and "_" not in text
 
 
 GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(PANELS)}
