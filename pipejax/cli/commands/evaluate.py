@@ -42,13 +42,11 @@ from pipejax.cli.output.report import (
 )
 from pipejax.cli.output.runs import (
     memory_json,
-    memory_text,
     op_rows,
     paths_json,
     paths_table,
     step_facts,
     step_json,
-    step_parts,
     values_by_phase,
 )
 from pipejax.schedules.table.links import LINK_OPTIONS
@@ -225,7 +223,11 @@ def _view(
             "attention counted in full), "
             f"{quantity(result['flops_per_accelerator'], 'FLOP/s')} each"
         )
-        yield plain(memory_text(result))
+        fullest = int(np.argmax(result["memory_bytes"]))
+        sizes = {name: float(part[fullest]) for name, part in result["memory_parts"].items()}
+        parts = (f"{k} {gigabytes(v)}" for k, v in sizes.items() if v > 0 and k != "reserve")
+        need = gigabytes(result["memory_bytes"][fullest])
+        yield plain(f"worker {fullest} needs {need}: {', '.join(parts)}")
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:
             yield plain(
@@ -257,7 +259,10 @@ def _details(
         "totals": [facts(rows)],
     }
     if "breakdown" in result:
-        details["parts of the step"] = [step_parts(result)]
+        parts = {name: time for name, time in result["breakdown"].items() if time > 0}
+        shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
+        columns = ("part", parts), ("time", map(seconds, parts.values())), ("of the step", shares)
+        details["parts of the step"] = [grid(columns)]
     return details
 
 

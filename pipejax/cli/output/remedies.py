@@ -229,11 +229,10 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
     """Yield why a cause, its part of the step and its remedy differ, if they do."""
     if explanation.effects:
         name = explanation.bottleneck.kind
-        # show the first of equal effects: a dict keeps the last one, so entries go in backwards
-        effects = reversed(explanation.effects)
-        distinct = {(effect.seconds, effect.part): effect for effect in effects}
-        texts = (_effect_text(effect, name) for effect in reversed(distinct.values()))
-        yield plain("; ".join(texts))
+        distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
+        for effect in explanation.effects:
+            distinct.setdefault((effect.seconds, effect.part), effect)
+        yield plain("; ".join(_effect_text(effect, name) for effect in distinct.values()))
 
 
 def _effect_text(effect: "Effect", name: str) -> str:

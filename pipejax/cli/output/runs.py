@@ -14,9 +14,7 @@ from pipejax.cli.output.report import (
     Column,
     TextTable,
     digits,
-    gigabytes,
     grid,
-    percent,
     rows_table,
     seconds,
 )
@@ -46,16 +44,6 @@ def memory_json(
     return {"memory_bytes": needed, "memory_parts": parts}
 
 
-def memory_text(result: Mapping[str, Any]) -> str:
-    """Return the parts of the fullest worker's memory."""
-    fullest = int(np.argmax(result["memory_bytes"]))
-    parts = ((name, float(sizes[fullest])) for name, sizes in result["memory_parts"].items())
-    shares = ", ".join(
-        f"{name} {gigabytes(size)}" for name, size in parts if size > 0 and name != "reserve"
-    )
-    return f"worker {fullest} needs {gigabytes(result['memory_bytes'][fullest])}: {shares}"
-
-
 def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the range and the price of a step, if known."""
     rows = []
@@ -66,14 +54,6 @@ def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
         rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))
     return rows
-
-
-def step_parts(result: Mapping[str, Any]) -> TextTable:
-    """List the parts of a step that take time."""
-    parts = {name: time for name, time in result["breakdown"].items() if time > 0}
-    shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
-    columns = ("part", parts), ("time", map(seconds, parts.values())), ("of the step", shares)
-    return grid(columns)
 
 
 def op_rows(
