@@ -241,8 +241,7 @@ def find_evidence(
 
     A calibrated machine has its own runs, and their band as the range. Other machines have runs
     that come with pipejax, of models with experts or without, on machines of one generation. The
-    result is None if there are none. An empty stack is the default, even of a launcher with other
-    kernels: then no run is of its kind.
+    result is None if there are none. An empty stack is the default, even of other launchers.
 
     Example:
       >>> import pipejax as pj

@@ -270,18 +270,14 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
 
 def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
     """Yield imbalance and a link that hide each other: without one, ops wait for the other."""
-    if len(faults) < 2:
-        return
-    rules = ",".join(fault.rules for fault in faults)
+    rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
-    if saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * trial.run.makespan:
+    if len(faults) > 1 and saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * total:
         # "stage 7 on worker 7 takes 1.2 times the median of the others" -> "stage 7 on worker 7"
         names = " and ".join(re.split(" takes? | is ", fault.why)[0] for fault in faults)
-        both, *shares = (_share(seconds, trial.run.makespan) for seconds in (saved, *alone))
-        why = (
-            f"{names} hide each other: without both the step is {both} shorter, without the first "
-            f"{shares[0]}, without the second {shares[1]}"
-        )
+        both, first, second = (_share(seconds, total) for seconds in (saved, *alone))
+        why = f"{names} hide each other: without both the step is {both} shorter"
+        why += f", without the first {first}, without the second {second}"
         yield Fault(JOINT, saved, why, rules=rules)
 
 

@@ -691,11 +691,10 @@ def _optional_times(scenario: "pj.Scenario") -> dict[str, str]:
         texts |= {PHASES[name]: f"{flag(name)} {text}" for name, text in host_texts.items()}
     workload = source.workload
     is_again = workload is not None and workload.recompute_again
-    if "launcher" in scenario.files:
-        from pipejax.costs.model.launchers import find_launcher
+    if is_again and "launcher" in scenario.files:
+        from pipejax.costs.model.launchers import LAUNCHERS
 
-        defaults = find_launcher(scenario.files["launcher"]).workload
-        is_again = is_again and not defaults.get("recompute_again")
+        is_again = not LAUNCHERS[scenario.files["launcher"]].workload.get("recompute_again")
     if is_again or scenario.find_edit(pj.costing.RecomputedAgain):
         texts["W"] = "--recompute-again"
         if workload is None or workload.recompute == "none":

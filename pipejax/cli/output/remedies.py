@@ -190,26 +190,21 @@ def remedies_view(
     yield from before_command
     command = rows[place]["command"]
     if len(command) > LONG_COMMAND:
-        letters = f"which has {len(command)} letters"
-        yield f"next: the command of remedy {place + 1}, {letters} (--details)"
+        yield f"next: the command of remedy {place + 1}, of {len(command)} letters (--details)"
     else:
         yield plain(f"next: {command}")
 
 
 def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[str, Any]]:
     """Return the best remedy of each launcher and shelf, the largest of a shelf first."""
-    from pipejax.search.remedies.candidates import SHELVES
-    from pipejax.search.remedies.explain import COMBINED_KIND
-
     best: dict[str, Mapping[str, Any]] = {}  # by launcher, or by shelf without one
     for row in rows:
         for group in row["launchers"] or [row["shelf"]]:
             added = row["saves"] - best.setdefault(group, row)["saves"]
-            if row["kind"] == COMBINED_KIND and added > WORTH_COMBINING * step:
+            if row["kind"] == "combined" and added > WORTH_COMBINING * step:
                 best[group] = row
     best_rows = [row for row in rows if any(row is other for other in best.values())]
-    order = [*SHELVES]
-    return sorted(best_rows, key=lambda row: (order.index(row["shelf"]), -row["saves"]))
+    return sorted(best_rows, key=lambda r: (not r["launchers"], bool(r["launchers"]) * -r["saves"]))
 
 
 def _needs(row: Mapping[str, Any]) -> str:

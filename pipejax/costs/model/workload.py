@@ -92,8 +92,7 @@ class Workload:
         "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
         of layers joined by +, as "core_attn+mlp" (`MODULES`).
       recompute_layers: N of "block:N" beside "full", which becomes that text; all layers if 0.
-      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them;
-        without effect on backwards in one pass and without recomputation.
+      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them.
       frozen: whether the model's weights have no gradients, as below what is trained: I passes
         through, W and update are of adapters only.
       lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of

@@ -232,15 +232,11 @@ def layer_part_kinds(
 
 def attention_alone(work: StageWork) -> StageWork:
     """Return the work of stages without experts and head; exchanges stay."""
-    kinds, plain_kinds = (
-        tuple(
-            kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
-            for kind in parts or ()
-        )
-        for parts in (work.kinds, work.plain_kinds)
+    kinds = tuple(
+        kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
+        for kind in work.kinds
     )
-    head = work.head._replace(ops=())
-    return work._replace(kinds=kinds, head=head, plain_kinds=plain_kinds or None)
+    return work._replace(kinds=kinds, head=work.head._replace(ops=()), plain_kinds=None)
 
 
 def with_kinds(

@@ -126,15 +126,14 @@ def stage_work(
     """
     if microbatch_size is None:
         check_whole(table, "counting the work of one size")
-    work = work_of_stages(
+    return work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
         find_stages(workload, table, assigned),
         recompute=workload.recompute_in_layer,
         offloads=offloads or table.offloads,
         has_r=is_recomputed(table).max(axis=1),
-    )
-    return work._replace(in_cells=in_cells(table))
+    )._replace(in_cells=in_cells(table))
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:

@@ -68,20 +68,17 @@ SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": chan
 # kinds of which the best of each launcher and of no launcher are reported
 BEST_ONLY = ("schedule", "microbatches", "layers", "in flight")
 OF_HARDWARE = ("repair", "hardware")  # kinds that no launcher and no code brings
-REPAIR_WEIGHT = 1.1  # a repair comes before faster hardware that saves up to so many times as much
-# exchanges inside layers by parts of a step; and the share from which a part is a cause: tensor
-# parallelism takes less than a quarter of most runs (ours)
+REPAIR_WEIGHT = 1.1  # of the time that a repair saves, against faster hardware
+# parts of ops, and the share of a step from which exchanges are a cause: tensor parallelism takes
+# less of most runs (ours)
 IN_LAYERS = {
     "tensor": "exchanges of tensor parallelism",
     "context": "exchanges of context parallelism",
     "expert": "tokens on their way to experts and back",
     "weights": "gathers of weights",
+    "host": "starts of kernels by the host (fewer with larger microbatches or CUDA graphs)",
 }
-MIN_SHARES = {**dict.fromkeys(IN_LAYERS, 0.25), "host": NEGLIGIBLE}
-HOST_IS_LATE = (
-    "accelerators wait until the host starts kernels (larger microbatches or CUDA graphs spare "
-    "starts); --stack megatron-core-2026 has CUDA graphs"
-)
+LARGE_EXCHANGE = 0.25
 MAX_ASSUMPTIONS = 1  # of a remedy
 # remedies that undo a cause, by kind of cause and of remedy
 TREATMENTS: Mapping[str, Mapping[str, str]] = {
@@ -165,12 +162,10 @@ class Explanation:
       run: evaluation of the unchanged run.
       parts: parts of the step time, which sum to it.
       faults: causes of lost time, by the time that the step saves without each.
-      bottleneck: the first fault, but for joint ones and memory without a limit; without faults,
-        start and end of the pipeline.
+      bottleneck: the first fault, less joint ones and the memory of now; else the pipeline's ends.
       effects: its part of the step, the time saved without it and the time that its remedy saves;
         empty if these are equal.
-      remedies: remedies, by shelf; in each by the time they save, a combined one last, and repairs
-        before faster hardware that saves up to 10 % more.
+      remedies: remedies, by shelf; in each by the time they save, a combined one last.
       skipped: remedies that rest on more assumptions than one.
       memory: needs and limits of the workers.
       tolerated: factor on message times that makes the step 1 % longer; infinite if no op waits for
@@ -278,7 +273,8 @@ def explain(
             if combined and combined.saves > best * (1 + 1e-9):
                 remedies.append(combined)
     order = [*SHELVES]
-    remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND, -_worth(r)))
+    remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
+    remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
     faults = [*_faults_of_settings(memory, candidates["settings"]), *_faults_of_layers(base)]
     rivals = candidates["schedule"]
     if launcher is not None or memory.limit is None:
@@ -523,10 +519,6 @@ def _step_time(candidate: Candidate) -> float:
     return candidate.step_time
 
 
-def _worth(remedy: Remedy) -> float:
-    return remedy.saves * (REPAIR_WEIGHT if remedy.kind == "repair" else 1.0)
-
-
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[Fault]:
     """List the faults, including recomputation if the step fits in memory with less of it."""
     base = memory.begin
@@ -547,15 +539,14 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
         return []
     costs, times = base.table_costs, breakdown(base.run, workload, system)
     for name, part in stage_parts(workload, system, base.table).items():
-        if times[name] < MIN_SHARES.get(name, math.inf) * base.step_time:
+        min_share = NEGLIGIBLE if name == "host" else LARGE_EXCHANGE
+        if name not in IN_LAYERS or times[name] < min_share * base.step_time:
             continue
         other_costs = mapped(np.subtract, costs, part)
         run = evaluate(base.table, other_costs, link=base.scenario.links)
         gain = base.step_time - run.step_time
         percent = 100 * times[name] / base.step_time
-        why = HOST_IS_LATE
-        if name in IN_LAYERS:
-            why = f"{IN_LAYERS[name]} take {percent:.3g} % of the step, and no compute hides them"
+        why = f"{IN_LAYERS[name]} take {percent:.3g} % of the step, and no compute hides them"
         faults.append(Fault(name, gain, why))
     return faults
 

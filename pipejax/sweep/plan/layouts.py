@@ -24,12 +24,7 @@ from pipejax.base.display import short_repr
 from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, stage_layers
-from pipejax.costs.model.workload_fields import (
-    PRECISIONS,
-    RECOMPUTE,
-    WORKLOAD_FIELDS,
-    check_recompute,
-)
+from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.parts import HEADROOM
@@ -102,7 +97,7 @@ class PlanRequest:
     def memory_factors(self) -> list[float]:
         """Return measured over predicted memory of the launcher's runs, the smallest first."""
         source = find_launcher(self.launcher).source if self.launcher else ""
-        return memory_factors(source, operand_bits(self.shared.get("precision", PRECISIONS[0])))
+        return memory_factors(source, operand_bits(self.shared.get("precision", "")))
 
     @property
     def sure_room(self) -> float:

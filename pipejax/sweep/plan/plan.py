@@ -252,16 +252,15 @@ def _find_layouts(
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)
     levels = evidence_levels(regimes, by_row)
-    estimates = evaluator.estimates
-    is_sure = estimates.fits & (estimates.memory_bytes <= request.sure_room)
-    if not is_sure.any():
-        is_sure = estimates.fits
-    is_outside = (levels > levels[is_sure].min()) | (estimates.fits & ~is_sure)
+    fits, times = evaluator.estimates.fits, evaluator.estimates.step_time
+    is_sure = fits & (evaluator.estimates.memory_bytes <= request.sure_room)
+    is_sure = is_sure if is_sure.any() else fits
+    is_outside = (levels > levels[is_sure].min()) | (fits & ~is_sure)
     best_rows = [evaluator.find_best(count, ~is_outside)]
     for regime in sorted({regimes[row] for row in np.flatnonzero(is_outside)}):
         is_regime = np.array([other == regime for other in regimes])
         best_rows.append(evaluator.find_best(1, is_outside & is_regime))
-    rows, times = np.concatenate(best_rows), estimates.step_time
+    rows = np.concatenate(best_rows)
     rows = rows[is_sure[rows] | (times[rows] < times[rows[0]])]  # unsure ones only if faster
     return is_outside, rows, _planned_layouts(evaluator, rows, by_row)
 

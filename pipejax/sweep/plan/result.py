@@ -300,8 +300,8 @@ class PlanResult:
     Attributes:
       best: the layout of the shortest step, among regimes that are measured best on the machine.
       runners_up: the next ones of these regimes.
-      outside: the best layout of each other regime, whose step times are extrapolations; and a
-        faster one that does not fit if its memory is as far off as that of measured runs.
+      outside: the best layout of each other regime, an extrapolation; and faster ones that may not
+        fit, as measured runs needed more memory than predicted.
       tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
       under_launchers: the best layout under defaults of launchers that differ from those assumed.
       break_even_factors: numbers of the machine, each with the factor on it alone that makes the
@@ -315,8 +315,7 @@ class PlanResult:
       layouts: all of them as columns.
       known: bounds, memory and step times of all of them.
       place: of the best, among them.
-      apart: (layouts) whether a layout is ranked apart, since its step time is an extrapolation or
-        it may not fit.
+      apart: (layouts) whether a layout is ranked apart: an extrapolation, or one that may not fit.
       front: (layouts) whether no other layout has both less memory and a shorter step; only where
         it was asked for.
     """
