@@ -30,21 +30,33 @@ def test_every_prior_is_of_a_number():
 
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_a_number_is_put_where_it_is_read(a100, name):
-    assert system_number(a100.with_number(name, 0.25), name) == 0.25
+    value = 1.25 if name == "kernels.sharpness" else 0.25
+    assert system_number(a100.with_number(name, value), name) == value
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("network.bandwith", 1e9, "unknown number of a system .*did you mean network.bandwidth"),
-        ("network.bandwidth", -1.0, "network.bandwidth must be a number of at least 0, got -1.0"),
-        ("compute.peak", float("nan"), "compute.peak must be a number of at least 0, got nan"),
+        ("network.bandwidth", -1.0, "network.bandwidth must be a number above 0, got -1.0"),
+        ("compute.peak", float("nan"), "compute.peak must be a number above 0, got nan"),
+        ("network.bandwidth", np.array([1e9, 0.0]), "network.bandwidth must be a number above 0"),
+        ("network.efficiency", 84.5, "network.efficiency must be .* at most 1, got 84.5"),
+        ("compute.efficiency", 74.0, "compute.efficiency must be .* at most 1, got 74.0"),
+        ("contention.compute", 0.5, "contention.compute must be a number of at least 1, got 0.5"),
         ("compute.peak", "fast", "compute.peak must be a number or several, got 'fast'"),
     ],
 )
 def test_a_number_that_no_system_has_is_refused(a100, name, value, message):
     with pytest.raises(ValueError, match=message):
         a100.with_number(name, value)
+
+
+def test_a_number_far_from_all_machines_is_warned_of(a100):
+    with pytest.warns(UserWarning, match="network.bandwidth is .* times below the smallest"):
+        a100.with_number("network.bandwidth", 50.0)  # GB/s were meant
+    with pytest.warns(UserWarning, match="compute.peak is .* times below the smallest"):
+        a100.with_number("compute.peak", np.array([312.0, 3e14]))
 
 
 def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):

@@ -397,9 +397,12 @@ def with_number(system: Any, name: str, value: Number) -> Any:
     """Return a system with another number, or a batch of them; a share replaces a whole curve."""
     canonical = resolve_name(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
-        numbers = as_floats(value, canonical)
-        if not np.all(np.isfinite(numbers) & (numbers >= 0)):
-            raise ValueError(f"{canonical} must be a number of at least 0, got {value!r}")
+        section_name, key = canonical.split(".")
+        field = SECTIONS[section_name][key]
+        may_lack = field.default == 0 or section_name == "host_link"  # a number that is 0 if not
+        for entry in np.unique(as_floats(value, canonical)).tolist():
+            if entry or not may_lack:
+                field.kind.read(entry, canonical)
     return _replace_at(system, FIELDS[canonical], value)
 
 

@@ -6,8 +6,9 @@ also says what its numbers were fitted to.
 """
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,7 +259,7 @@ class System(FloatFields):
           The system; a share in the place of a curve (compute.efficiency) holds for all sizes.
 
         Raises:
-          ValueError: if the name is unknown, or the value is negative, NaN or infinite.
+          ValueError: if the name is unknown, or a system's file may not have the value.
 
         Example:
           >>> import pipejax as pj
@@ -267,6 +268,8 @@ class System(FloatFields):
           25000000000.0
         """
         changed: System = with_number(self, name, value)
+        if not is_traced(value):
+            _warn_of_unusual_numbers(changed, "with_number", [name])
         return changed
 
     def reached(self, peers: Number) -> Number:
@@ -341,8 +344,10 @@ def load_system(name: str | Path) -> System:
     """
     data, where = read_named("hardware", name, "system")
     system = _system(read_fields(FILE, {key: {} for key in _SHEET} | data, where))
+    if system.memory_reserve >= system.memory_capacity:
+        raise ValueError(f"{where}: memory: reserve must be less than capacity")
     if isinstance(name, Path) or name not in system_names():
-        _warn_of_unusual_numbers(system, where)
+        _warn_of_unusual_numbers(system, where, OF_SHEETS)
     return system
 
 
@@ -387,12 +392,18 @@ OF_SHEETS = (
 )
 
 
-def _warn_of_unusual_numbers(system: System, where: str) -> None:
+@functools.cache
+def _built_in_range(name: str) -> tuple[float, float]:
+    """Return the smallest and largest number of a name in all built-in machines."""
+    values = [float(system_number(load_system(system), name)) for system in system_names()]
+    return min(values), max(values)
+
+
+def _warn_of_unusual_numbers(system: System, where: str, names: Iterable[str]) -> None:
     """Warn of numbers far from those of all built-in machines: a unit may be wrong."""
-    systems = [load_system(name) for name in system_names()]
-    for name in OF_SHEETS:
-        value, others = system_number(system, name), [system_number(s, name) for s in systems]
-        above, below = value / max(others), min(others) / value
+    for name in {*OF_SHEETS}.intersection(names):
+        values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
+        above, below = values.max() / high, low / values.min()
         if max(above, below) > FAR:
             side = "times the largest" if above > below else "times below the smallest"
             warnings.warn(
