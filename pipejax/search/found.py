@@ -12,7 +12,7 @@ GAP = 0.001  # that ends a local search, far below the error of any measured tim
 
 
 def gap(value: float, lower_bound: float) -> float:
-    """Return the largest share of a value that a candidate not yet evaluated could save."""
+    """Return the share of a value that candidates not yet evaluated could save at most."""
     return 1 - lower_bound / value if value > lower_bound else 0.0
 
 
@@ -41,5 +41,5 @@ class Found(Generic[Best]):
 
     @property
     def gap(self) -> float:
-        """Return the largest share of the value that a candidate not yet evaluated could save."""
+        """Return the share of the value that candidates not yet evaluated could save at most."""
         return gap(self.value, self.lower_bound)

@@ -219,7 +219,7 @@ class _Fitting(NamedTuple):
 
     @property
     def independent_share(self) -> float:
-        """Return all configurations' equal weight; weights sum to the number of layer shapes."""
+        """Return the weight of each configuration; the sum is the number of layer shapes."""
         # The model's error for a layer shape is common to all its rows. With full weights, many
         # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
         # Shapes with a fitted layer time have no such error.

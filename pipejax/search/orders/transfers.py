@@ -179,7 +179,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         return best, makespan
 
     def _run(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
-        """Return the table with transfers in an order (default: PyTorch's); its makespan [s]."""
+        """Return a table in an order of transfers (default: PyTorch's), and its makespan [s]."""
         costs, links = self._arguments
         ordered = with_transfers(self.graph.table, order, links, waits=waits)
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))

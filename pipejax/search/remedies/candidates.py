@@ -68,13 +68,13 @@ class Candidate:
 
     @functools.cached_property
     def memory_bytes(self) -> Needs | None:
-        """Return the peak need of each worker of a model (workers) [B]; None at measured times."""
+        """Return the peak memory of each worker [B]; None at measured times, without a model."""
         workload = self.scenario.model_workload
         return None if workload is None else np.asarray(memory_bytes(workload, self.table), float)
 
     @functools.cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """Return the options of each launcher that run the scenario."""
+        """Return for each launcher the options with which it runs the scenario."""
         return run_launches(self.scenario, self.layers)
 
     @functools.cached_property

@@ -146,7 +146,7 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """Let the solver choose O and L of an activation; return from when it is held until I."""
+        """Let the solver choose O and L of an activation; return the start of its stay until I."""
         # It is held from F on, or, if `is_out`, from F to the end of O and again from L on.
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]

@@ -196,7 +196,7 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def nearest(self, problem: Problem) -> tuple[list[Entry], int]:
-        """Return entries to start from and a bound [units], or 0, from problems of this shape."""
+        """Return start entries, and a bound [units] or 0, both from problems of this shape."""
         entries = self._entries_of_shape(problem)
         upper_bounds, lower_bounds = [], []
         for path, entry in entries.items():

@@ -270,7 +270,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return on_lane(self.table.with_rows(rows), self._lane)
 
     def _pytorch(self, limits: Float[NumpyArray, " workers"]) -> float | None:
-        """Return the makespan of PyTorch's rule on the lane [s]; None if it exceeds the limit."""
+        """Return the makespan with PyTorch's lookahead [s]; None if that exceeds memory."""
         table = insert_sharding(
             self.table, lookahead=PYTORCH - 1, residency=PYTORCH, counted=STAGES, lane=self._lane
         )

@@ -95,13 +95,13 @@ class PlanRequest:
 
     @property
     def memory_factors(self) -> list[float]:
-        """Return measured over predicted memory of the launcher's runs, the smallest first."""
+        """Return measured / predicted memory of each of the launcher's runs, ascending."""
         source = find_launcher(self.launcher).source if self.launcher else ""
         return memory_factors(source, operand_bits(self.shared.get("precision", "")))
 
     @property
     def sure_room(self) -> float:
-        """Return the predicted memory at which a layout fits, however far off the runs were [B]."""
+        """Return a memory [B]; layouts predicted to need less fit despite the largest error."""
         if self.memory_limit is not None or not self.memory_factors:
             return self.room
         return min(self.room, float(self.system.memory_available) / self.memory_factors[-1])

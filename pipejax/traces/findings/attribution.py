@@ -248,7 +248,7 @@ class JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return the time [s] that each name's nodes save and add, as (names, steps) each."""
+        """Return times [s] that each name's nodes save if ideal, and add to ideal others."""
         # First, the nodes of a name take their ideal times and all others recorded ones; then the
         # reverse. `masks` select the nodes of a name.
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T

@@ -482,7 +482,7 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
 def _op_kernels(
     rows: Rows, ops: Int[NumpyArray, " ops"]
 ) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"], float]:
-    """Return the start and end of each op's kernels on the busiest stream; the last launch."""
+    """Return when each op's kernels on the busiest stream start and end, and the last launch."""
     launch, start, end, stream, is_exchange, _ = rows.work
     begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
     launcher, is_launched = _find_launchers(rows, ops, launch)
