@@ -52,7 +52,7 @@ def test_a_number_that_no_system_has_is_refused(a100, name, value, message):
         a100.with_number(name, value)
 
 
-def test_a_number_far_from_all_machines_is_warned_of(a100):
+def test_a_number_far_from_all_machines_gives_a_warning(a100):
     with pytest.warns(UserWarning, match="network.bandwidth is .* times below the smallest"):
         a100.with_number("network.bandwidth", 50.0)  # GB/s were meant
     with pytest.warns(UserWarning, match="compute.peak is .* times below the smallest"):
