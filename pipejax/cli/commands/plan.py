@@ -66,14 +66,13 @@ class LayoutChoices:
 
     def values(self) -> dict[str, tuple[Any, ...]]:
         """Read the values of each axis that is given."""
-        texts = {name: text for name, text in vars(self).items() if text is not None}
-        return {name: tuple(_values(name, text)) for name, text in texts.items()}
-
-
-def _values(name: str, text: str) -> list[Any]:
-    if name == "recompute":
-        return [word.strip() for word in text.split(",")]
-    return parse_counts(text, flag(name), 0)
+        values: dict[str, tuple[Any, ...]] = {}
+        for name, text in vars(self).items():
+            if name == "recompute" and text is not None:
+                values[name] = tuple(word.strip() for word in text.split(","))
+            elif text is not None:
+                values[name] = tuple(parse_counts(text, flag(name), 0))
+        return values
 
 
 @options

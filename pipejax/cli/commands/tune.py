@@ -165,7 +165,15 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             details["microbatch sizes"] = [_sizes(tuned, capacity)]
         else:
             details["stages"] = [_stages(best)]
-        details["method"] = _method(best)
+        counts = best.details
+        details["method"] = [
+            f"method: {best.method} ({best.reason})",
+            f"{seconds(counts['tuned_step_time'])} after {counts['evaluated']} evaluations in "
+            f"{counts['seconds']:.1f} s",
+        ]
+        if best.method == "gradient":
+            relaxed = f"b = {counts['microbatch_size']:.3g}, {seconds(counts['step_time'])}"
+            details["method"] = [*details["method"], f"relaxed: {relaxed}"]
         next_commands: tuple[str, ...] = ()
         if launches:
             result["launch"] = launch_json(launches)
@@ -236,18 +244,6 @@ def _stages(best: "pj.results.TunedSetting") -> TextTable:
     if best.method == "gradient":
         columns += [(f"{k}, relaxed", [f"{x:.2f}" for x in best.details[k]]) for k in names]
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
-
-
-def _method(best: "pj.results.TunedSetting") -> Iterator[str]:
-    """Yield the method, the reason for it and what it cost."""
-    details = best.details
-    yield f"method: {best.method} ({best.reason})"
-    yield (
-        f"{seconds(details['tuned_step_time'])} after {details['evaluated']} evaluations in "
-        f"{details['seconds']:.1f} s"
-    )
-    if best.method == "gradient":
-        yield f"relaxed: b = {details['microbatch_size']:.3g}, {seconds(details['step_time'])}"
 
 
 MAX_BLOCKS = 40  # of the largest stage in its picture

@@ -216,20 +216,17 @@ def sentences(head: str, detail: str) -> str:
     return f"{begin_sentence(head)}{'. ' if detail[0].isupper() else ': '}{detail}"
 
 
-# options of all commands: type of the value, and default
-COMMON: Mapping[str, tuple[Any, Any]] = {
-    "format": (str, "text"),
-    "details": (bool, False),
-    "force": (bool, False),
-    "json": (bool, False),
-    "assert_": (list[str] | None, None),
-    "config": (str | None, None),
+_ASSERT = "names and units of `pipejax schema COMMAND`; of a list for all entries; several."
+# options of all commands: type of the value, default, and detail of the help
+COMMON: Mapping[str, tuple[Any, Any, str]] = {
+    "format": (str, "text", ""),
+    "details": (bool, False, ""),
+    "force": (bool, False, ""),
+    "json": (bool, False, ""),
+    "assert_": (list[str] | None, None, _ASSERT),
+    "config": (str | None, None, "keys are names of options; an option on the line wins."),
 }
 HELP = ("help", "help_all")  # options that the program answers itself
-DETAILS = {
-    "assert_": "names and units of `pipejax schema COMMAND`; of a list for all entries; several.",
-    "config": "keys are names of options; an option on the line wins.",
-}
 NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 
@@ -243,9 +240,9 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=Annotated[kind, parameter(name, kind, "", DETAILS.get(name, ""))],
+            annotation=Annotated[kind, parameter(name, kind, "", detail)],
         )
-        for name, (kind, default) in COMMON.items()
+        for name, (kind, default, detail) in COMMON.items()
         if name not in takes and not excluded.get(name)
     ]
     return with_signature([*takes.values(), *common])
