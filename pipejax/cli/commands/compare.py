@@ -382,14 +382,14 @@ def _difference_view(
 ) -> Iterator[object]:
     first, other = result["tables"]
     names = [escape(table["schedule"]) for table in (first, other)]
-    time = _time(result)
+    in_slots = result["unit"] == "slots"
+    time = digits if in_slots else seconds
     change = _ratio(first["makespan"], other["makespan"])
     verdict = f"takes {time(other['makespan'])}, {change} against {names[0]}"
     if change == "=":
         verdict = f"is as fast as {names[0]}: {time(first['makespan'])}"
     cells = "; the tables have the same cells in the same order" if differences.is_none else ""
     yield f"{names[1]} {verdict}{cells}"
-    in_slots = result["unit"] == "slots"
     unit = ", in units of F = I = W = 1, B = 2: no times are given" if in_slots else ""
     yield f"A is {names[0]}, B is {names[1]}, {result['link']} links{unit}"
     yield _run_table(first, other, time)
@@ -404,7 +404,8 @@ def _difference_details(
         details["first differences"] = [_first_differences(differences.rows, grammar)]
     rows = [row for row in result["exchanges"] if row["makespan"] is not None]
     if rows:
-        before, time = result["tables"][0]["makespan"], _time(result)
+        before = result["tables"][0]["makespan"]
+        time = digits if result["unit"] == "slots" else seconds
         columns = (
             Column("worker with the row of B", "worker"),
             Column("makespan", "makespan", time),
@@ -412,11 +413,6 @@ def _difference_details(
         )
         details["exchanges of one row"] = [rows_table(rows, columns)]
     return details
-
-
-def _time(result: dict[str, Any]) -> Callable[[float], str]:
-    """Return the function that formats times, in slots or seconds."""
-    return digits if result["unit"] == "slots" else seconds
 
 
 def _run_table(

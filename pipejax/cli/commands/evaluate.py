@@ -45,7 +45,6 @@ from pipejax.cli.output.runs import (
     op_rows,
     paths_json,
     paths_table,
-    step_facts,
     step_json,
     values_by_phase,
 )
@@ -252,8 +251,13 @@ def _details(
         ("idle over busy time", percent(result["bubble_overhead"])),
         ("first to last op of a worker", f"{seconds(result['max_span'])} at most"),
         ("idle in that span", percent(result["span_bubble_ratio"])),
-        *step_facts(result),
     ]
+    if bands := result.get("step_time_band"):
+        ranges = (f"{seconds(a)} to {seconds(b)} ({share} %)" for share, (a, b) in bands.items())
+        rows.append(("range of the step time", ", ".join(ranges)))
+    if "cost_per_step" in result:
+        by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
+        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))
     details: dict[str, list[object]] = {
         "workers": [_workers(evaluation, result, scenario, held)],
         "totals": [facts(rows)],

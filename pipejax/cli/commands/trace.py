@@ -288,8 +288,7 @@ def _deal_json(deal: "pj.results.NewDeal") -> dict[str, Any]:
     return {
         "before": float(deal.before.mean()),
         "after": float(deal.after.mean()),
-        "saves": deal.saves,
-        "bound": deal.bound,
+        **pick(deal, "saves bound"),
         "of_replica": deal.replica_share,
         "per_step": [
             {"step": step, "before": before, "after": after, "least": least}

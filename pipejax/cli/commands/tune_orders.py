@@ -377,9 +377,6 @@ def _draw_places(placed: "PlacedCosts", result: "Found[Any]", figure: Output) ->
     figure.save(lambda draft: save(picture, draft))
 
 
-WEIGHTS_OPTION = "--weights-limit"
-
-
 @options
 def lookahead(
     *,
@@ -414,18 +411,16 @@ def lookahead(
     table, workload, costs = build(scenario), scenario.workload, scenario.table_costs()
     limits, in_bytes = None, workload is not None
     if weights_limit is not None:
-        values, in_bytes = MemoryLimit.read(weights_limit, WEIGHTS_OPTION)
-        limits = for_each(values, table.num_workers, WEIGHTS_OPTION, "workers")
+        values, in_bytes = MemoryLimit.read(weights_limit, "--weights-limit")
+        limits = for_each(values, table.num_workers, "--weights-limit", "workers")
         if in_bytes and workload is None:
-            raise ValueError(
-                f"{WEIGHTS_OPTION} in bytes needs --model, which says what stages take"
-            )
+            raise ValueError("--weights-limit in bytes needs --model, which says what stages take")
     sizes = np.ones(table.num_stages)
     if workload is not None and in_bytes:
         from pipejax.costs.stage.stage_work import gathered_sizes
 
         sizes = gathered_sizes(workload, table)
-    lane = edit.lane or "net"
+    lane, unit = edit.lane or "net", "bytes" if in_bytes else "stages"
     search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
     def report(result: "Found[Gathering]") -> Answer:
@@ -434,13 +429,13 @@ def lookahead(
             **table_sizes(table),
             "link": link.model,
             "lane": lane,
-            "best": {
-                **pick(best, "lookahead residency peak"),
-                "unit": "bytes" if in_bytes else "stages",
-            },
+            "best": pick(best, "lookahead residency peak") | {"unit": unit},
             **pick(result, SEARCH_FIELDS),
         }
         cells = ShardingCells(edit.lane, tuple(best.lookahead), tuple(best.residency))
+        peaks = map(gigabytes if in_bytes else "{:g}".format, best.peak)
+        columns = [("uses ahead", best.lookahead), ("stages at once", best.residency)]
+        workers = [("worker", range(table.num_workers)), *columns, ("peak gathered", peaks)]
         save_table(best.table, out)
         tables = {"no lookahead": search.plain, "best": best.table}
         draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)
@@ -454,7 +449,7 @@ def lookahead(
             ],
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
             details={
-                "workers": [_gathering_table(data["best"])],
+                "workers": [grid(workers)],
                 "search": search_end(result, "tables"),
             },
         )
@@ -465,12 +460,6 @@ def lookahead(
 def _range(numbers: Sequence[int]) -> str:
     least, largest = min(numbers), max(numbers)
     return f"{least}" if least == largest else f"{least} to {largest}"
-
-
-def _gathering_table(best: Mapping[str, Any]) -> TextTable:
-    peaks = map(gigabytes if best["unit"] == "bytes" else "{:g}".format, best["peak"])
-    columns = [("uses ahead", best["lookahead"]), ("stages at once", best["residency"])]
-    return grid([("worker", range(len(best["peak"]))), *columns, ("peak gathered", peaks)])
 
 
 # letters of --stage-times: arguments of `pj.search.chunks`

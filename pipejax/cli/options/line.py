@@ -88,7 +88,10 @@ class LineOptions:
             for name, text in read_config(path, self.command, self.takes, self.commands):
                 if name not in on_line:
                     self.values.append((name, text))
-                    options[name].append(_token(name, text, str(path), self.takes[name]))
+                    value = (
+                        {"implicit_value": True} if bool in self.takes[name] else {"value": text}
+                    )
+                    options[name].append(Token(keyword=flag(name), source=str(path), **value))
             self._check()
         self._check_effects()
 
@@ -188,13 +191,6 @@ def _in_letters(message: str) -> str:
         field = KINDS[phase].time
         message = message.replace(f"{field} ({phase.name})", phase.name).replace(f" ({field})", "")
     return message
-
-
-def _token(name: str, text: str, source: str, kinds: Collection[Any]) -> Any:
-    """Make the token that cyclopts reads for an option."""
-    if bool in kinds:
-        return Token(keyword=flag(name), implicit_value=True, source=source)
-    return Token(keyword=flag(name), value=text, source=source)
 
 
 def parse(

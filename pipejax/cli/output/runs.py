@@ -13,7 +13,6 @@ from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.report import (
     Column,
     TextTable,
-    digits,
     grid,
     rows_table,
     seconds,
@@ -42,18 +41,6 @@ def memory_json(
         parts["reserve"] = np.full(table.num_workers, float(system.memory_reserve))
     needed = held.stages.static + held.memory.peak
     return {"memory_bytes": needed, "memory_parts": parts}
-
-
-def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the range and the price of a step, if known."""
-    rows = []
-    if bands := result.get("step_time_band", {}):
-        ranges = (f"{seconds(a)} to {seconds(b)} ({share} %)" for share, (a, b) in bands.items())
-        rows.append(("range of the step time", ", ".join(ranges)))
-    if "cost_per_step" in result:
-        by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
-        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))
-    return rows
 
 
 def op_rows(
