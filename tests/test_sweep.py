@@ -16,6 +16,7 @@ from pipejax.cli.app import run
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
 from pipejax.sweep.outputs import OUTPUTS, SweepOutput
+from pipejax.sweep.results import read_results
 from pipejax.sweep.run import _one_ahead
 from pipejax.sweep.store import get_block, num_blocks
 
@@ -99,8 +100,30 @@ def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
     data = run_sweep({**grid, "systems": "h100"}, tmp_path / "x.zarr")
     assert data.step_time[1] > data.step_time[0]
     assert data.memory_bytes[1] < data.memory_bytes[0]
-    with pytest.raises(ValueError, match=r"optimizer_offload must be 0 .*host: memory_bandwidth"):
-        run_sweep({**grid, "systems": "mi300x"}, tmp_path / "y.zarr")
+    data = run_sweep({**grid, "systems": ["mi300x", "h100"]}, tmp_path / "y.zarr").load()
+    assert data.step_time.isnull().values.tolist() == [[False, False], [True, False]]
+    assert re.search("must be 0 .*host: memory_bandwidth", str(data.reason[1].values))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "v-half"])  # v-half is planned for each system
+def test_systems_without_the_peak_of_a_precision_are_illegal(schedule, tmp_path):
+    grid = {"schedules": schedule, "workers": 2, "minibatch": 4, "microbatch_size": 1}
+    grid |= {"models": "gpt-22b", "precision": ["bf16", "nvfp4"], "systems": ["h100", "b200"]}
+    data = run_sweep(grid, tmp_path / "x.zarr").load()
+    illegal = data.status == STATUS.index("illegal")
+    assert illegal.values.ravel().tolist() == [False, False, True, False]
+    assert (illegal == data.step_time.isnull()).all()
+    assert "no peak is known for precision 'nvfp4'" in str(data.reason.values.ravel()[1])
+    frame = read_results(tmp_path / "x.zarr").frame(np.arange(4))  # b200 has no reason
+    assert [text != "" for text in frame.reason] == [False, False, True, False]
+
+
+def test_link_options_without_effect_are_illegal(tmp_path):
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
+    grid |= {"models": "gpt-22b", "systems": "h100", "link": ["delay", "queued"]}
+    data = run_sweep({**grid, "shared_links": ["", "pairs"]}, tmp_path / "x.zarr").load()
+    assert (data.status == STATUS.index("illegal")).values.ravel().sum() == 1
+    assert "shared_links need the link model" in "".join(data.reason.values.ravel().tolist())
 
 
 def make_system(at):

@@ -16,7 +16,7 @@ from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named
 from pipejax.sweep.outputs import MEASURES, MORE_IS_BETTER
-from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
+from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -204,6 +204,7 @@ def _flatten_variables(data: xr.Dataset) -> SweepResults:
         names = np.array([*data["bound_by"].attrs["flag_meanings"].split(), "-"])
         codes = data["bound_by"].values.ravel()
         bound = names[np.where(codes == NO_RESOURCE, len(names) - 1, codes)]
+    reasons = data["reason"].broadcast_like(status).transpose(*dims).values.ravel()
     fixed = {str(name): value.item() for name, value in data.coords.items() if value.ndim == 0}
     named = {name: data[name] for name in (*dims, *measures, *fixed)}
     return SweepResults(
@@ -213,7 +214,7 @@ def _flatten_variables(data: xr.Dataset) -> SweepResults:
         status=np.where(is_whole, status.values.ravel(), 0).astype(int),
         measures=measures,
         bound_by=bound,
-        reasons=data["reason"].broadcast_like(status).transpose(*dims).values.ravel(),
+        reasons=np.where(status.values.ravel() == ILLEGAL, reasons, ""),
     )
 
 

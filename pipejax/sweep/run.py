@@ -151,14 +151,19 @@ def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> St
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
-        points = list(_points(point_values, systems))
+        workload = _workload(point_values, systems)
+        usable, refusal = _usable_systems(workload, systems)
+        values["reason"] = np.array(refusal, object)
+        points = [
+            (usable[rows], point)
+            for rows, point in _points(point_values, workload, _select(systems, usable))
+        ]
         works = [stage_work(point.workload, point.table) for _, point in points]
         needs = [float(memory_bytes(point.workload, point.table).max()) for _, point in points]
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         yield
         return values | {"reason": np.array(reason, object)}
-    check_machine(points[0][1].workload, systems)
     is_first = True
     for (rows, point), work, need in zip(points, works, needs, strict=True):
         point_systems = _select(systems, rows)
@@ -177,7 +182,28 @@ def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> St
             is_first = False
             for name, value in _run(point, priced, sweep).items():
                 values[name][batch] = value
+    if is_first:
+        yield
     return values
+
+
+def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
+    """Return the systems with all numbers that a workload needs, and why the others lack some."""
+    numbers = (*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth)
+    numbers = (*numbers, systems.host_link.bandwidth)
+    size = len(np.asarray(systems.gpus_per_node))
+    has = np.stack([np.broadcast_to(np.asarray(number) > 0, size) for number in numbers])
+    _, examples, kinds = np.unique(has, axis=1, return_index=True, return_inverse=True)
+    refusals = []
+    for example in examples:
+        try:
+            check_machine(workload, _select(systems, np.array([example])))
+        except ValueError as error:
+            refusals.append(str(error))
+        else:
+            refusals.append("")
+    is_usable = np.array([not refusal for refusal in refusals])[kinds.ravel()]
+    return np.flatnonzero(is_usable), max(refusals)
 
 
 def _select(systems: System, rows: Rows) -> System:
@@ -187,7 +213,20 @@ def _select(systems: System, rows: Rows) -> System:
     return selected
 
 
-def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
+def _workload(at: Values, systems: System) -> Workload:
+    """Return the workload of a point."""
+    launcher, software = at.get("launcher"), at["stack"]
+    model, _, defaults = launcher_defaults(launcher, at["model"], systems, software, at["workers"])
+    return Workload(
+        model,
+        **merge_fields(defaults, {name: at[name] for name in WORKLOAD if name in at}),
+        weight_share=dict(at["schedule"].options).get("weight_share"),
+        stragglers=parse_stragglers(at["stragglers"], "stragglers"),
+        worker_places=parse_places(at["worker_places"], "worker_places"),
+    )
+
+
+def _points(at: Values, workload: Workload, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
     """Yield groups of systems with a table and workload; planned schedules differ by system."""
     num_microbatches = at.get("microbatches")
     if num_microbatches is None:
@@ -199,17 +238,7 @@ def _points(at: Values, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
             )
     size = {"num_workers": at["workers"], "num_microbatches": num_microbatches}
     choice = at["schedule"]
-    options = dict(choice.options)
-    workload_fields = {name: at[name] for name in WORKLOAD if name in at}
-    launcher, software = at.get("launcher"), at["stack"]
-    model, _, defaults = launcher_defaults(launcher, at["model"], systems, software, at["workers"])
-    workload = Workload(
-        model,
-        **merge_fields(defaults, workload_fields),
-        weight_share=options.get("weight_share"),
-        stragglers=parse_stragglers(at["stragglers"], "stragglers"),
-        worker_places=parse_places(at["worker_places"], "worker_places"),
-    )
+    options, launcher = dict(choice.options), at.get("launcher")
     if workload.uneven_splits:
         raise MismatchError(f"no launcher runs it: {'; '.join(workload.uneven_splits)}")
 

@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import (
     ArgumentError,
+    MismatchError,
     check_types,
     number,
     resolve_name,
@@ -160,7 +161,8 @@ class Links:
             option = LINK_OPTIONS[name]
             if option.refusal and not self.has_effect(name):
                 models = " or ".join(", ".join(option.models).rsplit(", ", 1))
-                raise wrong(name, option.refusal.format(models=models, model=self.model))
+                refusal = option.refusal.format(models=models, model=self.model)
+                raise MismatchError(f"{name} {refusal}", name)
 
     @property
     def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
