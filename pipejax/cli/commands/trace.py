@@ -116,7 +116,8 @@ def trace(
             all_steps=all_steps,
             on_progress=on_progress,
         )
-    folder = save.path or _new_folder(DEFAULT_FOLDER)
+    names = (f"{DEFAULT_FOLDER}-{k}" if k > 1 else DEFAULT_FOLDER for k in itertools.count(1))
+    folder = save.path or next(path for path in map(Path, names) if not os.path.lexists(path))
     saved = _saved_costs(analysis, folder)
     command = command_line("trace", written_but("save"))
     result = _as_json(analysis, saved, command)
@@ -181,12 +182,6 @@ def _save(folder: Path, analysis: "pj.results.Analysis") -> None:
         content = {"order": orders, "saves": analysis.deal.saves}
         write_file(folder / "deal.json", json.dumps(content))
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
-
-
-def _new_folder(name: str) -> Path:
-    """Return the first of name, name-2, name-3 and so on that does not exist."""
-    names = (f"{name}-{k}" if k > 1 else name for k in itertools.count(1))
-    return next(path for path in map(Path, names) if not os.path.lexists(path))
 
 
 def _file_uses(save: Output) -> Iterator[object]:

@@ -128,7 +128,8 @@ class LineOptions:
             other = needs.other if needs.other in self.takes else needs.otherwise
             parts = [part.partition("=")[2] for part in seen.get(needs.within, "").split(",")]
             is_met = {seen.get(other), *parts} & {*needs.values} if needs.values else other in seen
-            if other in self.takes and not is_met and seen[name] in (needs.legal or (seen[name],)):
+            is_legal = not needs.legal or seen[name] in needs.legal
+            if other in self.takes and is_legal and not is_met:
                 lacks = f"{flag(other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 

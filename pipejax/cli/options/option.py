@@ -158,6 +158,7 @@ def parameter(
 ) -> Parameter:
     """Return the reader and the help of an option for cyclopts."""
     entry = record(name, command)
+    about, detail = begin_sentence(entry.head), " ".join(filter(None, (entry.more, detail)))
     is_output, kinds = output_kind(kind) is not None, value_kinds(kind)
     is_number = bool(kinds & {int, float})
     readers: list[Any] = [READERS[value] for value in kinds & READERS.keys()]
@@ -166,7 +167,7 @@ def parameter(
     return Parameter(
         name=flag(name),
         alias=[*([f"-{entry.short}"] if entry.short else []), *aliases],
-        help=sentences(entry.head, " ".join(filter(None, (entry.more, detail)))),
+        help=about if not detail else f"{about}{'. ' if detail[0].isupper() else ': '}{detail}",
         group=GROUPS[option_panel(name, command)],
         metavar=entry.kind.metavar,
         converter=next(iter(readers), None),
@@ -207,13 +208,6 @@ def output_kind(annotation: Any) -> OutputKind | None:
     """Return the kind of file that an option names, if it is an output."""
     marks = getattr(annotation, "__metadata__", ())
     return next((mark for mark in marks if isinstance(mark, OutputKind)), None)
-
-
-def sentences(head: str, detail: str) -> str:
-    """Join the line of the catalogue and the detail of a docstring."""
-    if not detail:
-        return begin_sentence(head)
-    return f"{begin_sentence(head)}{'. ' if detail[0].isupper() else ': '}{detail}"
 
 
 _ASSERT = "names and units of `pipejax schema COMMAND`; of a list for all entries; several."
