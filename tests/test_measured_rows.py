@@ -166,6 +166,13 @@ def test_a_mistake_is_named_with_its_row(tmp_path, change, message):
         read_rows(write(tmp_path, GIVEN, {**GIVEN, **change}))
 
 
+@pytest.mark.parametrize("column", ["memory_bytes", "node_bandwidth", "network_bandwidth"])
+def test_gigabytes_are_no_bytes(tmp_path, column):
+    assert getattr(read_rows(write(tmp_path, {**GIVEN, column: "60e9"})), column)[0] == 60e9
+    with pytest.raises(ValueError, match=f"row 1: {column} must be 1e5 bytes.* or more, got 60"):
+        read_rows(write(tmp_path, {**GIVEN, column: "60"}))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

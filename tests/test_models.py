@@ -98,6 +98,8 @@ def test_a_model_is_a_pytree_of_its_numbers():
         ("mixtral-8x7b", {"moe": 8}, "moe must be an object with the keys experts"),
         ("gpt-oss-120b", {"windowed_layers": 37}, "windowed_layers must be at most layers, 36"),
         ("gpt-oss-120b", {"window_tokens": 5000}, "window must be at most sequence, 4096"),
+        ("llama3-8b", {"bytes_per_element": 16}, "bytes_per_element must be at most 4, got 16"),
+        ("llama3-8b", {"gradient_bytes": 32}, "gradient_bytes must be at most 4, got 32"),
         ("llama3-8b", {"head_width": 0}, "head_width must be a whole number of at least 1"),
     ],
 )

@@ -66,6 +66,11 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert (parameter.name, parameter.value, parameter.unit) == ("host.launch", 50, "us")
 
 
+def test_a_reserve_leaves_memory(tmp_path):
+    with pytest.raises(ValueError, match="memory: reserve must be less than capacity"):
+        read(tmp_path, memory=A100["memory"] | {"reserve_GB": 90})
+
+
 def test_a_number_that_no_machine_is_near_to_is_said(tmp_path):
     memory = A100["memory"] | {"bandwidth_TB_per_s": 4000}  # GB/s, as they were meant
     with pytest.warns(Notice, match=r"mine.json: memory.bandwidth is \d+ times the largest"):

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_types, resolve_choice, resolve_name
+from pipejax.base.checks import check_types, is_number, resolve_choice, resolve_name
 from pipejax.base.display import with_short_repr
 from pipejax.base.file_fields import (
     POSITIVE,
@@ -22,6 +22,7 @@ from pipejax.base.file_fields import (
     FieldKind,
     FileField,
     choice,
+    form_kind,
     read_cells,
     whole,
     with_defaults,
@@ -43,6 +44,12 @@ def _named(read: Callable[[Any], Any]) -> FieldKind:
     return FieldKind(lambda value, _: read(value), TEXT.schema)
 
 
+def _in_bytes(unit: str = "") -> FieldKind:
+    return form_kind(
+        lambda value: is_number(value, least=1e5), f"1e5 bytes{unit} or more", "number"
+    )
+
+
 _FREE_TEXT = FileField(TEXT, "")
 _DEGREE = FileField(whole(), 1)
 _SWITCH = FieldKind(lambda value, where: bool(whole(0, 1).read(value, where)), whole(0, 1).schema)
@@ -59,7 +66,7 @@ SIZES: Mapping[str, FileField] = {
     "ffn": FileField(whole(), None, target="ffn_hidden"),
     "sequence": FileField(whole(), None, target="sequence"),
     "vocabulary": FileField(whole(0), None, target="vocabulary"),
-    "gradient_bytes": FileField(whole(), None, target="gradient_bytes"),
+    "gradient_bytes": FileField(whole(1, 4), None, target="gradient_bytes"),
     **{
         name: FileField(whole(0), None, target=f"moe.{name}")
         for name in ("experts", "top_k", "dense_layers")
@@ -99,7 +106,7 @@ CONFIGURATION: Mapping[str, FileField] = {
         name: _OF_WORKLOAD[name]
         for name in ("overlap", "tensor_overlap", "expert_overlap", "graphs", "optimizer_offload")
     },
-    **dict.fromkeys(BANDWIDTHS, FileField(POSITIVE, 0.0)),
+    **dict.fromkeys(BANDWIDTHS, FileField(_in_bytes(" per second"), 0.0)),
     "schedule": FileField(
         _named(lambda name: resolve_name(name, schedules.names(), "schedule")), None
     ),
@@ -120,7 +127,7 @@ CONFIGURATION: Mapping[str, FileField] = {
 SPREAD: Mapping[str, FileField] = {"n": FileField(whole(), 1), "spread": FileField(POSITIVE, 0.0)}
 MEASURED: Mapping[str, FileField] = {
     "seconds": FileField(POSITIVE, math.nan),
-    "memory_bytes": FileField(POSITIVE, math.nan),
+    "memory_bytes": FileField(_in_bytes(), math.nan),
 }
 COLUMNS: Mapping[str, FileField] = {
     **CONFIGURATION,

@@ -501,6 +501,7 @@ _KEYS = {
 _KINDS: Mapping[str, FieldKind] = {  # of fields that are neither texts, flags nor counts from 1
     **dict.fromkeys(("vocabulary", "shared_experts", "dense_layers"), whole(0)),
     **dict.fromkeys(("mtp_layers", "windowed_layers"), whole(0)),
+    **dict.fromkeys(("element_bytes", "gradient_bytes"), whole(1, 4)),  # 8 and 16 are bits
     "capacity_factor": NUMBER,
 }
 
