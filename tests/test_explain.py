@@ -679,7 +679,7 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     assert joint[0]["seconds"] == pytest.approx(both, rel=1e-6)
     shares = [f"{100 * seconds / begin:.3g} %" for seconds in (both, stage, message)]
     pair = f"workers {workers // 2 - 1} and {workers // 2}"
-    words = f"also: stage {slow_stage} on worker {slow_stage} and messages between {pair}"
+    words = f"also: stage {slow_stage} and the link between {pair}"
     assert words in text
     without = "hide each other: without both the step is {} shorter, without the first {}, "
     assert (without + "without the second {} ").format(*shares) in text

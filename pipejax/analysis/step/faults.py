@@ -4,7 +4,6 @@ A run without the cause gives the saving. Stages, workers and links compare with
 others; start and end with those of 2 P microbatches, where they are below a third of the step.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -268,13 +267,21 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
         yield max(faults, key=lambda fault: fault.seconds)
 
 
+def _place(fault: Fault) -> str:
+    """Name the place of a fault: a link, a stage, a worker, or the split over all stages."""
+    if fault.link is not None:
+        return f"the link between workers {fault.link[0]} and {fault.link[1]}"
+    if fault.stage is not None:
+        return f"stage {fault.stage}"
+    return "the split over stages" if fault.worker is None else f"worker {fault.worker}"
+
+
 def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
     """Yield imbalance and a link that hide each other: without one, ops wait for the other."""
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
     if len(faults) > 1 and saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * total:
-        # "stage 7 on worker 7 takes 1.2 times the median of the others" -> "stage 7 on worker 7"
-        names = " and ".join(re.split(" takes? | is ", fault.why)[0] for fault in faults)
+        names = " and ".join(map(_place, faults))
         both, first, second = (_share(seconds, total) for seconds in (saved, *alone))
         why = f"{names} hide each other: without both the step is {both} shorter"
         why += f", without the first {first}, without the second {second}"
