@@ -266,6 +266,19 @@ def test_values_may_have_units(answer, what):
     assert with_unit == plain
 
 
+@pytest.mark.parametrize(
+    ("options", "bare"),
+    [
+        (["-T", "F=1ms,B=2"], "2"),
+        (["-W", "F=1ms,B=2ms,U=3"], "3"),
+        ([*TIMES, "--workers-per-node", "2", "--comm", "5us,1"], "1"),
+    ],
+)
+def test_a_number_beside_times_with_units_is_warned_of(call, options, bare):
+    code, _, err = call("evaluate", *ONE, *options, "--json")
+    assert (code, f": {bare} has no unit and is read as seconds" in err) == (0, True)
+
+
 def test_a_field_of_a_workload_may_be_a_time(monkeypatch):
     """Its kind says how its option is read and described, and which values it has."""
     field = WorkloadField("seconds", "time to write metrics")

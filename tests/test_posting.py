@@ -315,6 +315,22 @@ def test_the_command_line_posts_and_shares(answer):
     assert shared["shared_links"] == "0-1+1-0"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options", "warning"),
+    [
+        ("gpipe", "--link queued --shared-links 0-1+1-0,0-2+1-3", "--shared-links 0-2+1-3"),
+        ("gpipe", "--link queued --shared-links 0-1+1-3", ""),
+        ("chimera", "--link queued --shared-links 0-3+3-0", ""),  # copies of a stage exchange
+        ("gpipe", "--host-links 0+1", "--host-links"),
+        ("ada-offload", "--memory-limit 2 --offload 1 --host-links 0+1", ""),
+    ],
+)
+def test_links_that_carry_nothing_are_warned_of(call, schedule, options, warning):
+    run = ["evaluate", "-s", schedule, "-P", "4", "-M", "8", "-T", "F=1,I=1,W=1"]
+    code, _, err = call(*run, *options.split())
+    assert (code, f"{warning} has no effect" in err) == (0, bool(warning))
+
+
 def test_a_sweep_has_axes_of_posting_and_shared_links():
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 2, "microbatch_size": 1}
     grid |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous"}

@@ -1,6 +1,7 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
+from pipejax.base.progress import Notice
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
@@ -171,7 +173,7 @@ def evaluate(
     """
     scenario = run.scenario()
     table, evaluation = build(scenario), required(scenario).evaluate()
-    _check_pairs(evaluation)
+    _check_links(evaluation)
     held = run.activations.scenario_sizes(scenario).held(evaluation)
     result = summary(evaluation, scenario, held) | _evidence(scenario, evaluation.makespan)
     launch = named_launch(scenario)
@@ -311,8 +313,8 @@ def _does_not_fit(result: dict[str, Any]) -> str:
     return f"does not fit: {needs}; with {options} it would"
 
 
-def _check_pairs(evaluation: "pj.Evaluation") -> None:
-    """Refuse the link model of two workers that send each other nothing."""
+def _check_links(evaluation: "pj.Evaluation") -> None:
+    """Refuse the link model of two workers without messages; warn of links that carry nothing."""
     sent = evaluation.program.messages
     sent_pairs = set(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
     for (sender, other), model in evaluation.links.named_pairs:
@@ -321,6 +323,17 @@ def _check_pairs(evaluation: "pj.Evaluation") -> None:
                 f"--pair-links {sender}-{other}={model} has no effect: no message goes between "
                 f"workers {sender} and {other} in {evaluation.schedule}"
             )
+    groups, schedule = evaluation.links.shared_links, evaluation.schedule
+    has_copies = evaluation.table.num_pipes > 1  # whose gradients are exchanged
+    idle = [
+        f"--shared-links {format_pairs([group])} has no effect: {schedule} sends nothing over it"
+        for group in (() if isinstance(groups, str) or has_copies else groups)
+        if not sent_pairs.intersection(group)
+    ]
+    if evaluation.links.host_links and not evaluation.table.offloads:
+        idle.append(f"--host-links has no effect: no O or L in {schedule}")
+    for text in idle:
+        warnings.warn(text, Notice, stacklevel=3)
 
 
 def summary(

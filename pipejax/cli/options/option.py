@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,6 +17,7 @@ from cyclopts.validators import Number
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import is_plain, parse_float, parse_ratio, read_quantity
+from pipejax.base.progress import Notice
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     PANELS,
@@ -28,6 +30,7 @@ from pipejax.cli.output.files import Output, OutputKind, check_apart
 
 # Values of options: how they are declared, and how texts become numbers
 
+MIXED = 100  # times the longest time with a unit: a number without one may lack it
 # types of values; the catalogue has the kinds and ranges of options
 Text = str | None
 Count = int
@@ -37,7 +40,21 @@ CountIfGiven = int | None
 def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
     """Read finite numbers of at least 0, such as "1,1,2", or times."""
     parse = parse_seconds if seconds else parse_number
-    return [parse(part.strip(), where) for part in text.split(",")]
+    numbers = [parse(part.strip(), where) for part in text.split(",")]
+    if seconds:
+        warn_of_mixed_units(text, where)
+    return numbers
+
+
+def warn_of_mixed_units(text: str, option: str) -> None:
+    """Warn of F=1ms,B=2: the 2 means seconds, although the other times are far shorter."""
+    values = [entry.rpartition("=")[2].strip() for entry in text.split(",")]
+    bare = max((value for value in values if parse_float(value) > 0), key=float, default="")
+    others = [parse_seconds(value, option) for value in values if math.isnan(parse_float(value))]
+    if bare and others and float(bare) > MIXED * max(others):
+        warnings.warn(
+            f"{option} {text}: {bare} has no unit and is read as seconds", Notice, stacklevel=4
+        )
 
 
 def parse_counts(text: str, where: str, least: int = 1) -> list[int]:

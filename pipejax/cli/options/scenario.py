@@ -24,6 +24,7 @@ from pipejax.cli.options.option import (
     parse_number,
     parse_seconds,
     seconds_text,
+    warn_of_mixed_units,
     whole_numbers,
 )
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
@@ -346,6 +347,7 @@ def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -
         times[field] = parse_seconds(value, f"{option}: {letter}")
     if "forward" not in times and not times.keys() - TIME_FIELDS.values():
         raise ValueError(f"{option}: F is missing, got {text!r}")
+    warn_of_mixed_units(text, option)
     try:  # before any table is built
         check_backward(times)
         usual = {name: time for name, time in times.items() if name in TIME_FIELDS.values()}
