@@ -331,6 +331,8 @@ def test_mistakes_in_values():
             form(**values)
     with pytest.raises(ValueError, match=r"got shape \(3,\)"):
         form([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"F, B, c_F, c_B must be .* several, got .*Costs"):
+        form(pj.Costs(forward=1.0, backward=2.0))
     with pytest.raises(ValueError, match="the table is not the one"):
         form.certificate(build("chimera"))
 

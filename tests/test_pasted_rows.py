@@ -42,11 +42,17 @@ NINE_SECONDS = {
     "bar behind the rank": "0| 0F0 0F1 . 0B0 . 0B1\n1| . 1F0 1B0 1F1 1B1 .\n",
     "quotes and commas": "'0F0', '0F1', '0B0', '0B1',\n'1F0', '1B0', '1F1', '1B1',\n",
     "Markdown": "|Rank|0|1|2|3|\n|--|--|:-:|--|--|\n|0|0F0|0F1|0B0|0B1|\n|1|1F0|1B0|1F1|1B1|\n",
+    "arrows": "Rank 0: 0F0 \u2192 0F1 \u2192 0B0 -> 0B1\nRank 1: 1F0 => 1B0 => 1F1 => 1B1\n",
+    "arrows alone": "0F0->0F1->0B0->0B1\n1F0 -> 1B0 -> 1F1 -> 1B1\n",
+    "remarks": "0F0 0F1 0B0 0B1  # rank 0\n// the last one\n1F0 1B0 1F1 1B1  # rank 1\n",
+    "remarks in a CSV": "# mine\n0F0,0F1,,0B0,,0B1\n# more\n,1F0,1B0,1F1,1B1,\n",
+    "ranks behind #": "#0 0F0 0F1 0B0 0B1\n#1 1F0 1B0 1F1 1B1\n",
     "a column of ranks": "rank,step0,step1,step2,step3\n0,0F0,0F1,0B0,0B1\n1,1F0,1B0,1F1,1B1\n",
 }
 STEPS_OF_NINE_SECONDS = {
     "PyTorch's": STEPS,
     "without its indent": STEPS.strip(),
+    "heads behind #": "# step rank 0 rank 1\n#0 0F0 .\n#1 0F1 1F0\n#2 . 1B0\n#3 0B0 1F1\n#4 . 1B1\n#5 0B1 .",
     "ranks swapped": "        Rank 1 Rank 0\nStep 0:        0F0\nStep 1: 1F0    0F1\nStep 2: 1B0\n"
     "Step 3: 1F1    0B0\nStep 4: 1B1\nStep 5:        0B1\n",
     "blanks squeezed": "Rank 0 Rank 1\nStep 0: 0F0 None\nStep 1: 0F1 1F0\nStep 2: None 1B0\n"

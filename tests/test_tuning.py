@@ -409,6 +409,8 @@ def test_memory_is_no_limit_where_that_is_said():
     small = scenario(system=dataclasses.replace(SYSTEM, memory_capacity=1e9))
     with pytest.raises(ValueError, match="fits"):
         pj.tune(small)
+    with pytest.raises(ValueError, match="messages"):  # before the costs, which it may lack
+        pj.tune(pj.Scenario("1f1b", num_workers=4, costs=pj.Costs(forward=1.0)), "messages")
     free = pj.tune(small, no_memory_limit=True)
     assert not free.best.fits
 

@@ -22,7 +22,7 @@ from pipejax.analysis.formula.parameters import (
 )
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import unknown
+from pipejax.base.checks import as_floats, unknown
 from pipejax.base.display import ResultDict, ResultList, short_repr, with_short_repr
 from pipejax.checker.form import box_text
 from pipejax.costs.precision import checked_seconds, is_traced
@@ -177,7 +177,7 @@ class Formula:
 
     def _by_name(self, theta: Any) -> dict[str, Any]:
         """Take parameters from the last axis of an array."""
-        array = theta if hasattr(theta, "dtype") else np.asarray(theta, float)
+        array = theta if hasattr(theta, "dtype") else as_floats(theta, ", ".join(self.parameters))
         if np.ndim(array) == 0 or np.shape(array)[-1] != len(self.parameters):
             raise ValueError(
                 f"{', '.join(self.parameters)} must be along the last axis of one array, or each "

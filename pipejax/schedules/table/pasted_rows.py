@@ -25,9 +25,21 @@ _PASTED = re.compile(
     r"[\[\]{}:|\t'`=-]|(?<![@a-z])[a-z]|(?<!\d)\.|\.(?!\d)|\w +[\w(]|;(?![^()]*\))|^ *\d+ *,", re.M
 )
 _RULE = re.compile(r"\s*|(?=.*[|+:=-]{2})[\s|+:=-]*")  # |---|---| of a grid; - - - are idle cells
+# a line of heads, as "# step  rank 0  rank 1", and a label, as "#0", are no comments
+_COMMENT = re.compile(
+    r"^[ \t]*(?:#|//)(?!.*(?:rank|worker|device|gpu|stage|step|slot|time))(?!\s*\d).*\n?"
+    r"|(?<=\S)[ \t]+(?:#|//)(?!\s*\d).*$",
+    re.M | re.I,
+)
+_ARROW = re.compile("[ \t]*(?:[-=]+>|[\N{RIGHTWARDS ARROW}\N{RIGHTWARDS DOUBLE ARROW}])[ \t]*")
 _OUTSIDE_PAIR = r"(?![^()]*\))"
 _BACKWARD = re.compile(r"(?<![A-Z_\d])(\d+)(BW|B|I|W)(?=(\d+))")
 _TODAY = {"B": "I", "BW": "B", "W": "W"}  # letters of 2024, in today's
+
+
+def without_comments(text: str) -> str:
+    """Remove comments, and arrows between cells."""
+    return _ARROW.sub(" ", _COMMENT.sub("", text))
 
 
 def is_pasted(text: str) -> bool:

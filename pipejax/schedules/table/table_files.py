@@ -312,6 +312,7 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
 
 def _split_cells(text: str) -> tuple[list[list[str]], str]:
     """Return each row's cells from a text, and a note if the lines were read as steps."""
+    text = pasted_rows.without_comments(text)
     if pasted_rows.is_pasted(text):
         return pasted_rows.split_rows(text)
     try:

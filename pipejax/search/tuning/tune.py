@@ -159,6 +159,7 @@ def tune(
       (2, 16, 'exhaustive')
     """
     check_types(scenario=(scenario, Scenario), no_memory_limit=(no_memory_limit, bool))
+    parts = _parts(over)
     schedule, workload, system = scenario.schedule, scenario.workload, scenario.system
     if workload is None or system is None or not isinstance(schedule, str):
         raise wrong("scenario", "must be a named schedule with the costs of a model on a system")
@@ -168,7 +169,6 @@ def tune(
     num_workers = whole_number(scenario.num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
-    parts = _parts(over)
     over = ",".join(parts)
     method = None if method is None else resolve_choice(method, METHODS, "method")
     if microbatch_size is not None and "size" in parts:
