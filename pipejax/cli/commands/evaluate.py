@@ -50,7 +50,7 @@ from pipejax.cli.output.runs import (
     step_json,
     values_by_phase,
 )
-from pipejax.schedules.table.links import LINK_OPTIONS
+from pipejax.schedules.table.links import LINK_OPTIONS, format_pairs
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.corners import Corners
