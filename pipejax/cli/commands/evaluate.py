@@ -11,6 +11,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.progress import Notice
+from pipejax.base.ties import TIE
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 
 MANY_SEQUENCES = 8  # of a microbatch: few jobs have so many
+MAX_LISTED = 3  # workers that are equally busy
 UNEVEN = 1.01  # busy time over the mean from which the busiest worker is the bottleneck
 ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
 
@@ -202,9 +204,14 @@ def _view(
 ) -> Iterator[object]:
     """Yield the step time and the bottleneck; then links, bubble, throughput and memory."""
     makespan, busy = evaluation.makespan or 1.0, result["busy"]
-    busiest = int(busy.argmax())
-    verdict = f"worker {busiest} is the bottleneck: busy {percent(busy[busiest] / makespan)}"
-    if busy[busiest] <= UNEVEN * busy.mean():
+    busiest = [str(worker) for worker in np.flatnonzero(busy >= (1 - TIE) * busy.max())]
+    if len(busiest) > MAX_LISTED:
+        busiest = [busiest[0], f"{len(busiest) - 1} others"]
+    subject = (
+        f"worker {busiest[0]} is" if len(busiest) == 1 else f"workers {' and '.join(busiest)} are"
+    )
+    verdict = f"{subject} the bottleneck: busy {percent(busy.max() / makespan)}"
+    if busy.max() <= UNEVEN * busy.mean():
         verdict = f"all workers are busy {percent(busy.mean() / makespan)} of it"
     if result.get("fits") is False:
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
