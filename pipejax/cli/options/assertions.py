@@ -97,7 +97,9 @@ def _parse(command: str, text: str) -> Assertion:
     kinds, unit = {types} if isinstance(types, str) else {*types}, key_schema.get("unit", "")
     is_open = "array" in kinds and math.isfinite(parse_float(value))  # of entries never seen
     if is_open or kinds & {"number", "integer"}:
-        is_share = key_schema.get("description", "").startswith("share ")
+        holder = inner_schema(schema, path[:-1]) or {}  # of critical_path.B, say
+        meaning = key_schema.get("description", holder.get("description", ""))
+        is_share = unit == "1" and meaning.startswith("share")
         number = share_number(value, f"{where}:") if is_share else _number(value, unit, where)
         return Assertion(text, path, sign, _finite(number, value, unit, where), unit)
     if kinds & {"boolean"}:
