@@ -82,7 +82,7 @@ class TableRules:
         require(is_valid, "forward_only", "true or false", self.forward_only)
         self.is_usual = not any(data.get(key) for key in ("kinds", "rules", "items", "graph"))
         self.is_usual &= self.slices == 1 and not self.forward_only
-        self.lanes = _dictionary(data, "lanes")  # lanes alone do not change messages
+        self.lanes = _dictionary(data, "lanes")  # a grammar with lanes alone is still usual
         for letters, lane in self.lanes.items():
             is_lane = isinstance(lane, str) and lane not in ("", "compute", "host")
             is_valid = is_lane and letters in ("UNSHARD", "REDUCE_GRAD")

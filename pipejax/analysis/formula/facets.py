@@ -163,7 +163,7 @@ class _Search:
         return len(order) < num_sums
 
     def envelope(self, gap: Fraction) -> Envelope:
-        """Return the facets found so far, the largest counts first, with their proof."""
+        """Return the facets found so far, largest counts first, with the points that prove them."""
         self.drop_redundant()  # and sorts them
         if not self.facets:  # a run without any time is one facet of zeros
             self.facets = {(0,) * self.num_parameters: (1,) * self.num_parameters}

@@ -468,12 +468,13 @@ def _model_options(scenario: "pj.Scenario") -> Options:
             raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
     options["minibatch"] = workload.minibatch
     usual_fields = merge_fields(defaults, {"pipeline_layout": workload.pipeline_layout})
+    # the layout sets units of embedding and head; without it here, it is written as an option
     usual = pj.Workload(model, workload.minibatch, **usual_fields | {"pipeline_layout": ""})
     for field in dataclasses.fields(workload):
         name, value = field.name, getattr(workload, field.name)
-        is_idle = name in NO_EFFECT_ALONE and workload.tensor_parallel == 1
-        is_idle |= name in OF_EXPERTS and not workload.has_experts
-        if value == getattr(usual, name) or is_idle:
+        has_no_effect = name in NO_EFFECT_ALONE and workload.tensor_parallel == 1
+        has_no_effect |= name in OF_EXPERTS and not workload.has_experts
+        if value == getattr(usual, name) or has_no_effect:
             continue
         if name in ("worker_places", "stragglers", "pair_factor"):
             options[name] = _WRITERS[name](value)

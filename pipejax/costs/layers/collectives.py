@@ -346,7 +346,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     regathers = layout.trains_base * scatters
     return (
         Collective("all_gather", "tensor", hidden, Phases(scatters, 0.0, 0.0)),
-        Collective("all_reduce", "tensor", scalars, Phases(3.0, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", scalars, Phases(3.0, 0.0, 0.0)),  # F, I, W
         Collective("all_reduce", "tensor", hidden, Phases(0.0, 1 - scatters, 0.0), "weight_grad"),
         Collective("reduce_scatter", "tensor", hidden, Phases(0.0, scatters, 0.0), "weight_grad"),
         Collective("all_gather", "tensor", hidden, Phases(0.0, 0.0, regathers), "input_grad"),

@@ -333,9 +333,9 @@ def _counts(
         total = count_up(first, end, use, jnp.zeros(shape, on_path.dtype))
         run_counts = total.astype(counts.dtype).reshape(1, -1)
 
-        def term(k: Array, counts: Array) -> Array:
+        def term(index: Array, counts: Array) -> Array:
             """Add the counts of the run to the column of term k."""
-            column = terms[row, k]
+            column = terms[row, index]
             return put_row(counts, take_row(counts, column) + run_counts, column)
 
         return count_up(0, 2, term, counts)

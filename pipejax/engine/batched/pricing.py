@@ -175,12 +175,12 @@ def priced_on_host(
     return values, jax.tree.map(slopes_for_all, prices) if slopes else None
 
 
-def path_slopes(counts: Any, moved: Costs) -> Float[NumpyArray, "batch numbers"]:
+def path_slopes(counts: Any, slopes: Costs) -> Float[NumpyArray, "batch numbers"]:
     """Return the slopes of step times: sums of counts times the slopes of costs."""
     sums = np.zeros(())
-    for name, slope in vars(moved).items():  # (batch, numbers, ..)
+    for name, slope in vars(slopes).items():  # (batch, numbers, ..)
         if slope is not None:
-            count = np.asarray(getattr(counts, name))[:, None]
+            count = np.asarray(getattr(counts, name))[:, None]  # (batch, 1, ..)
             sums = sums + (count * slope).reshape(*slope.shape[:2], -1).sum(axis=-1)
     return sums
 

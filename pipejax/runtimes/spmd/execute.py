@@ -277,7 +277,8 @@ def execute(
 ) -> WorkerState:
     """Run a table with one device per worker; return the final state, with a worker axis."""
     # Instructions are (slots, workers, ...).
-    branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
+    # all fields but the last two have an entry for each of the two ops of a slot
+    branches, op_fields = _branches(sizes.runs), Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
         def slot(state: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
@@ -285,7 +286,7 @@ def execute(
             no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
             moving = _InFlight(state, no_message, no_message)
             for member in range(2):
-                fields = {name: getattr(now, name)[member] for name in steps}
+                fields = {name: getattr(now, name)[member] for name in op_fields}
                 step = now._replace(**fields)
                 moving = jax.lax.switch(step.code, branches, step, moving, fixed)
             return _exchange(moving, now, sizes), None

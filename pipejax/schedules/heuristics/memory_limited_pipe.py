@@ -42,7 +42,8 @@ class LimitedPipe(NamedTuple):
         **numbers: Numbers,
     ) -> "LimitedPipe":
         """Make a pipe from checked fields; a single number stands for every stage or boundary."""
-        # By default messages take no time, or as long back as there, and activations have size 1.
+        # `numbers` are fields by name: `there` and `back`, the times of messages of activations and
+        # of gradients (default: 0, or as `there`), `sizes` of activations (default: 1), and others.
         stages, there = whole_number(num_stages, "num_workers"), numbers.get("there", 0.0)
         numbers = {"there": there, "back": there, "sizes": 1.0, **numbers}
         counts = dict.fromkeys(numbers, stages) | {"there": stages - 1, "back": stages - 1}

@@ -273,6 +273,7 @@ def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
 
 def _has_stages(launch: Launch, candidate: Candidate) -> bool:
     """Return whether the options alone, without a table file, give each worker its stages."""
+    # by default a launcher gives a worker one stage, or the two of a V
     names = STAGE_OPTIONS.get(launch.launcher, launch.options)
     is_stated = candidate.table.stages_per_worker <= 2 or any(
         name in launch.options for name in names

@@ -231,6 +231,7 @@ class _ChunkSearch:
 
     def _equal_times(self, count: int) -> Float[NumpyArray, " chunks"]:
         """Return chunk sizes [tokens] that take equal times and add up to the prompt."""
+        # a chunk of n tokens after p others takes a + b n + c (n p + n^2 / 2) + g p
         _, b, c, g = (float(time.mean()) for time in self.times)
         if not b + c > 0:
             return np.full(count, self.tokens / count)
