@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin
@@ -83,6 +83,13 @@ def seconds_text(seconds: float) -> str:
     texts = [number_text(seconds)]
     texts += [f"{number_text(seconds / 10.0**-k)}{unit}" for k, unit in ((3, "ms"), (6, "us"))]
     return min((text for text in texts if parse_seconds(text, "") == seconds), key=len)
+
+
+def seconds_texts(times: Iterable[float]) -> list[str]:
+    """Write times so that they are read as the same ones, all with units or none."""
+    texts = [*map(seconds_text, times)]
+    has_unit = any(math.isnan(parse_float(text)) for text in texts)
+    return [f"{text}s" if has_unit and parse_float(text) > 0 else text for text in texts]
 
 
 def parse_layers(text: str | None, stages: int) -> list[int] | None:

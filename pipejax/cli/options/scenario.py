@@ -24,6 +24,7 @@ from pipejax.cli.options.option import (
     parse_number,
     parse_seconds,
     seconds_text,
+    seconds_texts,
     warn_of_mixed_units,
     whole_numbers,
 )
@@ -431,14 +432,15 @@ def _times_options(source: Any) -> Options:
 
     letters = {field: letter for letter, field in TIME_FIELDS.items()}
     way = "worker_times" if source.per_worker else "stage_times"
-    entries = (f"{letters.get(k, k)}={seconds_text(t)}" for k, t in source.times.items())
+    texts = zip(source.times, seconds_texts(source.times.values()), strict=True)
+    entries = (f"{letters.get(field, field)}={text}" for field, text in texts)
     options: Options = {way: ",".join(entries)}
     if source.nodes:
         options["workers_per_node"] = list_text(source.nodes)
     names = [name for name in ("latency", "transmit") if name in source.messages[0]]
     for name in names:
         option = "comm" if names == ["transmit"] else name
-        options[option] = ",".join(seconds_text(message[name]) for message in source.messages)
+        options[option] = ",".join(seconds_texts(message[name] for message in source.messages))
     return options
 
 
@@ -576,7 +578,7 @@ def _write_host_times(edit: "pj.costing.HostTimes") -> Options:
     if edit.offload is None:
         return {"offload": BY_LINK}
     times = {"offload": edit.offload, "load": edit.load}
-    return {name: ",".join(map(seconds_text, t)) for name, t in times.items() if t is not None}
+    return {name: ",".join(seconds_texts(t)) for name, t in times.items() if t is not None}
 
 
 _WRITERS: Mapping[str, Callable[[Any], str]] = {
