@@ -1,1 +1,1 @@
-"""From integers and seconds to finish times."""
+"""The engine: finish times of ops from a lowered schedule (integers) and its costs (seconds)."""

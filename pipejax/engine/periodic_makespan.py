@@ -136,7 +136,7 @@ def _map_batch(
     batch_size: int | None,
     *arguments: Any,
 ) -> Float[Array, " batch"]:
-    """Return a function of node costs and of these arguments for each configuration (batch)."""
+    """Apply a function of node costs to each configuration of a batch; return results (batch)."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     if costs.per_microbatch(batch_axes=1):
         raise ValueError(
@@ -151,7 +151,7 @@ def _map_batch(
 def _map_leaves(
     function: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *arguments: Any
 ) -> Float[Array, " #batch"]:
-    """Map a function of node costs over the leaves; all configurations share a leaf of length 1."""
+    """Map a function of node costs over the batch axis; configurations share axes of length 1."""
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     batched = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
 
@@ -168,7 +168,7 @@ def _last_end(
     last_piece: Piece,
     exponents: Bool[Array, "periods bits"],
 ) -> Float[Array, ""]:
-    """Return the makespan [s]; `pieces` are the lead-in and one period of each period."""
+    """Return the makespan [s]; `pieces` has each period's lead-in and one repetition of it."""
     times = jnp.zeros(2, costs.duration.dtype)  # of the first frontier: the source and no end yet
     for (lead_in, piece), exponent in zip(pieces, exponents, strict=True):
         times = _max_plus_product(_matrix(lead_in, costs), times)
@@ -177,7 +177,7 @@ def _last_end(
 
 
 def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> Float[Array, ""]:
-    """Return the time per microbatch [s] of all periods, through which each microbatch goes."""
+    """Return the time [s] per microbatch, summed over all periods: each runs every microbatch."""
     means = [_cycle_mean(_matrix(piece, costs)) for piece in pieces]
     return jnp.sum(jnp.stack(means) / microbatches)
 
@@ -194,7 +194,7 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     )
 
     def step(paths: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
-        """Set the row of one node to the recurrence's maximum over its predecessors."""
+        """Set a node's row: the longest paths from all inputs, by the recurrence."""
         row, preds, seconds, lags = inputs
         return paths.at[row].set((paths[preds] + lags[:, None]).max(axis=0) + seconds), None
 
@@ -208,17 +208,17 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
 
 
 def _max_plus_product(matrix: Matrix, other: Array) -> Array:
-    """Return the max-plus product of a matrix and a matrix or vector."""
+    """Return the max-plus product of a matrix with a second matrix or a vector."""
     if other.ndim == 1:
         return (matrix + other[None, :]).max(axis=1)
     return (matrix[:, :, None] + other[None, :, :]).max(axis=1)
 
 
 def _max_plus_power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vector) -> Vector:
-    """Multiply a vector by a max-plus power of a matrix, by repeated squaring; lowest bit first."""
+    """Multiply a vector by a max-plus matrix power; `exponent` has its bits, the lowest first."""
 
     def step(carry: tuple[Matrix, Vector], is_set: Array) -> tuple[tuple[Matrix, Vector], None]:
-        """Multiply by the power of one bit, matrix^(2^bit), if it is set; square that power."""
+        """Multiply the vector by matrix^(2^bit) if the bit is set; square the matrix power."""
         power, vector = carry
         vector = jnp.where(is_set, _max_plus_product(power, vector), vector)
         return (_max_plus_product(power, power), vector), None
@@ -236,7 +236,7 @@ def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
     size = len(matrix)
 
     def step(weights: Vector, _: None) -> tuple[Vector, Vector]:
-        """Go from D_k to D_(k + 1); emit D_k."""
+        """Compute D_(k + 1) from D_k, and emit D_k."""
         return _max_plus_product(matrix, weights), weights
 
     final_weights, weights = jax.lax.scan(step, jnp.zeros(size, matrix.dtype), length=size)

@@ -1,4 +1,4 @@
-"""Pricing: from costs per stage, boundary and microbatch to seconds per node and edge.
+"""Pricing: look up the seconds of a program's nodes and edges in costs by stage and boundary.
 
 After lowering, all microbatches of a stage read one position of the cost vector. If costs differ
 by microbatch, each position becomes one for each microbatch (`by_microbatch`): only the positions
@@ -28,7 +28,7 @@ Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
 
 @short_repr
 class NodeCosts(NamedTuple):
-    """The costs of one program."""
+    """Seconds of every node and edge of a program."""
 
     duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]  # time that each node takes [s]
     lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]  # [s]
@@ -44,7 +44,7 @@ def price(program: Program, costs: Costs) -> NodeCosts:
 def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
-    """Lower a table, with all-reduce and update if they cost anything; flatten costs in float64."""
+    """Lower a table, with all-reduce and update if they take time; flatten its costs to float64."""
     if is_traced(costs):
         raise TypeError(
             "costs must be numbers that are known, got traced values of jax.grad, jit or vmap: "
@@ -61,7 +61,7 @@ def lower_and_price(
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return a program that fits these costs: checked for eager messages, and by microbatch.
+    """Adapt a program to costs: check its eager messages, and expand it to costs per microbatch.
 
     The costs have `batch_axes` leading batch axes. The result is for these costs only: its links
     have no `eager_below` any more.
@@ -75,7 +75,7 @@ def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Progr
 
 
 def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Return a program in which each microbatch has its own costs, if costs differ by it."""
+    """Expand a program to separate costs for each microbatch, if costs differ by microbatch."""
     if program.layout.per_microbatch or not costs.per_microbatch(batch_axes):
         return program
     if is_traced(program):
@@ -87,7 +87,7 @@ def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> 
 
 
 def cost_vector(program: Program, costs: Costs) -> Vector:
-    """Flatten the costs in the order of `CostLayout`: (costs) [s].
+    """Flatten costs to a vector (costs) [s], in the order of `CostLayout`.
 
     Costs that are plain numbers or NumPy arrays are priced by NumPy, on the host: a single
     evaluation then has nothing to compile here.
@@ -101,13 +101,13 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
 
 def checked_vector(program: Program, costs: Costs) -> Vector:
-    """Flatten costs as `cost_vector` does, after the checks of shapes and phases."""
+    """Flatten costs whose shapes and phases are already checked, as `cost_vector` does."""
     layout, times = program.layout, leaves(costs)
     xp: Any = jnp if any(map(is_array, times)) else np
     dtype = np.result_type(float, *times) if xp is np else float_type(*times)
 
     def flatten(cost: Any, shape: tuple[int, ...]) -> Any:
-        """Broadcast a cost to all positions; None is 0, an axis of microbatches may be missing."""
+        """Broadcast a cost to a shape (None to 0), with a microbatch axis if needed; flatten it."""
         array = xp.asarray(0.0 if cost is None else cost, dtype)
         if array.ndim < len(shape):
             array = array[..., None]
@@ -128,14 +128,14 @@ def checked_vector(program: Program, costs: Costs) -> Vector:
 
 
 def overlapped(forward: Any, backward: Any, factor: Any, xp: Any) -> Any:
-    """Return times of fused pairs [s]: the longer op's plus `factor` times the shorter op's."""
+    """Return times of fused pairs [s]: longer op's time plus `factor` times shorter op's time."""
     # At a tie the forward counts as the longer op, so its derivative is 1.
     is_forward_longer = forward >= backward
     return xp.where(is_forward_longer, forward + factor * backward, backward + factor * forward)
 
 
 def check_known(program: Program, costs: Costs) -> None:
-    """Check that each phase of a program has a cost; for fused pairs, its phases or the pair."""
+    """Check that a program's phases have costs; fused pairs may have a cost of their own."""
     costs.check_known(program.layout.phases)
     if costs.pair is None:
         costs.check_known(program.layout.paired_phases)
@@ -143,7 +143,7 @@ def check_known(program: Program, costs: Costs) -> None:
 
 @cached_method
 def by_microbatch(program: Program) -> Program:
-    """Return a program whose cost vector has an entry for each microbatch."""
+    """Return the program for a cost vector with a separate entry for each microbatch."""
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program
@@ -178,7 +178,7 @@ def by_microbatch(program: Program) -> Program:
 
 
 def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
-    """Return each node's microbatch; an update at the step's end gets its stage copy's smallest."""
+    """Return each node's microbatch; a final update gets the smallest that its stage copy ran."""
     fields = program.microbatch, program.worker, program.stage, program.node_of_cell
     microbatch, worker, stage, node_of_cell = map(np.asarray, fields)
     row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes have a row, but no worker
@@ -197,7 +197,7 @@ def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
 def _microbatch_positions(
     position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
 ) -> Positions:
-    """Translate positions into a layout with an entry per microbatch; microbatch -1 reads 0's."""
+    """Translate cost positions to a layout by microbatch; -1 counts as microbatch 0."""
     # entry k of a part of the vector (ops from 1 on, messages from `first_link` on) becomes the
     # entries k * M to k * M + M - 1 of that part; positions of fused pairs are replaced later
     position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
@@ -210,7 +210,7 @@ def _microbatch_positions(
 def message_edges(
     program: Program, selected: Int[NumpyArray, " selected"]
 ) -> Int[NumpyArray, "2 selected"]:
-    """Return the edge that each selected message delays: node, and column of its predecessor."""
+    """Return the edge that each message delays, (2, selected): node, and column in its `preds`."""
     # Ends and lag identify an edge (fused pairs may send each other an activation and a gradient),
     # as one number: (head * num_nodes + tail) * num_positions + lag. Edges are sorted by it, and a
     # binary search finds the edge of each message.

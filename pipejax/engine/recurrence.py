@@ -75,7 +75,7 @@ def finish_times(program: Program, costs: Costs) -> NodeTimes:
 
 @in_float64
 def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
-    """Return the time from the first start to the last end over all ops.
+    """Return the makespan: the time from the first start to the last end over all ops.
 
     A pure function: jit, vmap, grad and jvp work, and neither costs nor programs of one shape
     cause a second compilation. Costs that are numbers are solved in float64, whatever JAX's
@@ -129,7 +129,7 @@ def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
 def _longest_jvp(
     primals: Graph, tangents: tuple[object, Times, Lags]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Sum the tangents over one critical path, which is cheaper than those of all finish times."""
+    """Sum tangents over a critical path; this is cheaper than tangents of all finish times."""
     preds, *costs = primals
     path = critical_path(preds, NodeCosts(*costs))
     _, duration_dot, lag_dot = tangents
@@ -139,7 +139,7 @@ def _longest_jvp(
 
 @short_repr
 class CriticalPath(NamedTuple):
-    """The longest path that the gradient of the makespan counts."""
+    """Critical path of a program: the longest path, which the gradient of the makespan follows."""
 
     finish: Times  # (nodes) finish times of all nodes [s]
     nodes: Bool[Array, " nodes"]  # whether a node is on the path; the source always is
@@ -150,7 +150,7 @@ class CriticalPath(NamedTuple):
 def critical_path(
     preds: Preds | Int[NumpyArray, "nodes max_preds"], costs: NodeCosts
 ) -> CriticalPath:
-    """Walk back to the source from the node that ends last, the first sink at a tie.
+    """Find the critical path: walk back from the last node to end; at a tie, the first sink.
 
     Costs of 0 at the end of the path count too: that is the derivative from above.
 
@@ -168,7 +168,7 @@ def critical_path(
     def step(
         path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        """Return the path's next node, and whether this node of the pass is on the path."""
+        """Return the path's next node, and whether the visited node is on the path."""
         node, latest_pred = edge
         return jnp.where(node == path_node, latest_pred, path_node), node == path_node
 
@@ -180,7 +180,7 @@ def critical_path(
 
 @in_float64
 def slack(program: Program, costs: Costs, *, target: Target | None = None) -> NodeTimes:
-    """Return the longest delay of each node that keeps the makespan or a target.
+    """Return each node's slack: the longest delay that keeps the makespan or a target.
 
     Args:
       program: lowered schedule, in topological order.
@@ -214,10 +214,10 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> No
 
 @compiled
 def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
-    """Return finish times (nodes), and the longest times (nodes) from them to the makespan [s]."""
+    """Return each node's finish time [s], and the longest time [s] from there to the last end."""
 
     def step(tails: Times, row: Row) -> tuple[Times, None]:
-        """Raise the tails of a node's predecessors; nodes come in reverse order."""
+        """Raise the tails of a node's predecessors; nodes are visited in reverse order."""
         node, node_preds, seconds, lags = row
         return tails.at[node_preds].max(tails[node] + seconds + lags), None
 
@@ -227,7 +227,7 @@ def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, T
 
 
 def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:
-    """Return the slack (nodes) [s] against a target, or the makespan."""
+    """Return the slack [s] of each node against a target; by default the makespan."""
     until = finish.max() if target is None else jnp.asarray(target)
     return until - finish - tail
 
@@ -236,7 +236,7 @@ def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:
 def total_negative_slack(
     program: Program, costs: Costs, target: Target
 ) -> Float[Array, ""] | np.float64:
-    """Return the sum over workers of the time [s] by which each ends after the target, negated.
+    """Return minus the total time [s] by which workers end after a target.
 
         TNS = sum over workers of min(0, target - last end of the worker)
 
@@ -274,18 +274,18 @@ def total_negative_slack(
 
 
 def negative_slack_sum(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
-    """Return the total negative slack [s] of the workers' last ends."""
+    """Return the total negative slack [s], given the last end of each worker."""
     slacks = jnp.asarray(target - ends)
     return jnp.where(slacks < 0, slacks, 0).sum()
 
 
 @compiled
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
-    """Return finish times [s] and columns of the latest predecessors (nodes); first at a tie."""
+    """Return each node's finish time [s], and the column of its latest predecessor in `preds`."""
 
     # argmax has no derivative, and indexing by it is linear: so derivatives follow the winners
     def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
-        """Set the finish time of one node; emit the column of its latest predecessor."""
+        """Compute the finish time of one node; emit the column of its latest predecessor."""
         node, node_preds, seconds, lags = row
         arrivals = finish[node_preds] + lags
         column = jnp.argmax(arrivals)

@@ -1,4 +1,4 @@
-"""Periods of a schedule: columns of its table that repeat with later microbatches.
+"""Periods of a schedule: table columns whose ops repeat with later microbatches.
 
 A program is cut where a column begins: nodes before the cut depend only on nodes before it. The
 frontier of a cut is the set of nodes before it that a later node waits for. If the columns of a
@@ -30,7 +30,7 @@ Frontier = list[int]  # nodes; the source first and `ENDS` second
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Columns between two cuts, as a map from one frontier to the next.
+    """Table columns between two cuts, as a map from finish times at one cut to those at the next.
 
     Index i < num_inputs is entry i of the frontier before; num_inputs + k is `nodes[k]`.
     """
@@ -46,7 +46,7 @@ register(Piece)
 
 
 class Period(NamedTuple):
-    """A period and the piece that leads to it."""
+    """Columns that repeat (a period), and the columns between the previous period and it."""
 
     lead_in: Piece  # columns from the period before this one, or from the start
     piece: Piece  # one period; its frontiers before and after have the same order
@@ -54,7 +54,7 @@ class Period(NamedTuple):
 
 
 class SteadyState(NamedTuple):
-    """A program cut into periods, which can be repeated."""
+    """A program cut into periods, each of which can be repeated for more microbatches."""
 
     periods: tuple[Period, ...]
     last_piece: Piece  # columns after the last cut
@@ -63,7 +63,7 @@ class SteadyState(NamedTuple):
 
 @cached_method
 def steady_state(program: Program) -> SteadyState:
-    """Cut a program into its periods."""
+    """Find the repeating columns of a program, and cut it into these periods."""
     # Columns are compared by their signature: kinds of nodes, and for each edge how many
     # microbatches and columns back it leads. Equal signatures at a fixed distance form a run; a run
     # in which the frontier repeats too is a period. Its frontiers are matched node by node, so the
@@ -90,7 +90,7 @@ def steady_state(program: Program) -> SteadyState:
 
 
 class _PeriodSpan(NamedTuple):
-    """Columns cut to cut + length, which repeat from cut + length on with later microbatches."""
+    """A range of columns that repeats, directly after it, with later microbatches."""
 
     cut: int  # first column
     length: int  # columns
@@ -102,7 +102,7 @@ class _PeriodSpan(NamedTuple):
 
 
 class _Columns:
-    """Nodes of a program by column of its table, and data to compare columns."""
+    """Nodes of a program by table column, with the data to compare columns."""
 
     def __init__(self, program: Program) -> None:
         self.preds = np.asarray(program.preds).tolist()
@@ -130,7 +130,7 @@ class _Columns:
                 self.last_reader[pred] = max(self.last_reader[pred], self.column[node])
 
     def _phases(self, program: Program) -> IntArray:
-        """Return the phase (nodes) of each node; a gate gets minus the phase of its ops."""
+        """Return each node's phase code (nodes); a gate gets minus the code of its ops."""
         phase = np.array(program.phase)
         for node, preds in enumerate(self.preds):
             gates = [pred for pred in preds if pred != SOURCE and phase[pred] <= Phase.IDLE]
@@ -139,14 +139,14 @@ class _Columns:
 
     @staticmethod
     def _rows(program: Program) -> IntArray:
-        """Return the worker (nodes) whose row has the node, or whose compute a message uses."""
+        """Return each node's worker: the one whose row holds it, or whose compute it uses."""
         worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
         row, slot = np.nonzero(cells != SOURCE)
         worker[cells[row, slot]] = row
         return worker
 
     def _column_of_nodes(self, program: Program) -> list[int]:
-        """Return the column of each node (nodes): of its cell, or of a later predecessor."""
+        """Return each node's column: that of its cell, or of a predecessor if that is later."""
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)
@@ -159,11 +159,11 @@ class _Columns:
         return columns
 
     def signature(self, column: int) -> Hashable:
-        """Describe the nodes and edges of a column, with microbatches relative to the nodes'."""
+        """Describe a column's nodes and edges, so that repeated columns compare equal."""
         return tuple(sorted(self._node_signature(node) for node in self.nodes[column]))
 
     def _node_signature(self, node: int) -> tuple[object, ...]:
-        """Describe a node and its edges; equal for the same op of a later period."""
+        """Describe a node and its edges; the same op in a later period compares equal."""
         edges: list[tuple[object, ...]] = []
         for pred, lag in zip(self.preds[node], self.lags[node], strict=True):
             if pred == SOURCE:
@@ -177,7 +177,7 @@ class _Columns:
         return self.kind[node], self.durations[node], shift, tuple(edges)
 
     def work(self, node: int) -> list[Kind]:
-        """Return the kinds of work of a node: B counts as I and W, a fused pair also as F."""
+        """List the kinds of work of a node: B counts as I and W; a fused pair has F too."""
         kind = self.kind[node]
         kinds = [kind] if kind[0] != Phase.B else []
         (phase, *place), _ = self.backward.get(node, (kind, 0))
@@ -188,11 +188,11 @@ class _Columns:
         return list(dict.fromkeys(kinds))
 
     def keys(self, column: int) -> list[Key]:
-        """Return kind and microbatch of the nodes of a column, in order."""
+        """List kind and microbatch of each node in a column, sorted."""
         return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
 
     def frontier(self, cut: int) -> Frontier:
-        """List the nodes before a cut that a node after it waits for."""
+        """List the nodes before a cut for which some node after the cut waits."""
         crossing = (
             node
             for node in range(1, len(self.column))
@@ -201,7 +201,7 @@ class _Columns:
         return [SOURCE, ENDS, *crossing]
 
     def matched_frontiers(self, span: _PeriodSpan) -> tuple[Frontier, Frontier]:
-        """Return the frontiers before and after a period, in one order; empty if they differ."""
+        """Return a period's frontiers, before and after, in matching order; empty if unequal."""
         start, end = self.frontier(span.cut), self.frontier(span.cut + span.length)
         end_nodes = {self._key(node): node for node in end}
         matches = []
@@ -219,7 +219,7 @@ class _Columns:
         return (self.kind[node], self.microbatch[node]) if node > SOURCE else ((node,), 0)
 
     def piece(self, start: int, end: int, inputs: Frontier, outputs: Frontier) -> Piece:
-        """Make columns start to end a map from the frontier before to the one after."""
+        """Build the piece of columns `start` to `end`, from its input to its output frontier."""
         nodes = sorted(itertools.chain.from_iterable(self.nodes[start:end]))
         index = {node: k for k, node in enumerate([*inputs, *nodes])}
         sinks = [index[node] for node in nodes if self.last_reader[node] == NOT_IN_TABLE]
@@ -235,7 +235,7 @@ class _Columns:
 
 
 def _backwards_of_pairs(program: Program) -> dict[int, Key]:
-    """Return kind and microbatch of the backward of each fused pair, by the pair's node."""
+    """Return the kind and microbatch of each fused pair's backward, by the pair's node."""
     layout = program.layout
     pair_nodes, microbatch = np.asarray(program.fused).T
     pair = np.asarray(program.duration_index)[pair_nodes] - layout.first_pair
@@ -252,7 +252,7 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
 
 
 def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]:
-    """Select the longest periods that together do each kind of work exactly once per microbatch."""
+    """Select the longest periods that together do every kind of work once per microbatch."""
     # An op that occurs only outside periods, such as a split backward at the end of a table of
     # fused pairs, need not repeat: other ops do its work.
     kinds: set[Kind] = set()
@@ -287,7 +287,7 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
 
 
 def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
-    """Yield periods by the size of their runs, the largest first; of equal runs the shortest."""
+    """Yield candidate periods: those that repeat over most columns first, then the shortest."""
     signature_ids: dict[Hashable, int] = {}
     ids = np.array(
         [
@@ -309,7 +309,7 @@ def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
 
 
 def _first_span(columns: _Columns, start: int, end: int, length: int) -> Iterator[_PeriodSpan]:
-    """Yield the first period in a run whose frontier repeats too, if there is one."""
+    """Yield the first period between `start` and `end` whose frontier repeats too, if any."""
     shifts = {
         later[1] - earlier[1]
         for column in range(start, end)
@@ -319,6 +319,6 @@ def _first_span(columns: _Columns, start: int, end: int, length: int) -> Iterato
         return
     for cut in range(start, end - length + 1):
         span = _PeriodSpan(cut, length, min(shifts), repeats=(end - start) // length + 1)
-        if columns.matched_frontiers(span)[0]:
+        if any(columns.matched_frontiers(span)):
             yield span
             return

@@ -1,4 +1,4 @@
-"""A program as binary ops, for the batched engine, and those as data.
+"""Programs as ops of two operands, for the batched engine, and encoded as arrays of integers.
 
     value[op] = max(value[first], value[second] + cost[lag]) + cost[own]
 
@@ -38,7 +38,7 @@ UIntArray = UInt[Array, "..."] | UInt[NumpyArray, "..."]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryOps:
-    """Ops in order, and the buffer slots of their results."""
+    """Binary ops (max-plus ops of at most two operands) in order, with slots for their results."""
 
     first: Column  # (ops) op of the first operand, `START` or `NO_OPERAND`
     second: Column  # (ops) op of the second operand, `START` or `NO_OPERAND`
@@ -53,13 +53,13 @@ class BinaryOps:
         return len(self.duration)
 
     def operand_slots(self) -> tuple[Column, Column]:
-        """Return the slots (ops) of the first and of the second operand of each op."""
+        """Return the buffer slots of every op's first operand (ops) and second operand (ops)."""
         slots = np.append(self.slot, [NEVER_SLOT, START_SLOT])  # at -2 and -1
         return slots[self.first], slots[self.second]
 
 
 def binary_ops(program: Program) -> BinaryOps:
-    """Turn a program into binary ops; at a tie the first predecessor still wins."""
+    """Split a program's nodes into binary ops; at a tie the first predecessor still wins."""
     # A node with predecessors p0, p1, p2 and lags l0, l1, l2 becomes, in this order,
     #     lag op = max(nothing, p0 + l0)         only where l0 is not 0: a first operand has no lag
     #     head   = max(lag op or p0, p1 + l1)
@@ -118,7 +118,7 @@ def binary_ops(program: Program) -> BinaryOps:
 def allocate(
     first: Column, second: Column, moment: Column, num_buffers: int = 1
 ) -> tuple[Column, int]:
-    """Return a slot for each op (ops) that no live op of its buffer has, and their number.
+    """Return a buffer slot for each op (ops), not shared by live ops, and the number of slots.
 
     Ops of a moment are simultaneous, and write to buffer `moment % num_buffers`.
     """
@@ -137,7 +137,7 @@ def allocate(
 
 
 def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
-    """Return the slot of each op in one buffer, and their number.
+    """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots.
 
     `written` and `last_reader` are the moments of each op's first and last use.
     """
@@ -175,7 +175,7 @@ def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForwardProgram:
-    """A program as data, padded to a bucket of sizes."""
+    """Forward pass over binary ops, encoded as arrays that are padded to a common size."""
 
     code: UIntArray  # (ops, 5) slots of first, second and result, rows of lag and own cost
     num_groups: UIntArray  # groups of `GROUP` ops, padding of the last included
@@ -187,7 +187,7 @@ class ForwardProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackwardProgram:
-    """The uses of costs by ops, for counting those on the critical path."""
+    """Ops that use each cost, encoded as arrays, to count the uses on the critical path."""
 
     # Ops go in stretches of `STRETCH`, each with two rows for every op: whether it is on the path,
     # and whether the path continues over its second operand.
@@ -203,7 +203,7 @@ jax.tree_util.register_dataclass(BackwardProgram)
 
 
 class Task(NamedTuple):
-    """Problem that the loops solve for every configuration."""
+    """Problem that the interpreter's loops solve for every configuration of a batch."""
 
     forward: ForwardProgram  # the program as data
     backward: BackwardProgram | None  # None: makespans alone
@@ -211,19 +211,19 @@ class Task(NamedTuple):
 
 
 def bucket(size: int, least: int) -> int:
-    """Round a size up to its bucket."""
+    """Round a size up to `least` times a power of `BUCKETS`."""
     while least < size:
         least *= BUCKETS
     return least
 
 
 def width(rows: CostRows) -> int:
-    """Return the common bucket of a program's cost rows and of the columns of its matrix."""
+    """Return the padded number of a program's cost rows, or of its cost columns if larger."""
     return bucket(max(len(rows.terms), rows.num_columns), LEAST_ROWS)
 
 
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
-    """Encode a program as data."""
+    """Encode binary ops and the cost rows that they read as padded arrays."""
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.duration])
     code = np.empty((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
@@ -242,7 +242,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Encode the uses of costs as data."""
+    """Encode as padded arrays which ops use each cost row."""
     # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
     # are sorted by cost row within stretches of ops, so that a stretch's part of the path stays in
     # cache, and cut into runs that a byte can count.
@@ -268,7 +268,7 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
 
 
 def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
-    """Return (row, start, stop) of runs of equal rows, none longer than `MAX_RUN`."""
+    """Cut uses into runs of one cost row, at most `MAX_RUN` long: (cost row, start, stop)."""
     # With MAX_RUN 2, rows 5 5 5 8 have groups from 0 to 3 and 3 to 4, in 2 and 1 runs: the starts
     # 0 0 3 plus 2 times the index in the group, 0 1 0, are 0 2 3, and the stops 2 3 4.
     first = np.flatnonzero(np.diff(row, prepend=-1))
@@ -282,7 +282,7 @@ def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
 
 
 def padded(table: Int[NumpyArray, "rows columns"], size: int) -> UInt[NumpyArray, "size columns"]:
-    """Fill a table up with rows of zeros."""
+    """Append rows of zeros to a table until it has `size` rows."""
     filled = np.zeros((size, table.shape[1]), Unsigned)
     filled[: len(table)] = table
     return filled

@@ -1,4 +1,4 @@
-"""Batched costs as rows: one row of the batch for every different cost that a program reads.
+"""Batched costs as a matrix: one row for every distinct cost that a program reads.
 
 A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for all.
 
@@ -46,7 +46,7 @@ HIGH = 1 << 26  # base of digits that number entries; its square is still exact 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CostRows:
-    """Row that each position of the cost vector reads."""
+    """Cost rows of a program: the row for each cost position, and the two terms of each row."""
 
     # A batch is a matrix of costs: a column of zeros, and one for each entry of the fields read.
 
@@ -56,15 +56,15 @@ class CostRows:
 
     @property
     def num_columns(self) -> int:
-        """Return the width of the matrix of costs."""
+        """Return the number of columns of the cost matrix: zeros, then one for each entry."""
         return 1 + sum(entries for _, entries in self.fields)
 
     def pieces(self, leaves: Leaves) -> tuple[Any, ...]:
-        """Return the fields that are read as matrices: (N or 1, entries) [s] each."""
+        """Return a matrix [s] of shape (N or 1, entries) for each cost field that is read."""
         return tuple(leaves[name].reshape(len(leaves[name]), -1) for name, _ in self.fields)
 
     def sums(self, entries: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
-        """Return the rows as sums of two columns; `entries` are the columns from 1 on."""
+        """Return each cost row as the sum of its two columns; `entries` lack column 0 (zeros)."""
         zero = jnp.zeros((1,) * entries[0].ndim, entries[0].dtype)
         columns, sums = [zero, *entries], []
         for first, second in self.terms.tolist():
@@ -78,7 +78,7 @@ class CostRows:
 def batch_leaves(
     costs: Costs, layout: CostLayout, batch_size: int | None = None
 ) -> tuple[Leaves, int]:
-    """Return the leaves of a batch of costs by field, with an axis of N or 1 first, and N."""
+    """Return costs as arrays by field, whose first axis is N or 1, and N, the batch size."""
     fields = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
     shapes = tuple((name, np.shape(leaf)) for name, leaf in fields.items())
     if batch_size is not None:
@@ -109,12 +109,12 @@ def batch_leaves(
 
 @functools.lru_cache(maxsize=256)
 def _check_trailing(shapes: Shapes, sizes: Sizes) -> None:
-    """Check the axes after the batch axis of each leaf; equal shapes are checked once."""
+    """Check the axes after the batch axis of each cost array; equal shapes are checked once."""
     unchecked_costs({name: np.zeros(shape[1:]) for name, shape in shapes}).check_shapes(*sizes)
 
 
 def _check_batched(costs: Costs, sizes: Sizes) -> None:
-    """Raise a ValueError about a missing batch axis if the costs fit one configuration."""
+    """Raise an error about a missing batch axis if the costs fit one configuration without it."""
     try:
         costs.check_shapes(*sizes)
     except ValueError:
@@ -131,7 +131,7 @@ def _check_batched(costs: Costs, sizes: Sizes) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
-    """Raise a ValueError if a batch could as well be one configuration with its entries."""
+    """Raise an error if the batch axis could as well be the stages of a single configuration."""
     # With a batch axis of 1 both mean the same, unless an axis would be one of microbatches.
     leaves = {name: np.broadcast_to(0.0, shape) for name, shape in leaf_shapes if shape}
     ambiguous_names = [
@@ -160,7 +160,7 @@ def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
-    """Return the length of the batch axis, which is the first of every leaf that is no scalar."""
+    """Return the length of the batch axis, the first axis of every cost that is not a scalar."""
     lengths = {name: shape[0] for name, shape in leaf_shapes if shape}
     size = max(lengths.values(), default=1) if batch_size is None else batch_size
     for name, length in lengths.items():
@@ -174,7 +174,7 @@ def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
 
 
 def cost_rows(program: Program, costs: Costs) -> CostRows:
-    """Return the cost rows that a program reads, each the sum of two columns of a batch."""
+    """Return the cost rows that a program reads; a row is the sum of two cost matrix columns."""
     # A position of the cost vector is at most the sum of two entries: a forward and a backward that
     # make a fused pair, or latency and transmit time. Pricing finds them: each entry is priced at
     # its own number, second terms of a sum in the high digits.
@@ -204,20 +204,20 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
 
 @cached_method
 def program_with_pair_times(program: Program) -> Program:
-    """Return a program whose fused pairs have one time for each kind of pair."""
+    """Return the program with one cost position for each distinct fused pair of F and B or I."""
     layout = dataclasses.replace(program.layout, has_pair_times=True)
     kinds = np.arange(layout.num_pairs, dtype=np.int32)
     return dataclasses.replace(program, pair_stage=kinds, layout=layout)
 
 
 def with_pair_times(program: Program, leaves: Leaves) -> Leaves:
-    """Replace the factor among the leaves of a batch by `pair`, (N or 1, pairs) [s]."""
+    """Replace the cost `pair_factor` by the times of fused pairs, `pair` (N or 1, pairs) [s]."""
     times = {name: leaf for name, leaf in leaves.items() if name != "pair_factor"}
     return times | {"pair": _pair_times(program, leaves)}
 
 
 def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
-    """Return counts with those of fused pairs passed on to their ops' costs and the factor."""
+    """Replace the counts of fused pairs by counts for their ops' costs and the pair factor."""
     # A pair that is n times on the path counts n d(pair)/d(cost) times for each of its costs: the
     # reverse pass of `_pair_times` on the counts of pairs, added to the counts of single ops.
     op_counts = dict(counts)
@@ -240,14 +240,14 @@ def counts_of_ops(program: Program, leaves: Leaves, counts: Leaves) -> Leaves:
 
 
 def _pair_times(program: Program, leaves: Leaves) -> Any:
-    """Return the times of every kind of fused pair, (N or 1, pairs) [s]."""
+    """Return the times [s] of all distinct fused pairs, an array (N or 1, pairs)."""
     layout = program.layout
     xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves.values()) else np
     forward, backward = np.asarray(program.pair_index).T
     phase, _ = layout.op_at(backward)
 
     def entries(field: str, stage: Any, microbatch: Any) -> Any:
-        """Return the costs of a field at stages and microbatches, (N or 1, pairs)."""
+        """Return a field's costs (N or 1, pairs) at the stage and microbatch of each pair."""
         leaf = leaves[field]  # N or 1, then stages or 1, then microbatches
         if leaf.ndim == 1:
             return leaf[:, None]
@@ -255,8 +255,8 @@ def _pair_times(program: Program, leaves: Leaves) -> Any:
         return leaf[:, stage] if leaf.ndim == 2 else leaf[:, stage, microbatch]
 
     def op_times(kind: Phase, position: Any) -> Any:
-        """Return the times of ops at positions of the cost vector, (N or 1, pairs)."""
-        stage, microbatch = layout.op_at(position)[1], (position - 1) % layout.columns
+        """Return the times (N or 1, pairs) of a kind of op at positions in the cost vector."""
+        (_, stage), microbatch = layout.op_at(position), (position - 1) % layout.columns
         return entries(PHASE_FIELDS[kind.name], stage, microbatch)
 
     with accept_type(leaves["pair_factor"].dtype):

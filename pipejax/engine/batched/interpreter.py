@@ -1,4 +1,4 @@
-"""The recurrence op by op over blocks of the batch, in loops whose program is data.
+"""Interpreter of binary ops: loops over an encoded program, for one block of a batch at a time.
 
 A block's state stays in cache: it has one row for each live op. A batch of NumPy arrays goes to all
 devices of this process. A batch of JAX arrays stays on its devices, each of which solves its part.
@@ -75,7 +75,7 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LevelProgram:
-    """A program as data, level by level, padded to a bucket of sizes."""
+    """Binary ops sorted by level, encoded as arrays that are padded to a common size."""
 
     # (ops, 5 or 6) slots of first, second and result, rows of lag and own cost, and of the lag of
     # the first operand if any has one
@@ -93,7 +93,7 @@ jax.tree_util.register_dataclass(LevelProgram)
 
 
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
-    """Encode a program as data, level by level; None if that needs too many additional ops."""
+    """Encode binary ops sorted by level; return None if that needs too many additional ops."""
     num_ops = ops.num_ops
     ops, first_lag = _without_sums(ops)
     op_level = _levels(ops)
@@ -135,7 +135,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
 
 
 def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
-    """Drop ops that only add their cost to one operand, where each of their readers can add it.
+    """Drop each op that only adds a cost to one operand, if all its readers can add that cost.
 
     Return the other ops, and the cost position of the lag of their first operands.
     """
@@ -168,7 +168,7 @@ def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
 
 
 def _levels(ops: BinaryOps) -> Ops:
-    """Return the length of the longest chain of ops before each op (ops)."""
+    """Return the level of each op (ops): the length of the longest chain of ops before it."""
     # the constants, operands -1 and -2, index the last two entries; they are before level 0
     level = [0] * ops.num_ops + [-1, -1]
     for op, (first, second) in enumerate(zip(ops.first.tolist(), ops.second.tolist(), strict=True)):
@@ -177,7 +177,7 @@ def _levels(ops: BinaryOps) -> Ops:
 
 
 def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
-    """Add a copy of each value that is read an even number of levels later.
+    """Add an op that copies a value, for each value that is read an even number of levels later.
 
     Return both operands, the cost positions of lag and duration, and the levels of all ops.
     """
@@ -206,10 +206,10 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
 def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
-    """Return the makespans of (tiles, lanes) configurations, from the first one on [s]."""
+    """Return the makespans [s] of a block (tiles, lanes) that starts at configuration `first`."""
 
     def tile(t: Array, carry: Carry) -> Carry:
-        """Solve tile t, and write its makespans."""
+        """Compute the makespans of tile t, and write them into row t of the values."""
         # buffers: costs by column, costs by row of the program, values of even and of odd levels
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
@@ -225,7 +225,7 @@ def values_by_level(
 def _run_two_levels(
     program: LevelProgram, cost: Array, pair: Array, buffers: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Run level 2 `pair`, which reads the buffer of odd levels, and the odd one after it."""
+    """Run the ops of level 2 * `pair`, then of the next level; levels alternate two buffers."""
     even, odd = buffers
     level = pair * Unsigned(2)
     # strides of a level lie between the end of the previous level and its own end
@@ -238,7 +238,7 @@ def _run_two_levels(
 def _run_level(
     program: LevelProgram, cost: Array, strides: tuple[Number, Number], read: Array, written: Array
 ) -> Array:
-    """Run a level: it reads one buffer (slots, lanes) [s], writes the other and returns that."""
+    """Run the ops of a level; they read buffer `read` and write `written`, (slots, lanes) [s]."""
 
     def stride(k: Array, written: Array) -> Array:
         """Run the ops of stride k."""
@@ -283,7 +283,7 @@ def interpreted_makespans(
     over: NamedSharding | None = None,
     in_trace: bool = False,
 ) -> Result:
-    """Return the makespans of a batch [s], and the counts (columns, batch) of costs on the path."""
+    """Return makespans (batch) [s], and how often (columns, batch) each cost is on the path."""
     if in_trace:
         return _in_trace(task, pieces)
     if over is not None:
@@ -304,14 +304,14 @@ def side_by_side(
     threads: int,
     take: Callable[[int, Any], PartResult],
 ) -> list[PartResult]:
-    """Run parts of a batch in threads; return `take(first configuration, result)` of each."""
+    """Run parts of a batch in threads; return `take(first configuration, result)` by part."""
     # On a CPU, loops of one computation do not run in parallel, but two computations do.
     size = max(map(len, pieces))
     part_size = -(-size // threads)
     has_float64 = bool(jax.config.read("jax_enable_x64"))  # a context of this thread alone
 
     def solve_part(low: int) -> PartResult:
-        """Solve the part from configuration `low` on."""
+        """Solve the part of the batch that starts at configuration `low`."""
         # all parts have one size, so the last one overlaps the one before, and drops what that has
         first = min(low, size - part_size)
         part = tuple(p[first : first + part_size] if len(p) > 1 else p for p in pieces)
@@ -329,7 +329,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def num_threads(num_ops: int, size: int) -> int:
-    """Return the number of threads for a batch."""
+    """Return the number of threads to use for a batch of `size` configurations."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
     parts = min(num_ops * size // MIN_WORK_OF_THREAD, size // LANES)
@@ -340,7 +340,7 @@ def num_threads(num_ops: int, size: int) -> int:
 def _compile(
     sharding: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
 ) -> Callable[[Task | LevelProgram, Pieces], Result]:
-    """Compile `_run` with the backend's options; with a sharding, each device has a part."""
+    """Compile `_run` with the backend's options; with a sharding, each device solves a part."""
     run = _run
     if sharding is not None:
         replicated, split = PartitionSpec(), sharding.spec
@@ -358,7 +358,7 @@ def _compile(
 
 
 def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
-    """Return the makespans of a batch [s], solved in blocks, and the counts of costs if asked.
+    """Return makespans (batch) [s], and counts of costs if the task has a backward pass.
 
     With `plain`, as on accelerators, loops are no single calls and take one wide tile.
     """
@@ -378,7 +378,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
     backward_pass = functools.partial(counts_on_path, num_columns=num_columns, dtype=count_dtype)
 
     def solve(first: Array) -> tuple[Array, Array | None]:
-        """Return makespans and counts of the block from a configuration on."""
+        """Return makespans and counts of the block that starts at configuration `first`."""
         values, choices = call(forward_pass)(task, pieces, first.astype(Unsigned))
         if backward is None:
             return values.reshape(-1), None
@@ -391,7 +391,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
 
 
 def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
-    """Return the makespans of a batch [s], solved in blocks of (tiles, lanes)."""
+    """Return makespans (batch) [s], computed level by level in blocks of (tiles, lanes)."""
     size, max_lanes = max(map(len, pieces)), program.row_bytes // pieces[0].dtype.itemsize
     blocks = -(-size // (MAX_TILES * max_lanes))
     tiles = -(-size // (blocks * max_lanes))
@@ -406,7 +406,7 @@ def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
 
 
 def _pad(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[Array, ...]]:
-    """Return the size of a block, and the costs with their last configuration repeated up to it."""
+    """Return the block size, and the costs, padded to it by repeating the last configuration."""
     size, block = max(map(len, pieces)), tiles[0] * tiles[1]
     if block > size:
         rows = np.minimum(np.arange(block), size - 1)
@@ -429,7 +429,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
     empty = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
     def step(k: Int[Array, ""], solutions: Solution) -> Solution:
-        """Write the solution of block k."""
+        """Solve block k, and write its solution into those of the batch."""
         start = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
         return jax.tree.map(
             lambda array, part: jax.lax.dynamic_update_slice_in_dim(array, part, start, -1),
@@ -441,7 +441,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
 
 
 def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
-    """Return the number of tiles of a block, and of configurations of a tile."""
+    """Return the number of tiles in a block, and the number of configurations in a tile."""
     # As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops
     # take one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
@@ -457,7 +457,7 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
 
 
 def batch_sharding(leaves: Leaves) -> NamedSharding | None:
-    """Return the sharding of a batch of JAX arrays over several devices, None if there is none."""
+    """Return the sharding of JAX arrays along the batch axis; None if all are on one device."""
     shardings: dict[NamedSharding, str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
@@ -478,7 +478,7 @@ def batch_sharding(leaves: Leaves) -> NamedSharding | None:
 
 
 def send_to_devices(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:
-    """Send a batch of at least `least` for each device to all of them, in parts of one size."""
+    """Shard a batch over all devices if each gets at least `least` configurations."""
     devices = jax.local_devices()
     if len(devices) == 1 or size < least * len(devices):
         return leaves, None

@@ -1,4 +1,4 @@
-"""The loops of the interpreter: a forward pass over all ops of a program, and a backward pass.
+"""Loops of the interpreter: a forward pass over a program's ops for makespans, a backward pass.
 
 A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
 program; an op reads two rows, adds rows of costs and writes one row. The program is data (`code`),
@@ -48,16 +48,16 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, co
 
 
 def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callable whose loops XLA compiles as one function, on a CPU."""
+    """Wrap loops so that XLA compiles them into a single function on a CPU."""
 
     def inner(*arrays: Any) -> Any:
-        """Run the loops without the attribute, which is for the call around them only."""
+        """Run the loops without the XLA attribute, which only the outer call must have."""
         with set_xla_metadata(**NO_ATTRIBUTES):
             return loops(*arrays)
 
     @functools.wraps(loops)
     def call(*arrays: Any) -> Any:
-        """Call the loops under the attribute that makes them one function."""
+        """Call the loops with the XLA attribute that compiles them into a single function."""
         with set_xla_metadata(**SINGLE_CALL):
             return jax.jit(inner)(*arrays)
 
@@ -70,7 +70,7 @@ def take_row(array: Array, index: Number) -> Array:
 
 
 def put_row(array: Array, row: Array, index: Number) -> Array:
-    """Return an array with one row replaced."""
+    """Return an array with the row at an index replaced."""
     return jax.lax.dynamic_update_slice_in_dim(array, row, index, 0)
 
 
@@ -86,7 +86,7 @@ def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], star
 def values_and_choices(
     task: Task, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> tuple[Array, Array]:
-    """Run a program over (tiles, lanes) configurations; return makespans [s] and choices.
+    """Return makespans (tiles, lanes) [s], and each op's choice between its two operands.
 
     The choices of the ops are kept if the task has a backward pass.
     """
@@ -95,7 +95,7 @@ def values_and_choices(
     rows = len(program.code) // GROUP if is_exact else len(program.code)
 
     def tile(t: Array, carry: Carry) -> Carry:
-        """Solve tile t, and write its makespans and choices."""
+        """Run all ops for the configurations of tile t; write makespans and choices."""
         values, choices, columns, cost, state = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
@@ -112,7 +112,7 @@ def values_and_choices(
 def empty_buffers(
     program: Any, pieces: tuple[Array, ...], tiles: tuple[int, int]
 ) -> tuple[Array, Array, Array, Array]:
-    """Return buffers of makespans (tiles, lanes), cost columns, cost rows and values by slot."""
+    """Allocate buffers: makespans (tiles, lanes), cost columns, cost rows and values by slot."""
     # they are allocated once, and each tile overwrites those of the previous one
     dtype, lanes = pieces[0].dtype, tiles[1]
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
@@ -124,7 +124,7 @@ def empty_buffers(
 
 
 def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
-    """Return the cost columns of a tile, (columns, lanes) [s]; the first is of zeros.
+    """Copy the costs [s] of a tile's configurations to (columns, lanes); column 0 stays zero.
 
     Pieces have shape (configurations or 1, entries); each entry becomes a row here.
     """
@@ -132,7 +132,7 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
     for piece in pieces:
 
         def copy_entry(e: Array, columns: Array, piece: Array = piece, row: int = row) -> Array:
-            """Copy entry e of a piece, of the configurations of the tile."""
+            """Copy entry e of a piece for all configurations of the tile."""
             if len(piece) > 1:
                 column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
             else:
@@ -146,10 +146,10 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
 
 
 def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -> Array:
-    """Return the cost rows of a tile, (rows, lanes) [s], each a sum of two columns."""
+    """Return a tile's cost rows (rows, lanes) [s]; each row is the sum of two cost columns."""
 
     def step(r: Array, cost: Array) -> Array:
-        """Write row r."""
+        """Write cost row r."""
         first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
         return put_row(cost, first_term + second_term, r)
 
@@ -157,7 +157,7 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
 
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
-    """Run tile t; return the state (slots, lanes) [s], and the choices with those of the tile."""
+    """Run all ops for tile t; return values by slot (slots, lanes) [s] and updated choices."""
     # No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
     # its write never mean the same row. An iteration runs a group of ops, as many as a byte has
     # bits.
@@ -166,7 +166,7 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
     weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Run the ops of group g."""
+        """Run the `GROUP` ops of group g."""
         state, choices, weights = carry
         for u in range(GROUP):
             op = g * Unsigned(GROUP) + Unsigned(u)
@@ -188,7 +188,7 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
 
 
 def _put_choices(choices: Array, weights: Array, g: Array, t: Array) -> Array:
-    """Return the choices with those of group g in tile t: exact ones as the bits of a byte."""
+    """Write the choices of group g's ops in tile t; exact choices become bits of one byte."""
     if weights.dtype == bool:
         bits = [weights[u].astype(jnp.uint8) << u for u in range(GROUP)]
         rows, corner = functools.reduce(jax.lax.bitwise_or, bits)[None], g
@@ -198,7 +198,7 @@ def _put_choices(choices: Array, weights: Array, g: Array, t: Array) -> Array:
 
 
 def _maximum(first: Array, second: Array, temperature: Array | float | None) -> tuple[Array, Array]:
-    """Return the maximum (1, lanes) [s] of two operands, and the weight of the second."""
+    """Return the maximum (1, lanes) [s] of two operands, and the second operand's weight in it."""
     # The second wins only if it is larger. Operands come in the order of a node's predecessors, so
     # over a chain of such maxima the first predecessor that attains the maximum wins, as in
     # `recurrence`.
@@ -233,7 +233,7 @@ def counts_on_path(
     num_columns: int,
     dtype: np.dtype[Any],
 ) -> Array:
-    """Return the counts (columns, configurations) of costs on each critical path."""
+    """Count how often each cost (columns) is on the critical path of each configuration."""
     is_bits = choices.dtype == jnp.uint8  # eight configurations to a byte
     width = choices.shape[1] // (BITS if is_bits else 1)
     length = min(STRETCH, len(program.code))
@@ -242,7 +242,7 @@ def counts_on_path(
     num_stretches = (backward.num_ops + Unsigned(length - 1)) // Unsigned(length)
 
     def follow(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Follow the paths through a stretch of ops, the last one first, and count its costs."""
+        """Follow the critical paths back through a stretch of ops, and count the costs on them."""
         state, on_path, counts = carry
         stretch = num_stretches - Unsigned(1) - k
         first = stretch * Unsigned(length)
@@ -260,7 +260,7 @@ def counts_on_path(
 
 
 def _choice(choices: Array, op: Array) -> Array:
-    """Return the weights (1, width) of the second operand of an op; exact ones as bits."""
+    """Return the weights (1, width) of an op's second operand; exact weights are packed bits."""
     # Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit
     # i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
     # each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
@@ -279,13 +279,13 @@ def _choice(choices: Array, op: Array) -> Array:
 def _path(
     program: ForwardProgram, choices: Array, state: Array, on_path: Array, first: Array, end: Array
 ) -> tuple[Array, Array]:
-    """Pass "is on the critical path" from the ops of a stretch to their operands.
+    """Mark the operands of a stretch's ops as on the critical path where the ops are on it.
 
     `state` has this for each slot, `on_path` two rows for each op: itself, its second operand.
     """
 
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Pass it on from the k-th op before the end."""
+        """Mark the operands of the k-th op before the end of the stretch."""
         state, on_path, path = carry
         op = end - Unsigned(1) - k
         first_slot, second_slot, slot = (program.code[op, c] for c in range(3))
@@ -311,7 +311,7 @@ def _path(
 def _counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
-    """Return counts (columns, configurations) with the uses in a stretch; column 0 is no cost."""
+    """Add a stretch's uses of costs to counts (columns, configurations); column 0 is no cost."""
     # A use is an op on the path that reads a cost row, the sum of two columns (column 0 is zero); a
     # run is a series of uses of one row. Bits are counted in bytes, a run of uses at a time, and no
     # run is longer than a byte can count; runs are added up in the wider type of the result.
@@ -322,11 +322,11 @@ def _counts(
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, shape, 0)
 
     def run(r: Array, counts: Array) -> Array:
-        """Add the uses of run r, which are of one cost row, to the row's two columns."""
+        """Add the uses of one cost row in run r to the counts of the row's two columns."""
         row, first, end = (backward.runs[r, c] for c in range(3))
 
         def use(k: Array, total: Array) -> Array:
-            """Add use k where its op, or its second operand, is on the path."""
+            """Count use k in the configurations where its op, or second operand, is on the path."""
             share = take_row(on_path, backward.uses[k])
             return total + (jnp.minimum(share & bit, 1) if is_bits else share)
 

@@ -75,41 +75,41 @@ Makespans = Values | Float[NumpyArray, " batch"]  # NumPy's where JAX's default 
 
 
 class _Plan:
-    """Everything that a program and the shapes of its costs determine."""
+    """Encoded and compiled forms of a program, for costs of fixed shapes; built when needed."""
 
     def __init__(self, ops: BinaryOps, rows: CostRows) -> None:
         self.ops, self.rows = ops, rows
 
     @functools.cached_property
     def values(self) -> Task:
-        """Return the task of the loops that run on any device."""
+        """Return the interpreter's task for makespans alone, on any device."""
         return Task(_on_device(forward_program(self.ops, self.rows)), None)
 
     @functools.cached_property
     def levels(self) -> LevelProgram | None:
-        """Return the program by level, for values alone on a CPU; None if levels do not pay."""
+        """Return the program sorted by level, for makespans on a CPU; None if not faster."""
         return _on_device(level_program(self.ops, self.rows))
 
     @functools.cached_property
     def counts(self) -> Task:
-        """Return the task with its backward pass, built only for gradients."""
+        """Return the interpreter's task for makespans and gradients."""
         backward = _on_device(backward_program(self.ops, self.rows))
         return self.values._replace(backward=backward)
 
     @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
-        """Return a kernel compiled for this program, which is freed with the plan."""
+        """Return a kernel for makespans that is compiled for this program alone."""
         return unrolled(self.ops, self.rows)
 
     @functools.cached_property
     def unrolled_with_counts(self) -> dict[np.dtype, KernelWithCounts | None]:
-        """Return by the type of costs the same kernel with counts of costs on the path, or None."""
+        """Return kernels for makespans and cost counts by float type; None if slow to compile."""
         dtypes = (np.dtype(np.float32), np.dtype(np.float64))
         return {dtype: unrolled_with_counts(self.ops, self.rows, dtype) for dtype in dtypes}
 
 
 def _on_device(program: Any) -> Any:
-    """Return a program as arrays of JAX; those of NumPy would be copied at every call."""
+    """Convert a program to JAX arrays; NumPy arrays would be copied at every call."""
     with jax.core.eval_context():
         return jax.tree.map(jnp.asarray, program)
 
@@ -119,7 +119,7 @@ _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKe
 
 
 class _Problem(NamedTuple):
-    """A program and how it is to be solved: everything but the costs."""
+    """A program, and the options for computing its makespans: all inputs except the costs."""
 
     plan: _Plan
     temperature: float | None
@@ -129,12 +129,12 @@ class _Problem(NamedTuple):
     pair_program: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
-        """Return the task of the loops."""
+        """Return the interpreter's task, with a backward pass if counts are needed."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
 
     def read_leaves(self, leaves: Leaves) -> Leaves:
-        """Return the leaves that the program reads, times of fused pairs instead of the factor."""
+        """Return the costs that the program reads, with times of fused pairs for `pair_factor`."""
         if self.pair_program is not None:
             leaves = with_pair_times(self.pair_program, leaves)
         return {name: leaves[name] for name, _ in self.plan.rows.fields}
@@ -265,7 +265,7 @@ def makespans_and_grad(
 
 
 def _broadcast(result: Any, size: int, *trailing: int) -> Any:
-    """Return a result of shape (size or 1, trailing..) for all configurations of the batch."""
+    """Broadcast a result of shape (size or 1, trailing..) to (size, trailing..)."""
     if is_traced(result):
         return jnp.broadcast_to(result, (size, *trailing))
     if result.shape != (size, *trailing):
@@ -283,7 +283,7 @@ def _prepare(
     unroll: bool | None,
     max_bytes: int,
 ) -> tuple[_Problem, Leaves, int]:
-    """Check a batch; return its problem, the leaves of its costs and its size."""
+    """Check a batch; return its problem, its costs by field and its number of configurations."""
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
     if unroll is not None:
@@ -315,7 +315,7 @@ def _prepare(
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
-    """Return the plan of a program, made once for costs of one shape."""
+    """Return the plan of a program for the shapes of these costs, cached by program and shapes."""
     shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
     if shapes not in plans:
@@ -336,7 +336,7 @@ def _values(problem: _Problem, leaves: Leaves) -> Values:
 def _values_jvp(
     problem: _Problem, primals: tuple[Leaves], tangents: tuple[Leaves]
 ) -> tuple[Values, Values]:
-    """Return makespans (batch), and tangents: the sum of those of costs on the critical path."""
+    """Return makespans (batch), and their tangents: count times tangent, summed over costs."""
     # Counts of exact maxima are constant almost everywhere, so they get no derivatives. An outer
     # level of differentiation then sees their costs as plain numbers, which the fast loops solve;
     # what that level differentiates is the value, by this rule.
@@ -350,14 +350,14 @@ def _values_jvp(
 
 @compiled
 def _path_sum(counts: Leaves, tangents: Leaves) -> Values:
-    """Return the sum (batch) of counts times tangents; compiled, for dispatch takes far longer."""
+    """Return the sum over costs of count times tangent (batch); compiled to avoid dispatch time."""
     products = [count * tangents[name] for name, count in counts.items()]
     return sum(product.reshape(len(product), -1).sum(axis=1) for product in products)
 
 
 @jax.custom_jvp
 def _without_curvature(leaves: Leaves) -> Leaves:
-    """Return the leaves; a second derivative, which would not be 0, is refused."""
+    """Return the costs unchanged, but refuse second derivatives, which would not be 0."""
     return leaves
 
 
@@ -372,7 +372,7 @@ def _refuse(primals: tuple[Leaves], tangents: tuple[Leaves]) -> tuple[Leaves, Le
 def _solve(
     problem: _Problem, leaves: Leaves, *, with_counts: bool = False
 ) -> tuple[Values, Leaves]:
-    """Return makespans (batch) [s], and the counts of each leaf on the path with `with_counts`."""
+    """Return makespans (batch) [s], and on request how often each cost is on the critical path."""
     if is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
     dtype = next(iter(leaves.values())).dtype
@@ -381,12 +381,12 @@ def _solve(
 
 
 def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
-    """Solve a traced batch with loops in the caller's trace; vmap only makes the batch larger."""
+    """Solve a batch of traced costs in the caller's computation; vmap adds to the batch axis."""
     rows = problem.plan.rows
 
     @jax.custom_batching.custom_vmap
     def solve(leaves: Leaves) -> tuple[Values, Leaves]:
-        """Return makespans (batch) and the counts of each leaf."""
+        """Return makespans (batch), and counts on the critical path for each cost array."""
         task = problem.task(with_counts)
         values, counts = interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
         return values, _by_leaf(rows, counts, leaves)
@@ -395,7 +395,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     def solve_larger(
         axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
     ) -> tuple[tuple[Array, Leaves], tuple[bool, dict[str, bool]]]:
-        """Solve leaves with an axis from vmap before the batch axis, as one larger batch.
+        """Merge the axis that vmap adds into the batch axis, and solve the larger batch.
 
         Return the solution, and that all its leaves have the axis from vmap.
         """
@@ -418,7 +418,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
-    """Solve a batch of numbers in parts, in the fastest of three ways."""
+    """Solve a batch of untraced costs in parts: by a kernel, level by level, or op by op."""
     plan, size = problem.plan, max(map(len, leaves.values()))
     dtype = next(iter(leaves.values())).dtype
     unroll = _unrolls(problem, size, dtype, with_counts)
@@ -448,7 +448,7 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 
 def _join(*arrays: Any) -> Any:
-    """Concatenate arrays along the batch, their last axis."""
+    """Concatenate arrays along their last axis, the batch."""
     xp: Any = jnp if isinstance(arrays[0], jax.Array) else np
     return xp.concatenate(arrays, axis=-1)
 
@@ -456,10 +456,10 @@ def _join(*arrays: Any) -> Any:
 def _parts(
     leaves: Leaves, size: int, max_bytes: int, num_results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
-    """Yield costs in parts of at most `max_bytes`, with size and sharding.
+    """Yield parts of a batch whose costs and results take at most `max_bytes` on the device.
 
-    `num_results` are the numbers that a configuration gives. A batch that is laid out over several
-    devices is one part.
+    Each part comes with its costs, size and sharding. `num_results` counts the results of a
+    configuration. A batch that is sharded over several devices is one part.
     """
     sharding = batch_sharding(leaves)
     if sharding is not None:
@@ -479,7 +479,7 @@ def _parts(
 
 
 def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
-    """Return whether a kernel compiled for this program alone solves a batch fastest, or must."""
+    """Return whether to use a kernel compiled for this program: if requested, or fastest."""
     # `unroll=True` of `makespans` is for values: for counts only the work decides
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
         return False
@@ -497,7 +497,7 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
-    """Return the fields that a program reads as matrices (batch or 1, entries).
+    """Return each cost field that the program reads as a matrix (batch or 1, entries).
 
     A large batch compiles for its shapes. A small one is copied into one matrix of a bucket of
     sizes, whose padding is never read.
@@ -515,7 +515,7 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | Non
 
 
 def _by_leaf(rows: CostRows, counts: Counts | None, leaves: Leaves) -> Leaves:
-    """Return the counts of each leaf: a batch axis first, then the shape of the leaf."""
+    """Split counts (columns, batch) by cost field: (batch, ..), with the field's axes last."""
     leaf_counts: Leaves = {}
     if counts is None:
         return leaf_counts

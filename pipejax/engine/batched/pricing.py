@@ -62,13 +62,13 @@ def batch_length(batch: Tree) -> int:
 
 
 def filled(batch: Tree, size: int) -> Tree:
-    """Repeat the last of `size` configurations until a batch has one of the `SIZES`."""
+    """Pad a batch to the next of the `SIZES` by repeating its last configuration."""
     rows = np.minimum(np.arange(SIZES[np.searchsorted(SIZES, size)]), size - 1)
     return jax.tree.map(lambda leaf: leaf[rows], batch)
 
 
 def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
-    """Call a function on parts of one size, the last filled up; join the results on the host."""
+    """Call a function on equal parts of a batch, the last one padded; join results on the host."""
     # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
     size = batch_length(batch)
     at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
@@ -90,7 +90,7 @@ def priced(
     *,
     quickly: bool = False,
 ) -> Tree:
-    """Return the prices of a batch as a tree of arrays (batch, ..).
+    """Price all configurations of a batch; return a tree of arrays (batch, ..).
 
     A `price_one` that returns values gets `times` (batch) after the row. With `quickly`, for few
     configurations, it compiles fast and computes slowly.
@@ -101,7 +101,7 @@ def priced(
 def pulled(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, quickly: bool = False
 ) -> tuple[Tree, Tree]:
-    """Return the prices, and the derivatives by `at` of their sum weighted by counts."""
+    """Return prices (batch, ..), and the gradient by `at` of the sum of counts times prices."""
     result: tuple[Tree, Tree] = _compiled(_pull_back, quickly)(price_one, shared, at, rows, counts)
     return result
 
@@ -119,10 +119,10 @@ def _priced(
 
 
 def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
-    """Return prices (batch, ..), and derivatives by `at` of the sum of counts times prices."""
+    """Return prices (batch, ..), and the gradient by `at` of the sum of counts times prices."""
 
     def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
-        """Return both for one configuration."""
+        """Return the prices and the gradient of one configuration."""
         value, pull_back = jax.vjp(
             lambda at: jax.tree.map(jnp.asarray, price_one(shared, at, row)), at
         )
@@ -142,7 +142,7 @@ def priced_on_host(
     *,
     slopes: bool = False,
 ) -> tuple[Tree, Tree]:
-    """Return prices of few configurations, and their slopes by `at`, without compiling.
+    """Return prices of a small batch, and their slopes by the numbers `at`, without compiling.
 
     Prices have shape (batch, ..), slopes (batch, numbers of at, ..); slopes are None if they are
     not asked for. `solved` holds times and counts of runs, `moved` the slopes of their costs.
@@ -163,11 +163,11 @@ def priced_on_host(
     prices = price_one(shared, jax.tree.unflatten(structure, numbers), row, *times)
 
     def for_all(leaf: NumpyArray) -> NumpyArray:
-        """Broadcast a leaf to the whole batch."""
+        """Broadcast an array of shape (batch or 1, ..) to the whole batch."""
         return np.broadcast_to(leaf, (size, *leaf.shape[1:]))
 
     def slopes_for_all(leaf: Any) -> NumpyArray:
-        """Return the slopes of a leaf, 0 if it depends on none of the numbers."""
+        """Return the slopes of a price by each number; 0 if it depends on none of them."""
         slope = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
         return for_all(np.zeros((1, ends[-1], *np.shape(leaf))) if slope is None else slope)
 
@@ -176,7 +176,7 @@ def priced_on_host(
 
 
 def path_slopes(counts: Any, slopes: Costs) -> Float[NumpyArray, "batch numbers"]:
-    """Return the slopes of step times: sums of counts times the slopes of costs."""
+    """Return slopes of step times: counts on the critical path times slopes of costs, summed."""
     sums = np.zeros(())
     for name, slope in vars(slopes).items():  # (batch, numbers, ..)
         if slope is not None:
@@ -188,7 +188,7 @@ def path_slopes(counts: Any, slopes: Costs) -> Float[NumpyArray, "batch numbers"
 def programs_of_batch(
     table: ScheduleTable, links: Links, costs: Costs
 ) -> Iterator[tuple[Program, Rows | None]]:
-    """Yield programs of a table for a batch of costs, each with its rows of the batch; None is all.
+    """Yield programs of a table, each with the configurations it is valid for; None means all.
 
     There is one for each set of messages that are below `Links.eager_below`.
     """
@@ -215,7 +215,7 @@ Nodes = Int[NumpyArray, " some"]
 
 
 class PerOpCosts(NamedTuple):
-    """A program for the batched engine, and the positions of its columns."""
+    """A program with a cost column for every op and message, and each column's node or message."""
 
     # Columns come in pieces of one width each: one of ops, and one for each time that a message
     # takes (one, or transmit time and latency apart), which the messages' link model decides.
@@ -231,7 +231,7 @@ class PerOpCosts(NamedTuple):
 
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
-    """Return a program with a cost column of its own for every op and every message.
+    """Encode a program so that every op and every message has a separate cost column.
 
     Columns are padded to a power of two: first ops, then messages that are nodes, then messages
     that delay an edge, as under the link models "queued" and "blocking".
@@ -278,7 +278,7 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
 
 
 def _width(count: int) -> int:
-    """Round a number of columns up to a power of two."""
+    """Round a number of columns up to a power of two, at least `MIN_COLUMNS`."""
     return max(MIN_COLUMNS, 1 << max(0, count - 1).bit_length())
 
 
@@ -287,7 +287,7 @@ def _filled(values: NumpyArray, width: int, padding: int = 0) -> NumpyArray:
 
 
 def _rows(duration_index: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
-    """Return a cost row for every column that is read, with one term each."""
+    """Return cost rows that each read a single cost column: one row per column in use."""
     used = np.union1d(ZERO, np.append(duration_index, lag))
     row_of_position = np.zeros(1 + num_columns, np.int32)
     row_of_position[used] = np.arange(len(used))

@@ -36,7 +36,7 @@ SINGLE_FUNCTION = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 
 
 class BitFields(NamedTuple):
-    """The uses of each cost row on a path as bit fields of a few words."""
+    """Layout of bit fields in a few integers: each counts how often a path uses a cost row."""
 
     # Words add up as the uses do, all fields together. A field may carry over into the next on the
     # way, for the sums of a whole path fit.
@@ -47,7 +47,7 @@ class BitFields(NamedTuple):
 
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
-    """Compile a program into a kernel: from leaves of one batch to (batch) makespans [s]."""
+    """Compile a program into a kernel that computes makespans (batch) [s] from a batch of costs."""
     kernel = functools.partial(_makespans, ops, rows)
     return jax.jit(kernel, compiler_options=cpu_options(**SINGLE_FUNCTION))
 
@@ -55,7 +55,7 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 def unrolled_with_counts(
     ops: BinaryOps, rows: CostRows, dtype: np.dtype
 ) -> KernelWithCounts | None:
-    """Compile a program into a kernel for makespans and counts; None if that would take long.
+    """Compile a kernel for makespans and cost counts; None if compilation would take too long.
 
     Counts (columns, batch) are of each column of the costs on the critical path.
     """
@@ -71,13 +71,13 @@ def unrolled_with_counts(
     solve = jax.jit(kernel, compiler_options=cpu_options(**SINGLE_FUNCTION))
 
     def run(leaves: Leaves) -> tuple[Values, Counts]:
-        """Return makespans (batch) and counts (columns, batch), solved in threads."""
+        """Return makespans (batch) [s] and counts (columns, batch), computed in threads."""
         pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
         size = max(map(len, pieces))
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
         def take(low: int, results: list[NumpyArray]) -> None:
-            """Write the results of a part that begins at configuration `low`."""
+            """Write the results of the part that begins at configuration `low`."""
             makespans, *columns = results
             values[low : low + len(makespans)] = makespans
             for column, uses in enumerate(columns, 1):
@@ -99,11 +99,11 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
 def _with_counts(
     ops: BinaryOps, rows: CostRows, fields: BitFields, pieces: tuple[Array, ...]
 ) -> list[Array]:
-    """Return makespans (batch) [s], then uses (batch) of each column but 0, which is no cost."""
+    """Return makespans (batch) [s], then how often (batch) each cost column from 1 is used."""
     code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
 
     def solve(entries: list[Array]) -> list[Array]:
-        """Return makespan and column counts from the costs of one configuration."""
+        """Return makespan and counts by cost column, given one configuration's costs."""
         makespan, second_wins = _forward(code, rows.sums(entries))
         uses = _uses(_words(code, second_wins, fields), fields, dtype)
         column_counts = [jnp.zeros((), dtype)] * rows.num_columns
@@ -117,14 +117,14 @@ def _with_counts(
 
 
 def _code(ops: BinaryOps, rows: CostRows) -> Code:
-    """Return first and second operand, and rows of lag and duration, of each op."""
+    """List for each op: first operand, second operand, cost row of lag, cost row of duration."""
     row = rows.row_of_position
     code: Code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.duration]], axis=1).tolist()
     return code
 
 
 def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
-    """Return the makespan [s], and whether each op with two operands waited for the second."""
+    """Return the makespan [s], and for each op with two operands whether the second was later."""
     values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
@@ -141,12 +141,12 @@ def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
 
 
 def _plus(value: Array, row: int, cost: list[Array]) -> Array:
-    """Add a cost row; that of zeros adds nothing."""
+    """Add a cost row to a value, unless it is the row of zeros."""
     return value if row == ZERO_ROW else value + cost[row]
 
 
 def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
-    """Return fields for the uses of every row, as many as any path has, in words of `bits` bits."""
+    """Lay out bit fields, in words of `bits` bits, that can count any path's uses of cost rows."""
     # If paths have 2 to 5 uses of row 1 and 0 to 1 of row 2, row 1 has a field of 2 bits for the 0
     # to 3 uses beyond 2, and row 2 one of 1 bit: a use of row 1 adds 0b001, one of row 2 0b100.
     code, num_rows = _code(ops, rows), len(rows.terms)
@@ -179,7 +179,7 @@ def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
 
 
 def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list[Array]:
-    """Return the words with the uses of all rows on the critical path."""
+    """Return words whose bit fields count the uses of every cost row on the critical path."""
     # The words of the path over first operands alone (`base_words`) are known numbers. Each op
     # carries the difference from these, which changes only if it waits for its second operand.
     one_use, num_words = fields.one_use, fields.one_use.shape[1]
@@ -206,7 +206,7 @@ def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list
 
 
 def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:
-    """Return the number of uses of each row from the bit fields of words."""
+    """Decode bit fields to the number of uses of each cost row."""
     uses = [jnp.array(least, dtype) for least in fields.least.tolist()]
     for row, (word, bit, width) in fields.places.items():
         number = fields.one_use.dtype.type
@@ -218,14 +218,14 @@ def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]
 def _in_one_pass(
     function: Callable[[list[Array]], list[Array]], inputs: list[Array]
 ) -> list[Array]:
-    """Return the results (batch) of a function of numbers, one more than inputs, in one pass."""
+    """Apply a function of n numbers with n + 1 results to arrays (batch), in one fused loop."""
 
     # On a CPU, XLA compiles a kernel for each result and repeats shared computations in each. Only
     # a reduction may have several results. So this is one, over two copies of the inputs, which are
     # never stored, by a function that ignores the value reduced so far. It needs as many results as
     # inputs, so the last input is passed twice.
     def reduce_entry(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
-        """Return the function's results at an entry, whatever was reduced before."""
+        """Return the function's results for an entry, and ignore the value reduced so far."""
         return tuple(function(list(entry[:-1])))
 
     copies = [jnp.broadcast_to(row, (2, *row.shape)) for row in (*inputs, inputs[-1])]

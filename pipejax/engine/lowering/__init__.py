@@ -1,1 +1,1 @@
-"""From a table to a program of integers."""
+"""Lowering: translate a schedule table to a program, a graph of ops in arrays of integers."""

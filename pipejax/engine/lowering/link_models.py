@@ -1,4 +1,4 @@
-"""Link models: nodes and edges of messages between workers.
+"""Link models: the nodes and edges that represent messages between workers in a program.
 
 Each message follows the model of its link. docs/semantics.md explains the models.
 
@@ -82,7 +82,7 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
 def _positions(
     layout: CostLayout, messages: Dependencies, model_index: Nodes, cost_by_model: list[str]
 ) -> Nodes:
-    """Return the position (messages) of the cost that the link model of each message names."""
+    """Return each message's position in the cost vector, for the cost that its link model uses."""
     positions = np.full_like(model_index, ZERO)
     for model, cost in enumerate(cost_by_model):
         has_model = model_index == model
@@ -98,7 +98,7 @@ def _chain_transfers(
     nodes: Nodes,
     is_transfer: Which,
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
-    """Chain transfers in the queues of both workers, in the order of their cells or by rank.
+    """Order the transfers in both workers' queues: by their cells, or by their producers' ends.
 
     Returns the table with communication, and the SEND and RECV cell of each transfer; no cells if
     the table has no communication.
@@ -129,7 +129,7 @@ def _add_posting(
     cells: Int[NumpyArray, "2 transfers"],
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
-    """Let each transfer wait for the ops before its SEND and its RECV cell: then both are posted.
+    """Let each transfer wait for the ops before its SEND and before its RECV in their rows.
 
     The builder's table lacks the communication cells of `table`, but has the same ops in order.
     """
@@ -146,7 +146,7 @@ def _add_posting(
 def _add_send_waits(
     builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, is_transfer: Which
 ) -> None:
-    """Let each cell that waits for a SEND wait for its transfer; other messages delay no row."""
+    """Let each WAIT_SEND cell wait for the transfer of its SEND; other messages delay no row."""
     op_cells = builder.table.where
     for send, wait in zip((Phase.SEND_F, Phase.SEND_B), WAIT_SEND, strict=True):
         cell = op_cells[wait][sent.stage, sent.microbatch]
@@ -160,7 +160,7 @@ def queue_keys(
     receiver: Int[NumpyArray, " messages"],
     direction: Int[NumpyArray, " messages"],
 ) -> Int[NumpyArray, "2 messages"]:
-    """Return the numbers of the two queues of each transfer: its sender's and its receiver's.
+    """Return the queue number of each transfer at its sender and at its receiver, (2, messages).
 
     `queues` is one of "worker", "pair" and "direction": what separates the queues of a worker.
     """
@@ -177,7 +177,7 @@ def queue_keys(
 def _communication_cells(
     table: ScheduleTable, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, "2 messages"]:
-    """Return the cells (2, messages) of the SEND and of the RECV of each message."""
+    """Return the SEND cell and the RECV cell of each message: (2, messages)."""
     is_forward, cells, microbatch = sent.phase == Phase.SEND_F, table.where, sent.microbatch
     send, receive = (sent.stage, microbatch), (messages.to_stage, microbatch)
     send_cells = np.where(is_forward, cells[Phase.SEND_F][send], cells[Phase.SEND_B][send])
@@ -188,7 +188,7 @@ def _communication_cells(
 def _ranks_by_end(
     builder: ProgramBuilder, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, " users"]:
-    """Rank messages and all-reduces (messages, then all-reduces) by the ends of their producers."""
+    """Return ranks by producer end, of all messages and then of all all-reduces."""
     # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
     # and microbatch, all-reduces last. The inputs of a message end no later there, so queues in
     # this order cannot deadlock. argsort of an order is the rank of each entry: order 2 0 1 means
@@ -232,7 +232,7 @@ def _chain_shared_links(
 
 
 def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
-    """List the uses of links (3, uses): user (a message, or an all-reduce), sender, receiver."""
+    """List who uses which link, (3, uses): message or all-reduce, sending and receiving worker."""
     # an all-reduce uses the links between all pairs of its workers
     reduction, worker = builder.reductions.reduction, builder.reductions.worker
     is_pair = (reduction[:, None] == reduction) & (worker[:, None] != worker)
@@ -245,20 +245,20 @@ def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "
 
 
 def eager_mask(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes:
-    """Return a mask of the messages below `Links.eager_below`, as bytes."""
+    """Return, as bytes, a mask of messages with a transmit time below `Links.eager_below`."""
     if costs is None:
         raise wrong(
             "eager_below",
             f"= {links.eager_below:g} s needs known costs: which messages lie below it "
             "follows from their transmit times, got costs=None",
         )
-    is_below = below_threshold(costs.transmit, links.eager_below, 0)[0]
+    (is_below,) = below_threshold(costs.transmit, links.eager_below, batch_axes=0)
     mask: bytes = np.broadcast_to(is_below, _mask_shape(table)).tobytes()
     return mask
 
 
 def eager_messages(table: ScheduleTable, order: RunOrder, mask: bytes) -> Which:
-    """Return whether each message (messages) is buffered: a transfer that the mask marks."""
+    """Return whether each message (messages) is sent eagerly: a transfer that the mask marks."""
     messages = order.messages
     if not mask:
         return np.zeros(len(messages.producer), bool)
@@ -269,7 +269,7 @@ def eager_messages(table: ScheduleTable, order: RunOrder, mask: bytes) -> Which:
 
 
 def _mask_shape(table: ScheduleTable) -> tuple[int, int, int, int]:
-    """Return the axes of `EagerMask` without the batch."""
+    """Return the lengths of the axes of `EagerMask`, except the batch axis."""
     boundaries = len(table.grammar.edges(table.num_stages))
     return 2, table.num_pipes, boundaries, table.num_microbatches
 
@@ -279,7 +279,7 @@ def _is_transfer(models: Nodes) -> Which:
 
 
 def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> EagerMask:
-    """Return whether transmit times are below a limit [s], with all five axes of `EagerMask`."""
+    """Compare transmit times with a limit [s]; the result has all five axes of `EagerMask`."""
     try:
         is_below = np.asarray(transmit < eager_below)
     except jax.errors.JAXTypeError as error:
@@ -297,7 +297,7 @@ def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Eager
 
 
 def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
-    """Raise if other messages are eager at these transmit times than in the program."""
+    """Raise an error if these transmit times make other messages eager than the program's."""
     sent, links = program.messages, program.links
     is_below = below_threshold(transmit, links.eager_below, batch_axes)
     index = (
@@ -326,5 +326,5 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
 
 @cached_method
 def without_eager_limit(program: Program) -> Program:
-    """Return the program without `eager_below`, for costs that passed `check_eager`."""
+    """Remove the limit `eager_below` from a program whose costs passed `check_eager`."""
     return dataclasses.replace(program, links=dataclasses.replace(program.links, eager_below=0.0))

@@ -81,7 +81,7 @@ def lower(
 
 
 def cost_sizes(table: ScheduleTable) -> Sizes:
-    """Return the lengths of the axes of costs of a table, for `Costs.check_shapes`."""
+    """Return the axis lengths of a table's costs, as `Costs.check_shapes` takes them."""
     boundaries = len(table.grammar.edges(table.num_stages))
     places = tuple((phase.kind.time, table.num_workers) for phase in table.grammar.worker_phases)
     return table.num_stages, table.num_pipes, table.num_microbatches, boundaries, places
@@ -128,7 +128,7 @@ def _lower_with_mask(table: ScheduleTable, links: Links, step_end: bool, mask: b
 
 
 def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
-    """List the phases among these codes that have a duration."""
+    """List the phases with a duration among phase codes."""
     present = np.unique(np.concatenate(codes)).tolist()
     return tuple(phase for phase in table.grammar.timed if phase in present)
 
@@ -136,9 +136,9 @@ def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tu
 def _distinct_pairs(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
-    """List the distinct fused pairs, and the index of the pair of each cell (cells), or -1.
+    """List the distinct fused pairs (pairs, 3), and each cell's index into them, or -1 (cells).
 
-    A row of (pairs, 3) is the stage of the pair's F, and phase and stage of its backward.
+    The three columns are the stage of the forward, the phase and the stage of the backward.
     """
     fused = np.flatnonzero(table.is_fused.ravel())
     columns = (table.cells.stage, table.partners.phase, table.partners.stage)
@@ -162,7 +162,7 @@ def _add_rows(
 
 
 def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
-    """Add offloads and loads, in their order on host links, with the ops that wait for them."""
+    """Add offloads and loads in the order of their host links, and edges to ops that need them."""
     dependencies, cells = builder.table.dependencies, order.host
     if not len(cells):
         return
@@ -176,7 +176,7 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
 
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
-    """Add the ops on lanes beside the rows, and chain the nodes of each lane."""
+    """Add the ops that run on other lanes than a worker's row, and chain those of each lane."""
     table = builder.table
     if not table.grammar.side_phases:
         return
@@ -193,13 +193,13 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
 
 
 def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
-    """Return the queue of each cell (cells): worker * lanes + lane; lane 0 is the row."""
+    """Return the queue number worker * lanes + lane of each cell (cells); lane 0 is the row."""
     lane = table.grammar.phase_lanes[table.phase.ravel()]
     return np.arange(table.phase.size) // table.num_slots * (lane.max() + 1) + lane
 
 
 def _add_waits(builder: ProgramBuilder) -> None:
-    """Add edges between ops on different lanes or workers that no message connects."""
+    """Add edges for dependencies across lanes or workers, except those that messages carry."""
     table, grammar, nodes = builder.table, builder.table.grammar, builder.node_of_cell.ravel()
     if grammar.is_usual:
         return
@@ -213,7 +213,7 @@ def _add_waits(builder: ProgramBuilder) -> None:
 
 
 def _message_table(builder: ProgramBuilder, messages: Dependencies, eager: Which) -> MessageTable:
-    """Make the table of messages; the link models add carriers and lags later."""
+    """Build the message table without carriers and lags, which link models add later."""
     producer = builder.node_of_cell.ravel()[messages.producer]
     return MessageTable(
         producer=producer,
@@ -232,7 +232,7 @@ def _message_table(builder: ProgramBuilder, messages: Dependencies, eager: Which
 
 
 def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
-    """Add an all-reduce before every U cell, over the replicas of its stage copy."""
+    """Add an all-reduce over a stage's replicas before every update cell (U)."""
     table = builder.table
     update, update_index = np.unique(find_versions(table).update_cell, return_inverse=True)
     # cell of the last gradient before each update: the largest of its microbatches' cells
@@ -252,7 +252,7 @@ def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
 
 
 def _add_step_end(builder: ProgramBuilder) -> None:
-    """Add the all-reduce of each stage and the update of each stage copy after the ops of the rows.
+    """Add each stage's all-reduce, and each stage copy's update, at the end of the step.
 
     An all-reduce waits for the last gradient of its stage on every worker.
     """
@@ -296,7 +296,7 @@ def _add_step_end(builder: ProgramBuilder) -> None:
 def _reductions_on_lanes(
     table: ScheduleTable, worker: Int[NumpyArray, " copies"], stage: Int[NumpyArray, " copies"]
 ) -> tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]]:
-    """List the REDUCE_GRAD cells on lanes, and the index of the stage copy of each."""
+    """List the REDUCE_GRAD cells on lanes, and the index of each cell's stage copy."""
     copy_index = np.full((table.num_workers, table.num_stages), NOWHERE)
     copy_index[worker, stage] = np.arange(len(worker))
     on_lanes = [phase for phase in table.grammar.lane_sharding if phase == Phase.REDUCE_GRAD]
@@ -312,7 +312,7 @@ def _chain_reductions(
     last_gradient: Int[NumpyArray, " copies"],
     lane_reductions: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
-    """Let each worker take part in one all-reduce at a time, by the end of the last gradients."""
+    """Order each worker's all-reduces by their last gradients, so that it runs one at a time."""
     # `reduction` is the index in `reductions` for each stage copy, `last_gradient` the copy's cell;
     # `lane_reductions` are cells that reduce gradients on a lane, and the index for each
     worker = last_gradient // builder.table.num_slots

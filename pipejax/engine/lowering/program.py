@@ -1,4 +1,4 @@
-"""The program: a lowered schedule, as integers that point into a flat cost vector, and its run.
+"""The program: a lowered schedule as a graph whose nodes and edges index a flat cost vector.
 
 ```
 [ 0 | op times: phase by stage | fused pairs | latency | transmit | latency + transmit ]
@@ -48,7 +48,7 @@ Messages = Int[NumpyArray, " messages"]
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class CostLayout:
-    """Positions in the flat cost vector."""
+    """Position of each time in a program's flat cost vector: ops, then fused pairs, then links."""
 
     num_stages: int  # S
     num_pipes: int  # number of pipes
@@ -69,12 +69,12 @@ class CostLayout:
 
     @property
     def num_boundaries(self) -> int:
-        """Edges between stages, S - 1 of a chain."""
+        """Number of edges between stages: S - 1 for a chain of S stages."""
         return len(self.graph) or self.num_stages - 1
 
     @property
     def sizes(self) -> Sizes:
-        """Lengths of the axes of costs."""
+        """Lengths of the axes of costs, as `Costs.check_shapes` takes them."""
         places = tuple(
             (p.kind.time, self.num_workers) for p in self.custom_phases if p.kind.scope == WORKER
         )
@@ -82,12 +82,12 @@ class CostLayout:
         return self.num_stages, self.num_pipes, microbatches, self.num_boundaries, places
 
     def num_places(self, phase: AnyPhase) -> int:
-        """Number of places that a phase has times for: stages, or workers."""
+        """Number of stages, or of workers, that a phase has separate times for."""
         return self.num_workers if phase.kind.scope == WORKER else self.num_stages
 
     @functools.cached_property
     def _phase_offsets(self) -> Int[NumpyArray, " codes"]:
-        """Position (codes) where the times of each phase begin; 0 for a phase without times."""
+        """First position of each phase's times, by phase code; 0 for a phase without times."""
         sizes = [self.num_places(phase) * self.columns for phase in self.timed]
         offsets = np.zeros(max(self.timed) + 1, np.int64)
         offsets[list(self.timed)] = 1 + np.cumsum([0, *sizes[:-1]])
@@ -95,12 +95,12 @@ class CostLayout:
 
     @property
     def columns(self) -> int:
-        """Entries of a stage or boundary: M if costs differ by microbatch, else 1."""
+        """Number of times per stage or boundary: M if costs differ by microbatch, else 1."""
         return self.num_microbatches if self.per_microbatch else 1
 
     @property
     def op_shape(self) -> tuple[int, int]:
-        """Shape of the times of a phase: (stages, columns)."""
+        """Shape of the times of a phase that stages run: (stages, columns)."""
         return self.num_stages, self.columns
 
     def phase_shape(self, phase: AnyPhase) -> tuple[int, int]:
@@ -109,17 +109,17 @@ class CostLayout:
 
     @property
     def pair_shape(self) -> tuple[int, int]:
-        """Shape of the times of fused pairs: as of a phase, or (pairs, 1)."""
+        """Shape of the times of fused pairs: `op_shape`, or (pairs, 1) with `has_pair_times`."""
         return (self.num_pairs, 1) if self.has_pair_times else self.op_shape
 
     @property
     def link_shape(self) -> tuple[int, int, int, int]:
-        """Shape of one of the `LINK_COSTS`: (directions, pipes, stages - 1, columns)."""
+        """Shape of each of the `LINK_COSTS`: (directions, pipes, boundaries, columns)."""
         return 2, self.num_pipes, self.num_boundaries, self.columns
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Cost name at each position: a phase, "pair", "latency", "transmit" or "message"."""
+        """Name of the cost at each position: a phase, "pair" or one of the `LINK_COSTS`."""
         sizes = [("", 1), *((p.name, math.prod(self.phase_shape(p))) for p in self.timed)]
         sizes.append(("pair", self.num_pairs))
         sizes += [(name, math.prod(self.link_shape)) for name in LINK_COSTS]
@@ -141,7 +141,7 @@ class CostLayout:
         return self.first_link + len(LINK_COSTS) * math.prod(self.link_shape)
 
     def op(self, phase: Places, stage: Places) -> Int[NumpyArray, "..."]:
-        """Return the position of a phase's time on a stage (or worker), first microbatch."""
+        """Return the position of a phase's time on a stage (or worker), for microbatch 0."""
         phase, offsets = np.asarray(phase), self._phase_offsets
         # codes beyond the last phase with a time have none; % only keeps the index legal
         offset = np.where(phase < len(offsets), offsets[phase % len(offsets)], 0)
@@ -150,7 +150,7 @@ class CostLayout:
     def op_at(
         self, position: Int[NumpyArray, "..."]
     ) -> tuple[Int[NumpyArray, "..."], Int[NumpyArray, "..."]]:
-        """Return phase and stage of the time at a position; the inverse of `op`."""
+        """Return the phase and stage of the time at a position; this is the inverse of `op`."""
         offsets = self._phase_offsets[list(self.timed)]
         index = np.searchsorted(offsets, position, "right") - 1
         return np.array(self.timed, int)[index], (position - offsets[index]) // self.columns
@@ -160,7 +160,7 @@ class CostLayout:
         return np.asarray(self.first_pair + pair)
 
     def link(self, kind: str, messages: Dependencies) -> Int[NumpyArray, " messages"]:
-        """Return positions (messages) of one of the `LINK_COSTS`, for the first microbatch."""
+        """Return each message's position of a link cost `kind`, for microbatch 0 (messages)."""
         offset = self.first_link + LINK_COSTS.index(kind) * math.prod(self.link_shape)
         pipe = messages.direction * self.num_pipes + messages.pipe
         index = pipe * self.num_boundaries + messages.boundary(self.graph)
@@ -185,7 +185,7 @@ class MessageTable(NamedTuple):
     boundary: Messages  # index into message times
 
     def cells(self, message: Index) -> tuple[Op, Op]:
-        """Return the SEND and the RECV of a message."""
+        """Return the SEND op and the RECV op of a message."""
         phase, stage, microbatch = (
             int(field[message]) for field in (self.phase, self.stage, self.microbatch)
         )
@@ -255,24 +255,24 @@ class Program:
 
     @property
     def transfer_order(self) -> Messages:
-        """Order of all transfers (messages) that is consistent with every queue."""
+        """Indices of all messages in an order that agrees with the order in every queue."""
         return np.argsort(self.messages.carrier, kind="stable")
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, source and padding included."""
+        """Number of nodes, including the source and padding."""
         return self.preds.shape[0]
 
     @property
     def beside_cells(self) -> Int[NumpyArray, " some"]:
-        """Nodes of all-reduces and updates that have no cell, in topological order."""
+        """Nodes of all-reduces and updates without a table cell, in topological order."""
         is_step_end = np.isin(self.phase, STEP_END)
         is_step_end[np.ravel(self.node_of_cell)] = False
         return np.flatnonzero(is_step_end)
 
     @property
     def max_preds(self) -> int:
-        """Width of the predecessor table."""
+        """Largest number of predecessors of a node."""
         return self.preds.shape[1]
 
     @property
@@ -292,7 +292,7 @@ Times = Float[NumpyArray, " nodes"]
 
 
 class HostRun(NamedTuple):
-    """One run of a program [s]."""
+    """Times of one run of a program: start and end of every node, and the costs used [s]."""
 
     preds: Int[NumpyArray, "nodes max_preds"]
     duration: Times
@@ -302,7 +302,7 @@ class HostRun(NamedTuple):
 
 
 def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRun:
-    """Run a program at one cost vector."""
+    """Compute start and finish times of a program for a single cost vector, without JAX."""
     preds = np.asarray(program.preds)
     duration, lag = vector[program.duration_index], vector[program.lag_index]
     finish = longest_path.finish_times(preds, duration, lag)
@@ -311,14 +311,14 @@ def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRu
 
 
 def makespan_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> float:
-    """Return the makespan of a program at one cost vector [s]."""
+    """Return the makespan [s] of a program for a single cost vector, computed without JAX."""
     return float(run_on_host(program, vector).finish.max())
 
 
 def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
-    """Return longest paths of a program at many cost vectors (costs, runs), added exactly.
+    """Find the longest path of a program for each of many cost vectors, a column each.
 
-    Returns lengths (runs) and how often each cost is on the path (costs, runs).
+    Returns exact path lengths (runs), and how often each cost is on the path (costs, runs).
     """
     preds, duration = np.asarray(program.preds), np.asarray(program.duration_index)
     return longest_path.longest_paths_of_many(preds, duration, np.asarray(program.lag_index), costs)

@@ -1,4 +1,4 @@
-"""A program under construction: nodes and edges are added in any order and sorted at the end."""
+"""Builder of programs: nodes and edges are added in any order and sorted at the end."""
 
 import functools
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _DEFAULTS = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field de
 
 
 class Reductions(NamedTuple):
-    """All-reduces between workers of a table."""
+    """All-reduces over gradients that several workers of a table hold, and their participants."""
 
     node: Int[NumpyArray, " reductions"]  # by stage
     end: Float[NumpyArray, " reductions"]  # of the last gradient [unit slots]
@@ -35,7 +35,7 @@ class Reductions(NamedTuple):
 
 
 class ProgramBuilder:
-    """Collection of nodes and edges of a program; node 0 is the source."""
+    """Builder of a program: nodes and edges added so far; node 0 is the source."""
 
     def __init__(self, table: ScheduleTable, links: Links, layout: CostLayout) -> None:
         self.table, self.links, self.layout = table, links, layout
@@ -49,13 +49,13 @@ class ProgramBuilder:
 
     @functools.cached_property
     def unit_ends(self) -> Float[NumpyArray, " cells"]:
-        """End of each cell (cells) in the message-free run with unit slots."""
+        """End of each cell in a run where ops take their slots and messages take no time."""
         slots = self.table.grammar.unit_slots
         _, ends = slot_times(self.table, slots, shares=False, link=self.links)
         return ends.ravel()
 
     def add_nodes(self, *, duration: NumpyArray, **fields: NumpyArray) -> Int[NumpyArray, " new"]:
-        """Add nodes, one for each duration, and return their numbers (new)."""
+        """Add one node per duration (given as cost positions); return the node numbers (new)."""
         size = len(duration)
         columns = {name: np.full(size, _DEFAULTS.get(name, -1)) for name in _FIELDS}
         columns |= {"duration": duration, **fields}
@@ -66,7 +66,7 @@ class ProgramBuilder:
     def add_cells(
         self, cells: Int[NumpyArray, " added"], *, duration: NumpyArray, **fields: NumpyArray
     ) -> Int[NumpyArray, " added"]:
-        """Add a node for each of these cells of the table, and return their numbers (added)."""
+        """Add a node for each selected cell of the table; return the node numbers (added)."""
         phase, stage, microbatch, pipe = (column.ravel()[cells] for column in self.table.cells)
         columns = {"duration": duration, "phase": phase, "stage": stage, **fields}
         columns |= {"microbatch": microbatch, "pipe": pipe}
@@ -80,7 +80,7 @@ class ProgramBuilder:
     def _add_gates(
         self, nodes: Int[NumpyArray, " collective"], cells: Int[NumpyArray, " collective"]
     ) -> None:
-        """Let the nodes of a collective op start when all workers have reached it.
+        """Let a collective op's nodes start only when all its workers are ready for the op.
 
         A gate is a node without duration: `add_edges` lets it wait for the predecessors of all
         nodes of the op, and the nodes wait for the gate.
@@ -96,7 +96,7 @@ class ProgramBuilder:
         self._gates |= dict(zip(nodes.tolist(), gates[op_index].tolist(), strict=True))
 
     def durations(self, cells: Int[NumpyArray, " cells"]) -> Int[NumpyArray, " cells"]:
-        """Return the cost position of the duration of each cell's first op (cells)."""
+        """Return the cost position of each cell's duration (cells); of a fused pair, its F's."""
         table = self.table
         phase, stage_or_worker = table.phase.ravel()[cells], table.stage.ravel()[cells]
         if table.grammar.worker_phases:
@@ -113,7 +113,7 @@ class ProgramBuilder:
         head: Int[NumpyArray, " new"],
         lag: int | Int[NumpyArray, " new"],
     ) -> None:
-        """Add edges from tail to head; on a critical path the edge added first wins a tie.
+        """Add edges from tail to head nodes; of edges that tie, a critical path takes the first.
 
         An edge to a node of a collective op leads to its gate, for which all its nodes wait.
         """
@@ -130,7 +130,7 @@ class ProgramBuilder:
         self.add_edges(nodes[:-1][has_next], nodes[1:][has_next], ZERO)
 
     def next_in_row(self, nodes: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, " nodes"]:
-        """Return the next op in the row of each node (nodes), or -1 after the last."""
+        """Return the op that follows each node in its worker's row (nodes), or -1 if it is last."""
         worker = self._column("worker")
         is_op = np.isin(self._column("phase"), self.table.grammar.row_ops)
         ops = np.flatnonzero((worker != NO_WORKER) & is_op)
@@ -141,7 +141,7 @@ class ProgramBuilder:
         return next_op[nodes]
 
     def row_ends(self) -> Int[NumpyArray, " workers"]:
-        """Return the node that was added last on each worker (workers)."""
+        """Return each worker's last added node (workers)."""
         ends = np.full(self.table.num_workers, SOURCE)
         worker = self._column("worker")
         has_worker = worker != NO_WORKER
@@ -149,7 +149,7 @@ class ProgramBuilder:
         return ends
 
     def finish(self, messages: MessageTable, pairs: Int[NumpyArray, "pairs 3"]) -> Program:
-        """Sort the nodes topologically and make the program; `pairs` are those of the layout."""
+        """Sort nodes topologically and build the program; `pairs` are its distinct fused pairs."""
         tail, head, lag = self._distinct_edges()
         try:
             order = topological_order(self._num_nodes, tail, head, self.table.num_workers)
@@ -197,7 +197,7 @@ class ProgramBuilder:
         )
 
     def _distinct_edges(self) -> Int[NumpyArray, "3 edges"]:
-        """Take tails, heads and lags of all edges (3, edges) from the builder, without duplicates.
+        """Remove all edges from the builder; return tails, heads and lags, (3, distinct edges).
 
         Fused pairs may send each other an activation and a gradient: two edges that differ in lag.
         """
@@ -210,7 +210,7 @@ class ProgramBuilder:
         return np.delete(edges, order[1:][is_duplicate], axis=1) if is_duplicate.any() else edges
 
     def _deadlock(self, cycle: list[int]) -> ScheduleError:
-        """Make the error that names the ops and transfers of a cycle and marks a cell."""
+        """Build the error about a deadlock; it names the ops of the cycle and marks a cell."""
         fields = ("phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
         nodes = np.stack([self._column(name)[cycle] for name in fields], axis=1).tolist()
         nodes = [node for node in nodes if node[0] != Phase.IDLE]  # gates have no name
