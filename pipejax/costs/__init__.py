@@ -1,4 +1,4 @@
-"""Everything measured in seconds and bytes.
+"""Costs of ops, messages and memory, in seconds and bytes: measured, given or from a model.
 
 Costs are the record of all times (`costs`). What makes them has one order of arguments: where the
 times come from, the table, then options by keyword.

@@ -1,4 +1,4 @@
-"""Functions of arrays: JAX's if an argument is a JAX array, traced or not, else NumPy's.
+"""Array functions that use JAX if an argument is a JAX array (traced or not), else NumPy.
 
 A price is a few thousand operations on small arrays. In a trace they become part of one program.
 Of numbers that are known, JAX would compile each operation by itself and anew for every shape,
@@ -23,7 +23,7 @@ else:
 
 
 def _dispatch(name: str) -> Callable[..., Any]:
-    """Return a function of that name that JAX, NumPy or `Many` computes, by its arguments."""
+    """Return a named array function that selects JAX, NumPy or `Many` by its arguments."""
     numpy_function = getattr(np, name)
 
     @functools.wraps(numpy_function)
@@ -41,7 +41,7 @@ _NUMPY_TYPES = {float, int, bool, np.ndarray, np.float64}
 
 
 def _kind(arguments: Any) -> type | None:
-    """Return the type that decides which library computes; None for plain numbers and NumPy."""
+    """Return the type that selects the library: `Array` (JAX) or `Many`; None for NumPy."""
     for argument in arguments:
         if type(argument) in _NUMPY_TYPES:
             continue
@@ -77,18 +77,18 @@ where = _dispatch("where")
 
 
 def softmax(logits: Any) -> Any:
-    """Return shares (...) that sum to 1, in proportion to the exponentials of logits."""
+    """Return the softmax of a vector of logits."""
     weights = exp(logits - max(logits, axis=-1))
     return weights / sum(weights)
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """Return one array of several numbers, NumPy's unless one of them is JAX's."""
+    """Stack numbers into an array: a JAX array if any number is a JAX array, else NumPy."""
     if _kind(values) is None:
         return np.array(values, float)
     return stack([asarray(value, float) for value in values])
 
 
 def stacked_trees(trees: Sequence[Any]) -> Any:
-    """Return one tree of arrays (trees) from several trees of numbers."""
+    """Stack trees of numbers into a single tree, whose arrays have an axis of trees."""
     return mapped(lambda *leaves: stacked(leaves), *trees)

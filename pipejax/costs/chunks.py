@@ -1,4 +1,4 @@
-"""Times of a prompt in chunks: later tokens attend to more tokens before them.
+"""Times of a prompt that is processed in chunks: later chunks attend to more tokens.
 
 A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p: what any chunk takes,
 what each token takes, what each pair of a token and one that it attends to takes, and what each
@@ -71,7 +71,7 @@ def chunk_costs(
 
 
 def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " stages"]]:
-    """Return checked times by name, each as an array (stages) of `count` stages."""
+    """Check named times, and broadcast each to an array of `count` stages."""
     arrays = []
     for name, time in times.items():
         values = as_floats(time, name)
@@ -84,8 +84,8 @@ def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " sta
 
 
 def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
-    """Return a + b n + c (n p + n^2 / 2) + g p [s] (..., stages, chunks); n is (..., chunks)."""
-    prefix = xp.cumsum(sizes, axis=-1) - sizes  # p, tokens before each chunk
+    """Return each chunk's time a + b n + c (n p + n^2 / 2) + g p [s], (..., stages, chunks)."""
+    prefix = xp.cumsum(sizes, axis=-1) - sizes  # p, tokens before each chunk of n = sizes tokens
     token_pairs = sizes * (prefix + sizes / 2)
     a, b, c, g = (time[:, None] for time in (fixed, per_token, per_pair, per_prefix))
     token_seconds = b * sizes[..., None, :] + g * prefix[..., None, :]
@@ -93,6 +93,6 @@ def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_pre
 
 
 def sent(sizes: Any, per_token: float, num_stages: int) -> Any:
-    """Return transmit times (..., 2, 1, boundaries, chunks) of chunks (..., chunks)."""
+    """Return the transmit time of each chunk's message, (..., 2, 1, boundaries, chunks)."""
     shape = (*sizes.shape[:-1], 2, 1, num_stages - 1, sizes.shape[-1])
     return xp.broadcast_to(per_token * sizes[..., None, None, None, :], shape)

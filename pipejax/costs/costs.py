@@ -115,7 +115,7 @@ class Costs:
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
 
     def __new__(cls, *args: Any, **times: Any) -> "Costs":
-        """Refuse an unknown name, and suggest the nearest one."""
+        """Refuse an unknown cost name, and suggest the nearest valid name."""
         for name in times:
             if name not in (*FIELDS, "others"):
                 raise unknown_cost(name)
@@ -228,7 +228,7 @@ class Costs:
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from one number or batch for each time, per stage or per worker."""
+        """Make costs from numbers (or batches of numbers), equal for all stages or all workers."""
         check_types(table=(table, ScheduleTable))
         for name in times:
             if name not in FIELDS:
@@ -372,7 +372,7 @@ class Costs:
 
 
 def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
-    """Replace leaves of costs, by field or by the name of a kind's own cost."""
+    """Replace costs by name: a field of `Costs`, or the cost of a custom kind of op."""
     all_leaves = {**vars(costs), **leaves}
     custom_leaves = {name: value for name, value in all_leaves.items() if name not in FIELDS}
     field_leaves = {name: value for name, value in leaves.items() if name in FIELDS}
@@ -387,7 +387,7 @@ def required_phases(table: ScheduleTable) -> tuple[Phase, ...]:
 
 
 def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
-    """Return whether the last axis of a cost is that of microbatches, by its number of axes."""
+    """Return whether a cost has an axis of microbatches, to judge by its number of axes."""
     axes = getattr(value, "ndim", 0) - batch_axes
     if axes < 2:  # the usual case, for speed
         return False
@@ -408,7 +408,7 @@ _CALLED = {
 
 
 def unknown_cost(name: str) -> UnknownNameError:
-    """Return the error of an unknown cost; for a letter or word of files it names the argument."""
+    """Build the error about an unknown cost name; for names used in files it gives the argument."""
     if name not in _CALLED:
         return unknown("cost", name, FIELDS)
     argument = _CALLED[name]
@@ -422,7 +422,7 @@ _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default
 
 
 def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
-    """Make costs from leaves by field without any check; None where there is no leaf."""
+    """Make costs from a mapping of fields without any check; missing fields become None."""
     costs = object.__new__(Costs)
     vars(costs).update({**dict.fromkeys(FIELDS), **leaves})
     return costs
@@ -431,7 +431,7 @@ def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
 # A tree of costs may also hold derivatives, axes or tracers of a transformation, not costs:
 # its functions neither check nor complete values.
 def _flatten(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
-    """Flatten a tree of costs: names and leaves, and the names as its form."""
+    """Flatten costs for JAX: return names as keys, values, and names as the tree's structure."""
     names = tuple(vars(costs))
     return names, tuple(vars(costs).values()), names
 
@@ -442,7 +442,7 @@ register(
 
 
 def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in missing B, I and W from the others, and L from O."""
+    """Complete op times: B, I or W from the other two, or I and W from B, and L from O."""
     b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
     added: dict[str, Any] = {}
     if b is None and i is not None and w is not None:
@@ -459,7 +459,7 @@ def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
-    """Refuse a B that differs from I + W by more than 1 %, where all three are given."""
+    """Refuse times of B, I and W, if all are given and B differs from I + W by over 1 %."""
     # `Costs` itself takes any: a fused backward may be faster.
     backwards = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in backwards):
@@ -480,7 +480,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 
 def _combine(what: str, combine: Any, first: Any, second: Any) -> Any:
-    """Return the sum or difference of two costs whose shapes fit; `what` names it in errors."""
+    """Add or subtract costs of matching shapes; `what` names the result in error messages."""
     shapes = np.shape(first), np.shape(second)
     if all(shapes):  # two arrays
         has_equal_ndim = len(shapes[0]) == len(shapes[1])  # (N, 1) and (N,) would make (N, N)

@@ -20,7 +20,7 @@ from pipejax.schedules.table.table import ScheduleTable
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Edit:
-    """A change of a run, by default none."""
+    """A change of a run's costs or of its table; this base class changes neither."""
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Return the changed costs of a table."""
@@ -33,16 +33,16 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RecomputeCells(Edit):
-    """Recomputation before every backward, as R cells of the table."""
+    """Insertion of a recomputation (an R cell) before every backward of a table."""
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
-        """Put R cells into the table."""
+        """Insert R cells into the table."""
         return table.with_recomputation()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShardingCells(Edit):
-    """Cells of sharded weights: their lane, and the cells that are put into a table."""
+    """Insertion of cells that gather weights and reduce gradients, or a change of their lane."""
 
     lane: str | None = None  # default: the table's, or beside compute for cells that are put in
     # uses by which weights are gathered ahead, and stages gathered at once: of all workers, or of
@@ -51,7 +51,7 @@ class ShardingCells(Edit):
     residency: tuple[int, ...] = ()
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
-        """Insert sharding cells, or move the table's own ones to the lane."""
+        """Insert sharding cells, or move the sharding cells that the table has to the lane."""
         from pipejax.schedules.table.sharding import insert_sharding, on_lane
 
         if not self.lookahead and not self.residency:
@@ -71,13 +71,13 @@ class ShardingCells(Edit):
 
 
 def _worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
-    """Return one number for all workers, or a list."""
+    """Return a single number for all workers, or a list with a number for each worker."""
     return [*numbers] if len(numbers) > 1 else numbers[0]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class HostTimes(Edit):
-    """Times of O and L [s]: one for all stages, or one for each."""
+    """Times of offloads O and loads L [s]: a number for all stages, or one for each stage."""
 
     offload: tuple[float, ...] | None  # None for that of the system's host link
     load: tuple[float, ...] | None = None  # default: as O
@@ -100,7 +100,7 @@ class HostTimes(Edit):
 
 
 def has_host_times(costs: Costs) -> bool:
-    """Return whether an offload or a load takes time."""
+    """Return whether an offload or a load has a cost above 0."""
     return any(
         np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None
     )
@@ -115,7 +115,7 @@ class Microbatches(Edit):
     order: tuple[int, ...] | None = None  # which of them is microbatch k of the table
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Scale the times of each microbatch, and put them in order."""
+        """Scale each microbatch's times, then put the microbatches in order."""
         from pipejax.costs.stage.microbatches import Packed, check_order, in_order
 
         count = table.num_microbatches
@@ -132,12 +132,12 @@ class Microbatches(Edit):
         return in_order(costs, check_order(self.order, count, "microbatch_order"))
 
     def reordered(self, order: Sequence[int]) -> "Microbatches":
-        """Return the microbatches in another order: number k is number order[k] of this one."""
+        """Reorder the microbatches: microbatch k becomes the current number order[k]."""
         current = range(len(order)) if self.order is None else self.order
         return dataclasses.replace(self, order=tuple(current[k] for k in order))
 
     def ledger_sizes(self, workload: Workload, table: ScheduleTable) -> dict[str, NumpyArray]:
-        """Return a model's sizes for `activation_memory`, (stages, microbatches) each."""
+        """Return a model's activation sizes, (stages, microbatches), for `activation_memory`."""
         from pipejax.costs.stage.microbatches import length_bytes
         from pipejax.costs.stage.stage_work import stage_bytes
 
@@ -158,10 +158,10 @@ class Microbatches(Edit):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RecomputedAgain(Edit):
-    """One more recomputation by each weight gradient, directly before it."""
+    """A second recomputation, which each weight gradient runs directly before it starts."""
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Add the time of R to that of W; a model counts it already."""
+        """Add the time of R to the time of W; a model's W includes it already."""
         costs.check_known((Phase.W, Phase.R))
         weight_grad, recompute = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
         # (stages) beside (stages, microbatches) becomes (stages, 1)
@@ -174,7 +174,7 @@ class RecomputedAgain(Edit):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PairFactor(Edit):
-    """Overlap of fused pairs: 0 is perfect, 1 none."""
+    """Overlap factor of fused pairs: 0 for perfect overlap, 1 for no overlap."""
 
     factor: float
 
@@ -189,25 +189,25 @@ class PairFactor(Edit):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlowWorkers(Edit):
-    """Factors on all that some workers execute."""
+    """Factors by which all ops of slow workers take longer, by worker."""
 
     factors: Mapping[int, float]
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Multiply the times of ops on these workers."""
+        """Multiply the times of all ops on slow workers."""
         check_workers(self.factors, table, "stragglers")
         return scaled_costs(costs, table, workers=self.factors)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ScaledTimes(Edit):
-    """Scaled times by rules such as compute@stage2*0.5 (`scaled_costs`)."""
+    """Scaling of times by rules such as compute@stage2*0.5 (see `scaled_costs`)."""
 
     rules: str
     stages: int | None = None  # number of stages that rules with a stage or boundary are for
 
     def check_places(self, table: ScheduleTable) -> None:
-        """Refuse rules for places of another number of stages."""
+        """Refuse rules that name a stage or boundary, if the table has another number of stages."""
         has_places = "@stage" in self.rules or "@boundary" in self.rules
         if has_places and self.stages not in (None, table.num_stages):
             text = f"scale names places of {self.stages} stages, the table has {table.num_stages}"

@@ -1,1 +1,1 @@
-"""Kernels and collectives of a layer, with their FLOP, bytes and seconds."""
+"""Kernels and collectives of a transformer layer: FLOP, bytes and seconds of each."""

@@ -1,4 +1,4 @@
-"""Collectives: their seconds by algorithm, and the exchanges of a layer.
+"""Collectives: the time of each by algorithm, and the collectives that a layer runs.
 
 The hops and bytes on each kind of link decide the seconds. An algorithm is a function from numbers
 to a `Route`: hops and bytes on links inside a node and between nodes. A system lists the algorithms
@@ -27,7 +27,7 @@ from pipejax.costs.system.system import Number, System
 
 
 class Spread(NamedTuple):
-    """Size of a tensor and of a group of accelerators, as algorithms need them."""
+    """Size of a tensor, and of the group of accelerators that runs a collective on it."""
 
     volume: Number  # of the whole tensor [B]
     size: Number  # n, accelerators
@@ -39,13 +39,13 @@ class Spread(NamedTuple):
 
     @classmethod
     def over(cls, group: Group, volume: Number, copies: Number = 0.0) -> "Spread":
-        """Spread a tensor of some volume over the accelerators of a group."""
+        """Describe a collective on a tensor of `volume` bytes in a group of accelerators."""
         n, q, volume = map(as_float, (*group, volume))
         return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume, copies)
 
 
 class Route(NamedTuple):
-    """Hops and bytes of one accelerator for one pass of a tensor."""
+    """Hops in sequence, and bytes that each accelerator sends, for one pass of a collective."""
 
     near_hops: Number  # links inside the node that data passes one after another
     far_hops: Number  # the same between nodes
@@ -55,14 +55,14 @@ class Route(NamedTuple):
 
 
 def _halving(spread: Spread) -> Route:
-    """Return the route of recursive halving and doubling over the slowest kind of link."""
+    """Return the route of recursive halving and doubling; all of it uses the slowest links."""
     # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     hops, far, near = xp.log2(spread.size), spread.multinode, 1 - spread.multinode
     return Route(near * hops, far * hops, near * spread.sent_bytes, far * spread.sent_bytes)
 
 
 def _ring(spread: Spread) -> Route:
-    """Return the route of rings through all accelerators, node by node, one ring for each NIC."""
+    """Return the route of one ring per NIC, each through all accelerators, node after node."""
     # A part of the tensor takes n - 1 of its ring's n hops. The missing hop of the slowest part
     # lies inside a node, or between nodes if each has one accelerator.
     steps = spread.size - 1
@@ -82,7 +82,7 @@ def _tree(spread: Spread) -> Route:
 
 
 def _hierarchical(spread: Spread) -> Route:
-    """Return the route of rings inside each node, then q rings between nodes."""
+    """Return the route of a ring inside each node of q accelerators, then q rings of nodes."""
     near_hops, far_hops = spread.inside - 1, spread.nodes - 1
     part = spread.volume / spread.inside
     far_bytes = far_hops / spread.nodes * part
@@ -90,7 +90,7 @@ def _hierarchical(spread: Spread) -> Route:
 
 
 def _pairs(spread: Spread) -> Route:
-    """Return the route of an exchange of all pairs at once, with 1 / n for each accelerator."""
+    """Return the route of an all-to-all of n accelerators: each sends 1 / n to every other."""
     # If a piece goes to k accelerators, one copy travels to each node with any of them, and is
     # passed on inside the node. Each of N nodes has one with probability 1 - (1 - 1 / N)^k, each of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
@@ -113,7 +113,7 @@ def _pairs(spread: Spread) -> Route:
 
 
 def _steps(spread: Spread) -> Route:
-    """Return the route of n - 1 steps, each to the next accelerator of a ring."""
+    """Return the route of a ring exchange: n - 1 sends to the next of n accelerators."""
     # One accelerator of a node sends to another node, by its share of a NIC; all others stay
     # inside.
     steps, far = spread.size - 1, spread.multinode
@@ -141,7 +141,7 @@ def collective_time(
     count: Number = 1.0,
     copies: Number = 0.0,
 ) -> Number:
-    """Return the time [s] of `count` equal collectives in sequence; 0 in a group of one."""
+    """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator."""
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
     # share of the bandwidth. Copies are passes of the tensor through memory that links wait for.
@@ -156,7 +156,7 @@ def collective_time(
     copy_seconds = passes / 2 * library.copies / system.memory_bandwidth * spread.volume
 
     def route_time(route: Route, far_rate: Number) -> Number:
-        """Return the seconds of hops and bytes on a route, by the faster protocol."""
+        """Return the time [s] of a route's hops and bytes, with the faster of two protocols."""
         near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
         x = (near + far if route.is_sequential else xp.maximum(near, far)) + copy_seconds
         hop_seconds = route.near_hops * near_latency + route.far_hops * far_latency
@@ -176,7 +176,7 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Return whether a system may use each algorithm for a kind of collective, by name."""
+    """Return flags by algorithm: whether the system may use it for a kind of collective."""
     # A tree is for all-reduces alone: for other kinds, its flag allows a ring.
     flags = {name: getattr(system.collectives, name) for name in ROUTES}
     if kind != "all_reduce":
@@ -187,7 +187,7 @@ def _algorithms(system: System, kind: str) -> dict[str, Flag]:
 
 
 def _nic_share_factor(system: System, inside: Number) -> Number:
-    """Return the factor of a NIC's share if one accelerator of a group sends out of its node."""
+    """Return the factor on a NIC's rate if only one accelerator of a group sends to other nodes."""
     # The NIC serves its neighbours too, of other groups, that send at the same time.
     neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
     return system.gpus_per_nic / neighbours
@@ -198,7 +198,7 @@ def _nic_share_factor(system: System, inside: Number) -> Number:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Exchanges of one kind among the accelerators of a group."""
+    """A kind of collective in a group: bytes and number of repetitions in each phase."""
 
     # "all_reduce", "all_gather", "reduce_scatter", "all_to_all", or "ring"
     kind: str = dataclasses.field(metadata={"static": True})
@@ -223,7 +223,7 @@ def _in_all_phases(volume: Number) -> Phases:
 def layer_collectives(
     model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
-    """List the exchanges of a layer."""
+    """List the collectives that a layer runs in each phase."""
     # Tensor parallelism: in F one all-reduce after attention and one after the MLP, in I one each,
     # which Megatron runs beside the weight gradients of the same product. Under sequence
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
@@ -251,7 +251,7 @@ def layer_collectives(
 
 
 def _num_split_mlps(model: Model, kind: str) -> Number:
-    """Count the MLPs of a layer that tensor parallelism splits: 1, or 0 without shared experts."""
+    """Return 1, or 0 for experts without a shared one: MLPs split by tensor parallelism."""
     # Routed experts take the part of the tokens that an accelerator has; shared ones are split.
     if kind == "moe" and model.moe is not None:
         return 1.0 * (model.moe.shared_experts > 0)
@@ -261,7 +261,7 @@ def _num_split_mlps(model: Model, kind: str) -> Number:
 def _tensor_exchanges(
     unit_bytes: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
-    """List the exchanges round `count` pairs of products, of units per token in and out."""
+    """List tensor-parallel collectives before and after `count` pairs of matrix products."""
     num_scattered = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
     num_reduced = count - num_scattered
     num_regathered = layout.trains_layers * num_scattered  # of inputs for W
@@ -281,7 +281,7 @@ def _tensor_exchanges(
 
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
-    """List the exchanges of adapters beside `count` pairs of products, as in Megatron-Bridge."""
+    """List collectives of LoRA adapters on `count` pairs of products, as in Megatron-Bridge."""
     # A x is gathered beside the first product of a pair, and summed beside the second; both
     # gradients are summed. Tensor parallelism splits the output of the second adapter, which is
     # gathered. Under sequence parallelism its gradient is gathered too; without, the I of the first
@@ -312,7 +312,7 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
 def _expert_exchanges(
     model: Model, layout: Layout, recomputes: bool = False
 ) -> tuple[Collective, ...]:
-    """List the exchanges of tokens with experts; `recomputes` if I recomputes the experts."""
+    """List collectives that send tokens to experts and back; I may repeat those of F."""
     assert model.moe is not None
     slots = model.moe.slots
     routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots
@@ -336,7 +336,7 @@ def _expert_exchanges(
 
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
-    """List the exchanges of the output head, whose vocabulary is split by t."""
+    """List the collectives of the output head: t accelerators share its vocabulary."""
     # Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
     # logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
     tokens = accelerator_tokens(model, layout)
@@ -354,7 +354,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
-    """List the exchanges of the embedding, whose vocabulary is split by t."""
+    """List the collectives of the embedding: t accelerators share its vocabulary."""
     hidden = _in_all_phases(model.element_bytes * accelerator_tokens(model, layout) * model.hidden)
     scatters = layout.sequence_parallel  # 0 or 1
     regathers = layout.trains_base * scatters
@@ -368,7 +368,7 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
 def whole_layer_collectives(
     model: Model, layout: Layout, kind: str = "dense"
 ) -> tuple[Collective, ...]:
-    """List the exchanges of a layer priced as one op: two all-reduces in F and in I."""
+    """List the collectives of a layer priced as a single op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
     all_reduce = Collective("all_reduce", "tensor", _in_all_phases(volume), Phases(2.0, 2.0, 0.0))
     experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()

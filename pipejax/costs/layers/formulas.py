@@ -1,4 +1,4 @@
-"""Published formulas of a transformer: FLOP, activation bytes and message bytes.
+"""Published formulas for transformers: FLOP, activation bytes and message bytes.
 
 FLOP are those of all accelerators of a worker together: F, I and W per layer as in the zero-bubble
 paper (arXiv:2401.10241, Table 1). Bytes are those on each accelerator: the activations of a layer
@@ -21,7 +21,7 @@ from pipejax.costs.system.system import Number, Numbers
 
 
 class Phases(NamedTuple):
-    """A quantity of each phase: FLOP, bytes, launches."""
+    """A quantity such as FLOP, bytes or kernel launches, for each of the phases F, I and W."""
 
     forward: Number  # F
     input_grad: Number  # I, recomputation within the layer included
@@ -29,14 +29,14 @@ class Phases(NamedTuple):
 
 
 def num_tokens(model: Model, microbatch_size: Number) -> Number:
-    """Return the tokens of a microbatch, as a float: larger counts overflow traced integers."""
+    """Return the number of tokens in a microbatch as a float, because traced integers overflow."""
     return as_float(microbatch_size) * model.sequence
 
 
 def layer_flop(
     model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
 ) -> Phases:
-    """Count the FLOP of one layer; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
+    """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
     # Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
     # skips those that a causal mask hides.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
@@ -58,7 +58,7 @@ def layer_flop(
 
 
 def _module_matrices(model: Model, kind: str, module: str) -> Number:
-    """Count the weights that each token meets in a part of a layer that may be recomputed."""
+    """Count the weights that multiply each token in a part of a layer, such as its MLP."""
     moe, mlp_matrices, mla = model.moe, model.mlp_matrices, model.mla
     if module == "half_products":
         return model.active_matrices(kind) / 2
@@ -74,13 +74,13 @@ def _module_matrices(model: Model, kind: str, module: str) -> Number:
 
 
 def head_flop(model: Model, microbatch_size: Number) -> Phases:
-    """Count the FLOP of the output head: 2bshV in each phase."""
+    """Count the FLOP of the output head: 2bshV in each of F, I and W."""
     flop = 2 * num_tokens(model, microbatch_size) * model.head_parameters
     return Phases(flop, flop, flop)
 
 
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
-    """Count the FLOP of a step without recomputation, the M of MFU."""
+    """Count the FLOP of a training step without recomputation, the model FLOP of MFU."""
     # Products of the layers and of the output head, forward and backward; attention counts all
     # pairs of tokens, as `layer_flop` does. The backward has two products for each product of the
     # forward, only one for frozen weights; adapters add products of their own.
@@ -90,7 +90,7 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
     projection = 2 * num_tokens(model, sequences) * 2 * model.hidden**2
 
     def sum_layers(layer: Callable[[str], Number], projection: Number, head: Number) -> Number:
-        """Add FLOP of layers and head; an MTP layer is one more layer, projection and head."""
+        """Add up layers and head; each layer of multi-token prediction adds a projection too."""
         layers = sum(count * layer(kind) for kind, count in model.layers_by_kind.items())
         mtp_layer = layer(model.last_kind) + projection + head
         return layers + head + model.mtp_layers * mtp_layer
@@ -110,14 +110,14 @@ FLOAT32 = 4  # bytes
 
 
 def accelerator_tokens(model: Model, layout: Layout) -> Number:
-    """Return the tokens of a microbatch on one accelerator, as a float."""
+    """Return the number of a microbatch's tokens on each accelerator, as a float."""
     return num_tokens(model, layout.microbatch_size) / layout.context
 
 
 def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
-    """Return the bytes that one layer keeps of a microbatch from F to its backward."""
+    """Return the activation bytes that a layer keeps for a microbatch from F to its backward."""
     # sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
     # with selective recomputation the last term is gone; with full recomputation only the input
     # stays, 2sbh.
@@ -140,7 +140,7 @@ def layer_activation_bytes(
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Return the extra bytes per token that kernels without fusion keep on a layer until I."""
+    """Return the bytes per token that unfused kernels keep in addition until I of the layer."""
     # A gated MLP keeps the output of its activation function beside its product with the gate.
     # Attention keeps its output in the order of its product and in the order of the projection. A
     # norm keeps its input in float32 and the normalized one; a fused norm keeps its input.
@@ -163,13 +163,13 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Return the bytes of the keys and values of one layer."""
+    """Return the bytes of a layer's keys and values for a microbatch, on one accelerator."""
     units = (model.kv_hidden + model.value_hidden) / layout.tensor
     return accelerator_tokens(model, layout) * model.element_bytes * units
 
 
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Return the bytes of one layer's cache of a microbatch's tokens, without any backward."""
+    """Return the bytes of a layer's key-value cache for a microbatch, in inference."""
     # Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps
     # the vector that they unfold from, which no tensor parallelism splits.
     # source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
@@ -185,7 +185,7 @@ def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:
-    """Return the bytes that W of one layer needs after I: 32sbh in a GPT."""
+    """Return the bytes that a layer keeps from I to W for a microbatch: 32sbh in a GPT."""
     # They are the inputs of the four products (queries, keys and values; projection; two of the
     # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations of
     # norms, attention and activation function: only scores and dropout masks are free after I.
@@ -235,7 +235,7 @@ def layer_weight_grad_bytes(
 
 
 def kept_input_bytes(model: Model, layout: Layout) -> Number:
-    """Return the bytes per element of a linear layer's input that stays until W."""
+    """Return the bytes per element of a linear layer's input that are kept until W."""
     # Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
     # gradient of A x is r units wide and not counted.
     base = layout.trains_base * operand_bytes(model, layout)
@@ -243,7 +243,7 @@ def kept_input_bytes(model: Model, layout: Layout) -> Number:
 
 
 def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Count a layer's adapters outside recomputed `modules`: each keeps r numbers until W."""
+    """Count a layer's LoRA adapters outside recomputed `modules`; each keeps r numbers for W."""
     attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
         num_ups = 1 if model.mla.query_rank is None else 2
@@ -257,7 +257,7 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
-    """Return the bytes of a layer that keeps the outputs of attention and every second product."""
+    """Return a layer's bytes if it keeps the outputs of attention and of half its products."""
     # The inputs of both norms stay, too. Units per token: `split` ones are divided by t.
     mlp_inputs = 2 if model.gated_mlp else 1
     unsplit = 2 * model.hidden + 2 * model.hidden / 2
@@ -272,12 +272,12 @@ OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with
 
 
 def operand_bytes(model: Model, layout: Layout) -> Number:
-    """Return the bytes per element of a product's factors, with their scales."""
+    """Return the bytes per element of a matrix product's inputs, scales included."""
     return OPERAND_BYTES.get(layout.precision, model.element_bytes)
 
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
-    """Return the bytes that a microbatch leaves on the embedding, and on the head."""
+    """Return the activation bytes that a microbatch keeps in the embedding, and in the head."""
     # The head keeps its norm's input and output, and the softmax of its logits in float32 or, with
     # a fused loss, the logits. With frozen weights, no gradient reaches the embedding, and nothing
     # needs the norm's output.
@@ -293,7 +293,7 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
 
 
 def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Return the bytes that W of a head needs after I: its input and the logits' gradient."""
+    """Return the bytes that the head keeps from I to W: its input and the logits' gradient."""
     # The loss returns the gradient in `element_bytes`, although it may compute in a wider type.
     units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
     tokens = layout.trains_base * accelerator_tokens(model, layout)
@@ -301,7 +301,7 @@ def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 
 
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
-    """Return the bytes across a stage boundary: bsh elements, over t under sequence parallelism."""
+    """Return a message's bytes: bsh elements, divided by t if sequence parallelism is on."""
     volume = accelerator_tokens(model, layout) * model.hidden * model.element_bytes
     return volume / layout.shared_by
 
@@ -309,7 +309,7 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
-    """Return the bytes of a worker's buffers for gradients, of weights and widest activations."""
+    """Return bytes of a worker's gradient buffers, for weights and the widest activations."""
     # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
     # the literature omit them. Products write weight gradients in `element_bytes` into a buffer for
     # each shape of matrix that all layers share, as in TransformerEngine; the head has its own, and
@@ -334,5 +334,5 @@ def buffer_bytes(
 
 
 def _larger(first: Numbers, second: Numbers) -> Numbers:
-    """Return the larger of two numbers, exact also outside of a trace."""
+    """Return the larger of two numbers; integers stay exact outside of JAX."""
     return first + (second - first) * (second > first)

@@ -1,4 +1,4 @@
-"""Kernels of layers: their record, their kinds and their times.
+"""Kernels of layers: FLOP and bytes of each kind of kernel, and their times.
 
 Where a system prices every kernel of a layer (`kernels` in its file):
 
@@ -37,7 +37,7 @@ NONE = Phases(0.0, 0.0, 0.0)
 
 
 class Product(NamedTuple):
-    """Sizes of a matrix product (m, k) x (k, n) on one accelerator."""
+    """Sizes m, n, k of a matrix product (m, k) x (k, n) on one accelerator."""
 
     m: Number  # rows, tokens mostly
     n: Number  # columns
@@ -49,7 +49,7 @@ NO_PRODUCT = Product(0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class LayerOp:
-    """One kernel, or group of fused ones, on one accelerator for one microbatch."""
+    """A kernel, or several kernels priced together, on one accelerator for one microbatch."""
 
     # "gemm", "attention", "memory", or "layer" for all of a layer in one
     kind: str = dataclasses.field(metadata={"static": True})
@@ -74,7 +74,7 @@ def gemm(
     tokens: Number | None = None,
     batch: Number = 1.0,
 ) -> LayerOp:
-    """Return the op of products of tokens with weight matrices of `shape` (k, n)."""
+    """Return an op that multiplies tokens by weight matrices of `shape` (k, n)."""
     # Its factors have the bytes of the layout's precision, its results those of the model; W adds
     # to the accumulated gradient: it reads and writes that. Frozen weights have no W.
     k, n = shape
@@ -99,7 +99,7 @@ def gemm(
 
 
 def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Number) -> LayerOp:
-    """Return the op of one product per head; I has two such products, W none."""
+    """Return the op of a matrix product per attention head; I runs two per head, W none."""
     # Its factors have the bytes of the layout's precision, its result those of the model.
     m, n, k = shape
     flop = 2 * heads * m * n * k
@@ -119,22 +119,22 @@ def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Numb
 def memory(
     name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
 ) -> LayerOp:
-    """Return an op that moves bytes in F and I with so many kernels, without any product."""
+    """Return an op that only reads and writes memory: bytes and kernels in F and in I."""
     return LayerOp("memory", name, NONE, Phases(forward, backward, 0.0), Phases(*kernels, 0.0))
 
 
 def norm(name: str, model: Model, layout: Layout) -> LayerOp:
-    """Return the op of a norm of the hidden state."""
+    """Return the op that normalizes the hidden state."""
     return norm_kernel(name, boundary_bytes(model, layout))
 
 
 def norm_kernel(name: str, volume: Number) -> LayerOp:
-    """Return the op of a norm: F reads and writes `volume` [B], I reads two and writes one."""
+    """Return the op of a norm: F moves 2 * `volume` bytes, I 3 * `volume`."""
     return memory(name, 2 * volume, 3 * volume, kernels=(1.0, 2.0))
 
 
 def with_forward_again(op: LayerOp, share: float = 1.0) -> LayerOp:
-    """Return an op that runs a share of its F once more within I."""
+    """Return the op with a share of its F repeated within I."""
     amounts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
     changes = {
         name: phases._replace(input_grad=phases.input_grad + share * phases.forward)
@@ -147,7 +147,7 @@ ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
 
 
 def device_time(system: System, op: LayerOp, phase: str) -> Number:
-    """Return the time [s] of one op of a layer on the device, in one phase of one microbatch."""
+    """Return a layer op's time [s] on the accelerator, in one phase of one microbatch."""
     flop, volume, launches = (
         as_float(getattr(amounts, phase)) for amounts in (op.flop, op.volume, op.launches)
     )
@@ -176,19 +176,19 @@ def host_time(
     layers: Number = 0.0,
     microbatches: Number = 0.0,
 ) -> Numbers:
-    """Return the time [s] in which the host starts so many kernels, collectives and so on."""
+    """Return the host's time [s] to start given numbers of kernels, collectives and layers."""
     host = system.host
     start_seconds = launches * host.launch + collectives * host.collective
     return start_seconds + layers * host.layer + microbatches * host.microbatch
 
 
 def phase_time(system: System, device: Number, host: Number) -> Number:
-    """Return the time [s] of a phase on accelerator and host at once: the longer of both."""
+    """Return a phase's time [s]: the longer of accelerator and host time, which overlap."""
     return smooth_max(device, host, system.kernels.sharpness)
 
 
 def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
-    """Return a smooth maximum of two times: (first^q + second^q)^(1/q) with sharpness q."""
+    """Return the smooth maximum (first^q + second^q)^(1/q) of two times, with sharpness q."""
     # If one of them is 0, the result is exactly the other.
     large, small = xp.maximum(first, second), xp.minimum(first, second)
     is_smooth = small > 0
@@ -201,7 +201,7 @@ def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
 def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Return the time [s] of the optimizer's update."""
+    """Return the time [s] of the optimizer's update, on the accelerator and on the host."""
     # Bytes of optimizer memory: `volume` on the accelerator, `on_host` on the host. Both update at
     # once: the longer counts. `exchanged` bytes go to the host before as gradients, and come back
     # after it as weights: Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
@@ -219,7 +219,7 @@ def update_time(
 
 
 def check_host(system: System, offloaded: Numbers) -> None:
-    """Refuse to offload the optimizer to an unknown host; a traced host must be known."""
+    """Refuse to offload the optimizer if the system lacks the rates of its host."""
     if is_traced(offloaded) or not np.any(np.asarray(offloaded) > 0):
         return
     for name in ("host_link.bandwidth", "host.memory_bandwidth"):

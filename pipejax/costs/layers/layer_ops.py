@@ -46,13 +46,13 @@ from pipejax.costs.system.system import Number
 def layer_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """List the ops of a layer in the order of F, then its adapters."""
+    """List the ops of a layer in the order of its forward, then the ops of its adapters."""
     ops = _base_ops(model, layout, kind)
     return (*_recompute(model, ops, recompute), *adapter_ops(model, layout, kind, recompute))
 
 
 def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
-    """List the ops of a layer in the order of F, without adapters and recomputation."""
+    """List a layer's ops in the order of its forward, without adapters or recomputation."""
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
     ops = (
         norm("attention_norm", model, layout),
@@ -68,7 +68,7 @@ def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
 
 
 def _recompute(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
-    """Return ops whose I includes the forwards that are recomputed."""
+    """Return the ops, with the forwards that are recomputed added to their I."""
     op_shares = recomputed_shares(ops, recomputed_modules(model, recompute))
     return tuple(with_forward_again(op, share) if share else op for op, share in op_shares)
 
@@ -91,7 +91,7 @@ MODULE_OPS: Mapping[str, tuple[str, ...]] = {
 def recomputed_shares(
     ops: Iterable[LayerOp], modules: Collection[str]
 ) -> Iterator[tuple[LayerOp, float]]:
-    """Yield each op, and the share of its F that runs once more within I."""
+    """Yield each op with the share of its F that recomputation repeats within I."""
     # "half_products" recomputes half of the products, and all other ops except attention
     names = {name for module in modules for name in MODULE_OPS.get(module, ())}
     kind_shares = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
@@ -112,7 +112,7 @@ ADAPTED: Mapping[str, tuple[int, int]] = {
 def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """List the adapters beside linear layers: two narrow products each, and a scaled sum."""
+    """List the ops of LoRA adapters: two narrow products and a scaled sum per linear layer."""
     # They have the name of their linear layer, and are recomputed with it. The router has none.
     # source: LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py,
     # ParallelLinearAdapter.
@@ -124,7 +124,7 @@ def adapter_ops(
 
 
 def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List the ops of one linear layer's adapter, in the model's own precision."""
+    """List the ops of a linear layer's LoRA adapter, in the model's own precision."""
     plain = _all_trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
     m, n, k = op.shape
     split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])
@@ -139,19 +139,19 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _all_trained(layout: Layout) -> Layout:
-    """Return the layout with all weights trained: none frozen, no LoRA."""
+    """Return the layout with all weights trained: no frozen weights and no LoRA."""
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
 
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
-    """Return ops, with the casts that products in a narrow precision need."""
+    """Return the ops, with an op for casts if the precision is below 16 bits."""
     return ops if layout.precision in WIDE else (*ops, _quantization(model, layout, ops))
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Return the op of all casts: rows are read once, and written by row, and by column for W."""
-    # A norm casts its output as it writes it, for the product after it; in I every product's
-    # gradient is cast.
+    """Return one op for all casts of inputs and gradients to a narrow precision."""
+    # A cast reads a tensor once, and writes it by row, and by column for W. A norm casts its
+    # output as it writes it, for the product after it; in I every product's gradient is cast.
     copies = 1 + layout.trains_base
     bytes_per_element = model.element_bytes + copies * operand_bytes(model, layout)
     forward: Number = 0.0
@@ -180,7 +180,7 @@ AFTER_NORM = (
 
 
 def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
-    """Return the op of bias, dropout and the sum with the residual."""
+    """Return the op that adds bias and residual, and applies dropout."""
     boundary = boundary_bytes(model, layout)
     mask = boundary / model.element_bytes if model.dropout else 0.0
     # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
@@ -197,7 +197,7 @@ def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def _two_products(
     name: str, model: Model, layout: Layout, size: tuple[Number, Number], batch: Number
 ) -> tuple[LayerOp, ...]:
-    """List the ops of `batch` MLPs: two products with an activation function between them."""
+    """List the ops of `batch` MLPs: a product, an activation function, a second product."""
     tokens, width = size
     shape_in = model.hidden, (2 if model.gated_mlp else 1) * width  # a gate doubles the columns
     shape_out = width, model.hidden
@@ -209,7 +209,7 @@ def _two_products(
 
 
 def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List the router, the sorting of tokens by expert and back, routed and shared experts."""
+    """List ops of an expert layer: router, sorting of tokens, routed and shared experts."""
     # Each accelerator routes its part of the tokens and holds E/e experts; all experts get equally
     # many tokens. Tensor parallelism splits shared experts, expert-tensor parallelism the width of
     # routed ones; accelerators that split an expert gather their tokens. Tokens are sorted before
@@ -239,7 +239,7 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _activation(name: str, model: Model, units: Number, kernels: Number) -> LayerOp:
-    """Return the op of an activation function: GELU, or the product with a gate."""
+    """Return the op of an MLP's activation function: GELU, or a gated function."""
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)  # reads and writes of a unit
     unit_bytes = model.element_bytes * units
     return memory(name, forward * unit_bytes, backward * unit_bytes, (kernels, kernels))
@@ -265,7 +265,7 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List the ops of the embedding: look-up of tokens, positions and dropout."""
+    """List the ops of the embedding: token look-up, learned positions and dropout."""
     # W adds rows to the gradient. Frozen weights have neither I nor W.
     units, trained = accelerator_tokens(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
@@ -290,7 +290,7 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """Return a layer as one op per phase, whose bytes are weights and activations."""
+    """Return a layer as a single op that reads its weights and activations in each phase."""
     # FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes a
     # gradient of the boundary. Frozen weights have no W; adapters are separate ops.
     t, size = layout.tensor, layout.microbatch_size
@@ -312,7 +312,7 @@ def whole_layer(
 
 
 def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Return the output head as one op per phase."""
+    """Return the output head as a single op."""
     t = layout.tensor
     _, activations = edge_activation_bytes(model, _all_trained(layout))
     flop = head_flop(model, layout.microbatch_size)
@@ -327,7 +327,7 @@ def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List the products that make queries, keys and values, and the rotation by positions."""
+    """List the products that compute queries, keys and values, and their rotary positions."""
     if model.mla is not None:
         return (*_latent_ops(model, layout), _rotation(model, layout))
     width = (model.query_hidden + model.kv_hidden + model.value_hidden) / layout.tensor
@@ -336,7 +336,7 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List the ops of latent attention: down to one small vector per token, its norm, and up."""
+    """List latent attention's products to and from a small vector per token, with its norm."""
     # Down projections are not split by heads: each accelerator has all, for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
@@ -358,7 +358,7 @@ def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _rotation(model: Model, layout: Layout) -> LayerOp:
-    """Return the op of rotary positions, which reads and writes queries and keys."""
+    """Return the op that applies rotary positions: it reads and writes queries and keys."""
     units_per_token = model.query_hidden + model.kv_hidden
     units = accelerator_tokens(model, layout) * units_per_token / layout.tensor
     moved = 2 * model.element_bytes * units
@@ -377,7 +377,7 @@ def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
-    """Return the op of a flash kernel, which keeps no scores: I repeats the first product."""
+    """Return the op of a flash attention kernel; its I computes the scores once more."""
     # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
     # layout's precision; the output and the other gradients have those of the model.
     tokens, t, e = accelerator_tokens(model, layout), layout.tensor, model.element_bytes
@@ -406,7 +406,7 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
 
 
 def _batched_products(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """List the batched products of attention, and the softmax of scores between them."""
+    """List attention as two batched products, with the softmax of scores between them."""
     t, e = layout.tensor, model.element_bytes
     rows, columns = model.sequence / layout.context, model.sequence
     heads = layout.microbatch_size * model.heads / t
