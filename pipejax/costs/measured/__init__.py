@@ -1,1 +1,1 @@
-"""Measurements read from files: costs of ops and messages, rows of runs and collectives."""
+"""Readers of measurement files: costs of ops and messages, step times of runs, collectives."""

@@ -1,4 +1,4 @@
-"""Costs from a file of measurements, and from the slots of a table."""
+"""Costs read from a file of measured times, or set to a table's slots for drawings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +57,7 @@ COLUMNS: Mapping[str, FileField] = {
 
 
 def read_csv(path: Path) -> dict[str, Any]:
-    """Read a CSV file of costs into the content of a JSON file."""
+    """Read a CSV file of costs, and return what a JSON file of these costs would contain."""
     # Headers are `stage` and columns with a unit: F_ms, latency_us, bandwidth_GB_per_s. A message
     # stands in the row of the stage before its boundary, so the last row has none.
     header = read_lines(path)[0]
@@ -77,7 +77,7 @@ def read_csv(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the content of a JSON file from columns: lists by stage, for messages by boundary."""
+    """Convert CSV rows to a JSON file's content: lists by stage, or by boundary for messages."""
     content: dict[str, Any] = {"unit": "seconds"}
     for key in keys:
         count = len(rows) - 1 if key in _MESSAGES else len(rows)
@@ -94,7 +94,7 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
 
 
 def _series(value: Any, where: str) -> Any:
-    """Check a number, or a list with an entry per stage or boundary, which may be a list itself."""
+    """Check a number, or a list by stage or boundary of numbers or of lists by microbatch."""
     numbers = value if isinstance(value, list) else [value]
     for entry in numbers:
         for number in entry if isinstance(entry, list) else [entry]:
@@ -104,7 +104,7 @@ def _series(value: Any, where: str) -> Any:
 
 
 def _messages(value: Any, where: str) -> Any:
-    """Read one section of messages, or a list with one for each level of the machine."""
+    """Read a section of message times, or a list of sections for the levels of the machine."""
     if isinstance(value, list):
         return [_MESSAGE.read(entry, where) for entry in value]
     return _MESSAGE.read(value, where)
@@ -144,7 +144,7 @@ FILE: Mapping[str, FileField] = {
 
 
 def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] = ()) -> Costs:
-    """Read measured costs for a table.
+    """Read a file of measured costs for the stages and microbatches of a table.
 
     The file is {"unit": "seconds", "F": x, "B": x, "message": {"latency": x, "transmit": x}}, or a
     CSV with a row for each stage; the page on input files has all keys. x is a number or a list
@@ -182,31 +182,31 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
 
 
 def read_sizes(path: str | Path) -> tuple[int, ...]:
-    """Read the numbers of places of a node, a rack and so on; none if the file has none."""
+    """Read the number of workers per node, per rack and so on; empty if the file has none."""
     return read_field("workers_per_node", FILE["workers_per_node"], _load(path), str(path))
 
 
 def read_halved(path: str | Path, table: ScheduleTable) -> bool:
-    """Read whether a table needs I and W, and a file of costs has only B, which is halved then."""
+    """Return whether I and W are half of B each: the table needs them, and the file has only B."""
     return bool(np.isin(Phase.I, table.ops.phase)) and not {"I", "W"} & _load(path).keys()
 
 
 class _Sizes(NamedTuple):
-    """Numbers of stages and microbatches of a file."""
+    """Number of stages and number of microbatches that a file's lists must have."""
 
     num_stages: int
     num_microbatches: int
 
 
 def _load(path: str | Path) -> dict[str, Any]:
-    """Read a file of costs in either form; JSON is JSON whatever its name ends in."""
+    """Read a file of costs as CSV if its name ends in .csv and it is not JSON, else as JSON."""
     file = Path(path)
     is_table = file.suffix == ".csv" and not read_file(file).lstrip().startswith(b"{")
     return read_csv(file) if is_table else load_json(file)
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
-    """Read measured costs once per level of the machine, with all messages over links of it."""
+    """Read measured costs for each machine level, as if all messages used that level's links."""
     # costs of another number of stages are merged or divided, see `restaged_costs`
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
@@ -240,7 +240,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
 def _message_times(
     data: dict[str, Any], sizes: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
-    """Yield latency and transmit time (2, 1, boundaries, microbatches) [s] of each level."""
+    """Yield by level the messages' latency and transmit time (2, 1, boundaries, microbatches)."""
     levels = len(data["workers_per_node"]) + 1
     keys = "message", "message" if data["message_back"] is None else "message_back"
     sections = []
@@ -267,7 +267,7 @@ PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 
 
 
 def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
-    """Drop the axis of microbatches of size 1; B, I and W keep or drop it together."""
+    """Drop microbatch axes of length 1; B, I and W keep or drop theirs together."""
     names = [name for name in _BACKWARD if name in times]
     backwards = np.broadcast_arrays(*(times[name] for name in names))
     times = times | dict(zip(names, backwards, strict=True))
@@ -275,7 +275,7 @@ def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
 
 
 def _array(value: Any, sizes: _Sizes, what: str, where: str) -> PerMicrobatch:
-    """Return a checked series as an array of all stages or boundaries, `what` of them."""
+    """Convert a series to an array with a row per stage or boundary; `what` says which."""
     count = sizes.num_stages if what == "stages" else sizes.num_stages - 1
     entries = value if isinstance(value, list) else [value] * count
     if len(entries) != count:
@@ -293,7 +293,7 @@ def _array(value: Any, sizes: _Sizes, what: str, where: str) -> PerMicrobatch:
 
 
 def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
-    """Return latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
+    """Return latency and transmit time [s] from a section: (boundaries, microbatches) each."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be one object without workers_per_node, got {section!r}")
     values = {
@@ -321,7 +321,7 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Return costs equal to slot durations, by default the table's, for drawings without times."""
+    """Return costs of one second per slot (by default the table's slots), to draw a table."""
     shares = np.asarray(table.stage_shares)
     slots: dict[str, Any] = {}
     others: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Measured rows, as one array per column: runs of models, and collectives and messages alone.
+"""Measured runs, and separately measured collectives and messages, as one array per column.
 
 Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads runs
 from CSV; collectives are few columns, which are read here.
@@ -141,7 +141,7 @@ COLUMNS: Mapping[str, FileField] = {
 @with_short_repr("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Measured runs, with one array for each column."""
+    """Measured training runs, one per row, with an array for each column."""
 
     models: tuple[Model, ...]  # the models that are trained, each once
     model: Int[NumpyArray, " rows"]  # which of them
@@ -197,16 +197,16 @@ class MeasuredRows:
 
     @property
     def microbatches(self) -> Int[NumpyArray, " rows"]:
-        """Return the microbatches M of one pipeline and step."""
+        """Return each run's number of microbatches M, per pipeline and step."""
         return self.global_batch // (self.data * self.microbatch_size)
 
     @property
     def accelerators(self) -> Int[NumpyArray, " rows"]:
-        """Return the accelerators of the job, t c d P."""
+        """Return each run's number of accelerators, t c d P."""
         return self.tensor * self.context * self.data * self.pipeline
 
     def column(self, name: str) -> NumpyArray:
-        """Return any column by its name in the file, also fields of a named model."""
+        """Return a column by its name in the file; model sizes come from each row's model."""
         if name in SIZES:
             part, _, field = SIZES[name].target.rpartition(".")
             records = [getattr(model, part) if part else model for model in self.models]
@@ -229,7 +229,7 @@ def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
 
 
 def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
-    """Put the rows of several files one below the other."""
+    """Concatenate the measured rows of several files."""
     offsets = np.cumsum([0, *(len(part.models) for part in parts[:-1])])
     columns = {
         name: np.concatenate([_columns(part)[name] for part in parts])
@@ -256,7 +256,7 @@ TIMED_COLUMNS: Mapping[str, FileField] = {
 
 @with_short_repr("file kind ranks inside volume seconds source")
 class CollectiveRows(NamedTuple):
-    """Collectives and messages that were timed by themselves.
+    """Collectives and messages that were measured in isolation.
 
     Attributes:
       kind: (rows) one of `KINDS`.
@@ -321,7 +321,7 @@ def read_collectives(path: str | Path) -> CollectiveRows:
 
 
 def _collective(cells: dict[str, Any]) -> dict[str, Any]:
-    """Complete and check the cells of one measured collective."""
+    """Check the cells of a measured collective, and fill in defaults."""
     cells = with_defaults(TIMED_COLUMNS, cells)
     ranks, inside = cells["ranks"], cells["ranks_per_node"] or cells["ranks"]
     if cells["kind"] == MESSAGE and ranks > 2:
@@ -334,6 +334,6 @@ def _collective(cells: dict[str, Any]) -> dict[str, Any]:
 
 
 def relative_variance(cells: Mapping[str, Any], mean: float) -> float:
-    """Return the variance of the mean of `n` runs with standard deviation `spread`, over mean^2."""
+    """Return the variance of a mean of `n` runs over mean^2; `spread` is their deviation."""
     count, spread = (cells.get(name, field.default) for name, field in SPREAD.items())
     return (spread / mean) ** 2 / count if spread else 0.0

@@ -1,4 +1,4 @@
-"""Training logs of Megatron: the trained model, and rows of measurements.
+"""Training logs of Megatron: read the model's sizes and rows of measured step times.
 
 A log holds the arguments of the run, each as `name ..... value`, and then lines of iterations with
 their time. `costs/data/arguments/megatron.json` lists the arguments of all years: their older
@@ -65,7 +65,7 @@ class MegatronLog(NamedTuple):
 
     @classmethod
     def read(cls, path: str | Path) -> "MegatronLog":
-        """Read a log, which may be packed by gzip; of several runs in it the last one counts."""
+        """Read a log file, gzipped or not; if it holds several runs, use the last run."""
         log = read_log(path)
         if isinstance(log, TrainerLog):
             raise ValueError(
@@ -75,18 +75,18 @@ class MegatronLog(NamedTuple):
         return log
 
     def text(self, name: str) -> str:
-        """Return the text of an argument, under its name of any year; empty if it is not set."""
+        """Return an argument's value as text, under its current or older names; empty if unset."""
         for alias in (name, *load_arguments("megatron").names.get(name, ())):
             if self.arguments.get(alias, "") not in NOTHING:
                 return self.arguments[alias]
         return ""
 
     def is_on(self, name: str) -> bool:
-        """Return whether a switch is on."""
+        """Return whether an argument's value is True."""
         return self.text(name) == "True"
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Read a whole number, which has to be there if there is no default."""
+        """Return an argument's value as a whole number; it is required if it has no default."""
         text = self.text(name)
         if not text and default is not None:
             return default
@@ -97,7 +97,7 @@ class MegatronLog(NamedTuple):
         return whole_number(value, f"{self.path}: {name}", minimum=least, maximum=MAX_COUNT)
 
     def model(self) -> dict[str, Any]:
-        """Return the content of a model's file, without a name."""
+        """Return the content of a model file (without its name) for the model in the log."""
         content: dict[str, Any] = {
             "source": f"Arguments of Megatron in {self.path.name}.",
             **{name: self.whole(key) for name, key in _SIZES.items() if name != "ffn_hidden"},
@@ -142,12 +142,12 @@ class MegatronLog(NamedTuple):
         return content | ({"unfused": "+".join(kernels)} if kernels else {})
 
     def notes(self) -> list[str]:
-        """Name the ignored arguments, with the assumption in place of each."""
+        """List the arguments that are ignored, each with the assumption made instead."""
         derived = {"has_learned_positions": str(self._has_positions)}
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
-        """Compare the log with the model of its rows: return columns to change, and notes."""
+        """Compare the log's model with a given model; return columns to change, and notes."""
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log
@@ -173,7 +173,7 @@ class MegatronLog(NamedTuple):
     def rows(
         self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return rows of measured runs, one for each batch size, and notes on their omissions."""
+        """Return a row of measured step times per batch size, and notes on what rows leave out."""
         # The first line of each is left out where there are several: it compiles and warms up.
         for name in _UNSAID:
             if self.text(name):
@@ -201,7 +201,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _global_batch(self) -> int:
-        """Return the sequences of a step; logs of 2020 give the batch of a replica."""
+        """Return the number of sequences per step; logs of 2020 give it per replica."""
         if not self.text("global_batch_size") and "batch_size" in self.arguments:
             sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
             replicas = self.whole("world_size") // math.prod(self.whole(n, 1) for n in sizes)
@@ -209,7 +209,7 @@ class MegatronLog(NamedTuple):
         return self.whole("global_batch_size")
 
     def layout_columns(self) -> dict[str, Any]:
-        """Return the columns of a row that hold degrees of parallelism and recomputation."""
+        """Return a row's columns for parallelism, schedule, precision and recomputation."""
         sizes = {
             "tensor": self.whole("tensor_model_parallel_size"),
             "context": self.whole("context_parallel_size", 1),
@@ -250,7 +250,7 @@ class MegatronLog(NamedTuple):
         return columns
 
     def _zero(self) -> int:
-        """Return the ZeRO stage by the arguments of FSDP, DeepSpeed or Megatron."""
+        """Return the ZeRO stage, 0 to 3, that arguments of FSDP, DeepSpeed or Megatron set."""
         if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")
@@ -261,7 +261,7 @@ class MegatronLog(NamedTuple):
         return max(stage, int(self.is_on("use_distributed_optimizer")))
 
     def _pipeline_layout(self, pipeline: int, per_worker: int) -> str:
-        """Return the layout that a log states, or that follows from its first or last stage."""
+        """Return the pipeline layout in the log, or from the layers of the first or last worker."""
         if self.text("pipeline_model_parallel_layout"):
             return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
         ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
@@ -282,7 +282,7 @@ class MegatronLog(NamedTuple):
         return str(PipelineLayout.with_layers(layers, mtp))
 
     def _stages_per_worker(self, pipeline: int) -> int:
-        """Return the stages of each worker, by any of the arguments that set them."""
+        """Return the number of stages per worker, from whichever argument sets it."""
         if layout := self.text("pipeline_model_parallel_layout"):
             stages = len(PipelineLayout.parse(layout).stages)
             if stages % pipeline:
@@ -301,7 +301,7 @@ class MegatronLog(NamedTuple):
         return self.whole("num_layers") // (pipeline * per_stage)
 
     def _recompute(self) -> str:
-        """Return the recomputation: none, selective, full, block:N, uniform:N or names of parts."""
+        """Return the recomputation as text: none, selective, full, block:N or names of parts."""
         kind, method = self.text("recompute_granularity"), self.text("recompute_method")
         count = "recompute_num_layers"
         if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
@@ -330,7 +330,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _has_positions(self) -> bool:
-        """Return whether positions have parameters: by the names of 2022, of 2023, and since."""
+        """Return whether positions are learned parameters, by arguments of any Megatron version."""
         kind = self.text("position_embedding_type") or "learned_absolute"
         is_off = self.arguments.get("add_position_embedding") == "False"
         rotary = self.is_on("use_rotary_position_embeddings")
@@ -340,7 +340,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _has_flash(self) -> bool:
-        """Return whether attention is one kernel: by a switch, or by Transformer Engine."""
+        """Return whether attention is a single fused kernel: by argument, or Transformer Engine."""
         unfused = "unfused" in self.text("attention_backend") or "local" in self.text(
             "attention_backend"
         )
@@ -351,7 +351,7 @@ class MegatronLog(NamedTuple):
         return float(self.text(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
 
     def _latent_sizes(self) -> dict[str, Any]:
-        """Return the sizes of latent attention, for a model's file."""
+        """Return the sizes of latent attention as a model file holds them."""
         ranks = {
             "kv_rank": self.whole("kv_lora_rank"),
             "rope_width": self.whole("qk_pos_emb_head_dim"),
@@ -362,7 +362,7 @@ class MegatronLog(NamedTuple):
         return {"head_width": self.whole("qk_head_dim"), "mla": ranks}
 
     def _experts(self) -> dict[str, Any]:
-        """Return the sizes of a mixture of experts, for a model's file."""
+        """Return the sizes of a mixture of experts as a model file holds them."""
         width = self.whole("moe_ffn_hidden_size", self.whole("ffn_hidden_size"))
         shared = self.whole("moe_shared_expert_intermediate_size", 0)
         if shared % width:
@@ -383,7 +383,7 @@ class MegatronLog(NamedTuple):
         return experts | ({"capacity_factor": float(capacity)} if capacity else {})
 
     def _dense_layers(self) -> int:
-        """Count the first layers without experts: the leading zeros in a list of all layers."""
+        """Return the number of dense layers that precede all layers with experts."""
         text = self.text("moe_layer_freq") or "1"
         if self.whole("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
             text = f"of every {self.text('expert_interval')} (expert_interval)"
@@ -400,7 +400,7 @@ class MegatronLog(NamedTuple):
 
 
 def read_log(path: str | Path) -> MegatronLog | TrainerLog:
-    """Read a log of Megatron with its arguments, or any log of iterations without them."""
+    """Read a Megatron log with its arguments, or else a trainer's log of iterations alone."""
     arguments: dict[str, str] = {}
     times: list[TimedLine] = []
     vocabulary, memory, is_open = 0, math.nan, True

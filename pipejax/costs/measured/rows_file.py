@@ -1,4 +1,4 @@
-"""Reader of measured runs from a CSV file, one run per row.
+"""Reader of measured training runs from a CSV file with a run per row.
 
 Rows are read one by one, so that a mistake is named with its row, column and value.
 """
@@ -102,7 +102,7 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
 
 
 class RowReader:
-    """Reader of rows, which collects the models and defaults that rows share."""
+    """Reader of a file's rows that collects shared models and the defaults it filled in."""
 
     def __init__(self, path: Path, stack: str | Path | None = None) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class RowReader:
         self.without_stack: list[int] = []  # numbers of rows
 
     def say_defaults(self) -> None:
-        """Warn in one line each of missing stacks and of missing cells with their defaults."""
+        """Warn about rows without a software stack, and about the defaults of missing cells."""
         if self.without_stack:
             count, first = len(self.without_stack), self.without_stack[0]
             warnings.warn(
@@ -127,7 +127,7 @@ class RowReader:
             warnings.warn(f"{self.path}: not given in all rows, taken as {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
-        """Read the given cells of one row into the columns of `MeasuredRows`."""
+        """Convert the cells of a row, with defaults, to the columns of `MeasuredRows`."""
         if not self.stack and "stack" not in cells:
             self.without_stack.append(number)
         columns: dict[str, Any] = {name: self._count(cells, name) for name in COUNTS}
@@ -150,13 +150,13 @@ class RowReader:
     def _value(
         self, cells: dict[str, Any], name: str, default: Any, default_text: str | None = None
     ) -> Any:
-        """Return a cell of a row; note its default if the cell is missing."""
+        """Return a cell of a row; if it is missing, use its default and note that."""
         if name not in cells:
             self.defaults[name] = default if default_text is None else default_text
         return cells.get(name, default)
 
     def _count(self, cells: dict[str, Any], name: str) -> int:
-        """Return a whole number of a row."""
+        """Return a row's whole number, or its default."""
         default = COUNTS[name].default
         if name == "data" and "accelerators" in cells and name not in cells:
             return self._replicas(cells)
@@ -170,7 +170,7 @@ class RowReader:
         return self._value(cells, name, default, default_text)
 
     def _replicas(self, cells: dict[str, Any]) -> int:
-        """Return the number of replicas, where only accelerators are given."""
+        """Return a row's number of data-parallel replicas, computed from its accelerators."""
         total = cells["accelerators"]
         per_replica = math.prod(cells.get(name, 1) for name in ("tensor", "context", "pipeline"))
         if total % per_replica:
@@ -181,7 +181,7 @@ class RowReader:
         return total // per_replica
 
     def _names(self, cells: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a row that hold names."""
+        """Return a row's columns with text: schedule, layout, link, recomputation, precision."""
         schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
         schedules = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
         names = {name: cells.get(name, "") for name in ("pipeline_layout", "link")}
@@ -194,7 +194,7 @@ class RowReader:
         return names
 
     def _software(self, cells: dict[str, Any]) -> dict[str, Any]:
-        """Return fields of exchanges and of the host: of the row, of its stack, or by default."""
+        """Return workload fields that depend on software: from the row, its stack, or defaults."""
         name = self.stack or file_beside(self.path, cells.get("stack", ""))
         if name not in self.stacks:
             self.stacks[name] = load_stack(name)
@@ -204,7 +204,7 @@ class RowReader:
         return {"stack": name} | {key: values.get(key, _SOFTWARE[key]) for key in OF_WORKLOAD}
 
     def _model(self, cells: dict[str, Any]) -> tuple[int, Model]:
-        """Return the model of a row and its index; rows with equal sizes share one."""
+        """Return a row's model and its index; rows with equal sizes share a model."""
         is_narrow = cells.get("precision", PRECISIONS[0]) != PRECISIONS[0]
         cells = (NARROW if is_narrow else {}) | cells
         key = tuple(cells.get(name) for name in ("model", *SIZES))
@@ -216,7 +216,7 @@ class RowReader:
         return list(self.models).index(key), self.models[key]
 
     def _new_model(self, cells: dict[str, Any]) -> Model:
-        """Make the model of a row: a named model with changed sizes, or a GPT."""
+        """Build a row's model: a named model with changed sizes, or a GPT."""
         sizes = {SIZES[name].target: cells[name] for name in SIZES if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
@@ -243,7 +243,7 @@ class RowReader:
 
 
 def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
-    """Return the op and stage of a profile row; its global batch is the smallest that fits."""
+    """Return op, stage and batch of a row; a measured op may omit the batch, a step may not."""
     op, stage = (cells.get(name, COLUMNS[name].default) for name in ("op", "stage"))
     stages = columns["pipeline"] * columns["stages_per_worker"]
     whole_number(stage, "stage", minimum=0, maximum=stages - 1)
@@ -254,7 +254,7 @@ def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, An
 
 
 def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
-    """Return the experts of a row: the model's with changes, or new ones as wide as its MLP."""
+    """Return a row's experts: the model's with changes, or new experts as wide as its MLP."""
     changes = {
         name.removeprefix("moe."): size for name, size in sizes.items() if name.startswith("moe.")
     }
@@ -266,13 +266,13 @@ def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
 
 
 def file_beside(path: Path, name: str) -> str:
-    """Return the path of a file by name; if it does not exist, the path beside the rows."""
+    """Return a file's path; a JSON file that does not exist is sought in the rows' folder."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 
 
 def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any]) -> None:
-    """Check the number of accelerators against the degrees, and that all numbers divide."""
+    """Check that degrees of parallelism match the accelerators and divide batch and layers."""
     per_stage = columns["tensor"] * columns["context"] * columns["data"]
     if "accelerators" in cells:
         total = per_stage * columns["pipeline"]

@@ -27,7 +27,7 @@ _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute
 
 
 class Trainer(NamedTuple):
-    """Forms of the lines of iterations that a program prints."""
+    """Form in which a training program prints its iterations, to recognize and read them."""
 
     name: str  # of the program
     marks: Mapping[str, str]  # text before the number of each quantity
@@ -39,7 +39,7 @@ class Trainer(NamedTuple):
     digits: int = 0  # significant digits of its numbers; 0: all
 
     def read(self, line: str) -> dict[str, float]:
-        """Read the quantities of a line; empty if it is not of an iteration."""
+        """Read the named quantities of a log line; empty if it reports no iteration."""
         quantities: dict[str, float] = {}
         for name, mark in self.marks.items():
             if match := re.search(mark + r"\s*" + _NUMBER, line):
@@ -51,7 +51,7 @@ class Trainer(NamedTuple):
         return quantities if quantities.keys() - {"batch", "step", "runtime"} else {}
 
     def run_steps(self, text: str) -> int:
-        """Return the steps of the only run in a log; 0 if the log does not say them."""
+        """Return the number of steps of the run in a log; 0 if that is unknown or ambiguous."""
         totals, starts = (
             {int(number.replace(",", "")) for number in re.findall(rf"{mark} ([\d,]+)", text)}
             for mark in (self.steps_of_run, self.resumed_at)
@@ -67,7 +67,7 @@ MEGATRON = TRAINERS[0]
 
 
 def read_log_lines(path: str | Path) -> list[str]:
-    """Read the lines of a log, which may be packed by gzip, without the codes of colours."""
+    """Read a log file, gzipped or not, as lines without terminal colour codes."""
     content = read_file(Path(path))
     if content[:2] == b"\x1f\x8b":
         try:
@@ -80,7 +80,7 @@ def read_log_lines(path: str | Path) -> list[str]:
 
 
 class TimedLine(NamedTuple):
-    """Time of one iteration, as one line of one rank reports it."""
+    """Time of one iteration, as a log line of one rank reports it."""
 
     batch: int  # sequences; 0 if unknown
     seconds: float
@@ -88,7 +88,7 @@ class TimedLine(NamedTuple):
 
 
 def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
-    """Return step times of each run; a step that several ranks report counts once."""
+    """List each run's step times [s]; times of a step from several ranks are averaged."""
     runs: list[dict[float, list[float]]] = []
     last = -math.inf
     for count, line in enumerate(lines):
@@ -101,7 +101,7 @@ def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
 
 
 def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the columns of a row for each batch size, and notes on omissions."""
+    """Return a row with the mean step time for each batch size, and notes on dropped lines."""
     # The first step of each run warms up and is left out where others are, and so is a line without
     # a time. A spread of 0 is left out: clocks were too coarse for it.
     batches: dict[int, list[TimedLine]] = {}
@@ -136,11 +136,11 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
 
 
 def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
-    """Yield a note if a mean of step times hides a lasting change or single slow steps."""
+    """Yield a note if step times change lastingly, or if slow steps raise their mean."""
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
-        """Return how much better two means, before and from a step on, fit than one."""
+        """Return how much squared error falls if steps before and after a cut have own means."""
         difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
         return cut * (count - cut) * difference**2
 
@@ -163,13 +163,13 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
 
 
 def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
-    """Refuse cells of columns that the log itself gives."""
+    """Refuse user-given columns that the log contains too."""
     if repeated := sorted({*cells} & {*columns}):
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
 
 
 class TrainerLog(NamedTuple):
-    """The iterations of a log without arguments."""
+    """Log of iterations from a training program that does not print its arguments."""
 
     path: Path  # of the log, for errors
     trainer: Trainer  # the program that wrote it
@@ -179,7 +179,7 @@ class TrainerLog(NamedTuple):
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
-        """Read a log with the first of `TRAINERS` that finds an iteration in it."""
+        """Read a log as the first of the `TRAINERS` that recognizes an iteration in it."""
         lines = read_log_lines(path)
         text = "\n".join(lines)
         for trainer in TRAINERS:
@@ -202,7 +202,7 @@ class TrainerLog(NamedTuple):
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return rows of measured runs, completed by columns that the log lacks."""
+        """Return a row of step times per batch size, with the user's columns, and notes."""
         quantities = set[str]().union(*self.iterations)
         # a line that was cut lacks a number of the others
         lines = [line for line in self.iterations if line.keys() == quantities] or self.iterations
@@ -249,7 +249,7 @@ class TrainerLog(NamedTuple):
         return [{"model": model, **columns, **row, **memory, **source} for row in rows], notes
 
     def _whole_batch(self, batch: float, columns: Mapping[str, str]) -> int:
-        """Round to the multiple of a microbatch of all replicas that rounds to the batch."""
+        """Correct a rounded batch size to a multiple of microbatch size times replicas."""
         sizes = ("microbatch_size", "accelerators", "tensor", "context", "pipeline")
         size, accelerators, *degrees = (
             read_cell(whole(1), columns.get(name, "1"), name) for name in sizes

@@ -1,1 +1,1 @@
-"""Models, their layouts on jobs and pipelines, and workloads."""
+"""Models, their layouts on accelerators and pipeline stages, and workloads that combine both."""

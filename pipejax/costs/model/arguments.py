@@ -1,4 +1,4 @@
-"""Tables of the arguments and keys in files of other programs, and their effect here.
+"""Tables of other programs' arguments and file keys, and of their effect in pipejax.
 
 A table is data (`costs/data/arguments`). An argument that is set is read, has no effect on time or
 memory, or is named with the value that is assumed instead.
@@ -17,7 +17,7 @@ NOTHING = ("None", "False", "[]", "")  # texts of an argument that is not set
 
 
 class ArgumentTable(NamedTuple):
-    """The arguments of one program."""
+    """Table of a training program's arguments: which are read, ignored or without effect."""
 
     read: Mapping[str, str]  # what an argument sets, by its name
     names: Mapping[str, Sequence[str]]  # older names of an argument
@@ -27,7 +27,7 @@ class ArgumentTable(NamedTuple):
     without_effect: re.Pattern[str]  # pattern of the names that change neither time nor memory
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
-        """Return notes on arguments (texts by name) that are ignored, and on unknown ones."""
+        """Return notes on ignored arguments and on unknown arguments; `values` is text by name."""
         notes = []
         for name, text in values.items():
             for record in self.assumptions.get(name, ()):
@@ -49,14 +49,14 @@ class ArgumentTable(NamedTuple):
         return notes
 
     def has(self, name: str) -> bool:
-        """Return whether the table has an argument."""
+        """Return whether the table lists an argument."""
         is_listed = name in self.read or name in self.assumptions
         return is_listed or self.without_effect.match(name) is not None
 
 
 @functools.cache
 def load_arguments(program: str) -> ArgumentTable:
-    """Read the table of a program by its name: megatron or hugging-face."""
+    """Read the argument table of a program named "megatron" or "hugging-face"."""
     data: dict[str, Any] = load_json(data_file("arguments", program, "program"))
     assumptions: dict[str, list[Mapping[str, Any]]] = {}
     for record in data["taken"]:

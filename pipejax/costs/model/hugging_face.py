@@ -1,4 +1,4 @@
-"""A model's file from the config.json that Hugging Face publishes with weights.
+"""Conversion of a Hugging Face config.json to the content of a model file.
 
 Each architecture names its sizes and what it takes where a key is left out; one that is not here is
 refused by name, because a size that is guessed is wrong in silence. An architecture is told by the
@@ -27,7 +27,7 @@ _LATENT = {"kv_rank": "kv_lora_rank", "rope_width": "qk_rope_head_dim", "value_w
 
 
 class Architecture(NamedTuple):
-    """Contents of an architecture's config.json."""
+    """Keys and defaults that the config.json of an architecture uses."""
 
     experts: str = ""  # key of the number of routed experts; empty where MLPs are plain
     expert_hidden: str = "moe_intermediate_size"  # key of the width of one of them
@@ -57,7 +57,7 @@ _EQUAL_LAYERS = {  # values of keys with which all layers but the first have exp
 
 
 def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a config.json into the content of a model's file."""
+    """Convert a config.json to the content of a model file, and return notes on omissions."""
     data = load_json(path)
     notes = [
         "sequence_tokens is the longest sequence that it takes: set those that are trained",
@@ -108,7 +108,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture]:
-    """Find the architecture of a config.json by its class or its model type."""
+    """Find a config.json's architecture by its class name or its model type."""
     classes = [re.sub("For[A-Z].*", "", str(text)) for text in data.get("architectures") or ()]
     names = [re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() for text in classes]
     names += [str(data["model_type"])] if "model_type" in data else []
@@ -121,7 +121,7 @@ def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture
 
 
 class _Config(NamedTuple):
-    """A config.json, and the reader of its whole numbers."""
+    """Content of a config.json, whose whole numbers are checked when read."""
 
     data: Mapping[str, Any]
     path: str
@@ -134,7 +134,7 @@ class _Config(NamedTuple):
 
 
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the width of a head, and the ranks of latent attention."""
+    """Read the width of attention heads, and the ranks of latent attention."""
     if kind.latent:
         latent = {name: config.whole(key) for name, key in _LATENT.items()}
         if config.data.get("q_lora_rank") is not None:
@@ -147,7 +147,7 @@ def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> d
 
 
 def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sliding window that is used and shorter than a sequence, and the layers with it."""
+    """Return a sliding window's tokens and number of layers; empty if it has no effect."""
     data, layers = config.data, content["layers"]
     types = data.get("layer_types")
     if types is not None:
@@ -177,7 +177,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
-    """Return the sizes of a mixture of experts, for a model's file."""
+    """Return the sizes of a mixture of experts as a model file holds them."""
     for key, expected in _EQUAL_LAYERS.items():
         value = config.data.get(key, expected)
         if value != expected:

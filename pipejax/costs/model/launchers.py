@@ -1,4 +1,4 @@
-"""Flags and files of options with which launchers of training run a layout.
+"""Launchers of training, such as Megatron-LM: the options that make them run a layout.
 
 `LAUNCHERS` has one record for each. Number formats of products and kernels are not here: options
 say who holds what, in which order it runs, and which exchanges run beside compute.
@@ -62,12 +62,12 @@ class Launch(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """List the features that the launcher lacks; empty if it runs the layout."""
+        """List the features that the launcher lacks; empty if it can run the layout."""
         return f"{self.launcher} lacks {'; '.join(self.lacks)}" if self.lacks else ""
 
     @property
     def text(self) -> str:
-        """Return the typed command; for DeepSpeed the content of its file and of the program."""
+        """Return the command line to type; for DeepSpeed, the content of its configuration file."""
         style = LAUNCHERS[self.launcher].style
         if style == "file":
             return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
@@ -84,7 +84,7 @@ class Launch(NamedTuple):
 
 
 def _yaml(value: Any) -> str:
-    """Write a value as Megatron-Bridge reads it: "E|(t|)*2" is a text, E|(t|)*2 is not."""
+    """Quote a value if Megatron-Bridge would not read it as text, such as E|(t|)*2."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_yaml(item)}' for key, item in value.items())}}}"
     return str(value) if re.fullmatch(PLAIN, str(value)) else json.dumps(value)
@@ -98,7 +98,7 @@ def launches(
     *,
     is_compiled: bool = False,
 ) -> tuple[Launch, ...]:
-    """Return the options of each launcher for a workload and schedule.
+    """Return each launcher's options that run a workload on a schedule.
 
     Args:
       workload: degrees of parallelism, what replicas split, what is recomputed, and the layers of
@@ -149,7 +149,7 @@ def launches(
 def machine_launches(
     workload: Workload, table: ScheduleTable, system: System, stack: str, launcher: str | None
 ) -> tuple[Launch, ...]:
-    """Return the options of a run on a machine with a stack."""
+    """Return launcher options that run a workload on a system with a software stack."""
     is_compiled = bool(stack) and float(system.kernels.elementwise) == 1  # as fused kernels move
     per_node = float(system.gpus_per_node)
     return launches(workload, table, launcher, per_node, is_compiled=is_compiled)
@@ -158,7 +158,7 @@ def machine_launches(
 def pipeline_launches(
     table: ScheduleTable, layers: Sequence[int] | None = None
 ) -> tuple[Launch, ...]:
-    """Return the options for the pipeline alone, of any model.
+    """Return launcher options that set up only the pipeline, whatever the model.
 
     Args:
       table: the schedule.
@@ -208,7 +208,7 @@ def pipeline_launches(
 
 
 def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) -> str:
-    """Name the features that a launcher lacks for a job, without its options; empty if none."""
+    """Name the features that a launcher lacks for a workload and schedule; empty if none."""
     record = find_launcher(launcher)
     return Launch(
         record.name, {}, tuple(record.lacks(_Job(workload, table, math.inf, False)))
@@ -216,7 +216,7 @@ def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) ->
 
 
 class _Pipeline:
-    """Stages and order of a schedule, in terms that launchers share."""
+    """A schedule's stages and order, in terms that all launchers have."""
 
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
@@ -231,7 +231,7 @@ class _Pipeline:
 
 
 class _Job(_Pipeline):
-    """Workload and pipeline of a job, in terms that launchers share."""
+    """A workload on a schedule, in terms that all launchers have."""
 
     def __init__(
         self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
@@ -319,7 +319,7 @@ def _megatron(job: _Job) -> Options:
 
 
 def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> Options:
-    """Return Megatron-LM's options of the number of stages, and of their layers if uneven."""
+    """Return Megatron-LM's options for the number of stages, and for unequal layers."""
     options: Options = {"pipeline-model-parallel-size": pipeline.workers}
     if pipeline.workers > 1 and layout is not None:
         options["pipeline-model-parallel-layout"] = str(layout)
@@ -359,7 +359,7 @@ def _lacks_of_megatron(job: _Job) -> Iterator[str]:
 
 
 def _connections(job: _Job) -> str:
-    """Return the environment: overlapped exchanges need more queues, split layers need one."""
+    """Return Megatron-LM's environment variable for the number of CUDA queues, if needed."""
     workload = job.workload
     if job.overlaps_experts:
         return "CUDA_DEVICE_MAX_CONNECTIONS=32"
@@ -421,7 +421,7 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
 
 
 def _named_placement(pipeline: _Pipeline) -> str | None:
-    """Return the schedule of PyTorch that puts stages on the same ranks; None without one."""
+    """Name a PyTorch schedule that places stages on the same ranks; None if there is none."""
     if pipeline.stages_per_worker == 0:  # several pipes
         return None
     # workers of the stages: 1F1B 0 1 2, Interleaved1F1B 0 1 2 0 1 2, ZBVZeroBubble 0 1 2 2 1 0
@@ -495,7 +495,7 @@ def _deepspeed(job: _Job) -> Options:
 
 
 def _pipeline_module(job: _Job) -> str:
-    """Return the call that makes DeepSpeed's pipeline in the user's program."""
+    """Return the Python call that builds DeepSpeed's pipeline in the user's program."""
     if job.workers == 1:
         if job.workload.recompute == "none":
             return ""
@@ -601,7 +601,7 @@ DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 
 
 class Launcher(NamedTuple):
-    """A launcher of training: its options, and the features that it lacks."""
+    """A launcher of training: its options, defaults and unsupported features."""
 
     name: str
     source: str  # its repository
@@ -621,15 +621,15 @@ class Launcher(NamedTuple):
     stack: str = ""  # the stack whose kernels it has by default, if one is known
 
     def sequence(self, job: _Job) -> Options:
-        """Return the option of the sequence length, if the launcher has one."""
+        """Return the launcher's option for the sequence length, if it has such an option."""
         return {self.length: int(job.workload.model.sequence)} if self.length else {}
 
     def with_resets(self, options: Options) -> Options:
-        """Return options, followed by those that undo settings of its recipes."""
+        """Return options, and add options that undo settings of the launcher's recipes."""
         return options | {k: value for k, value in self.resets.items() if k not in options}
 
     def renamed(self, options: Options) -> Options:
-        """Return options of Megatron-LM as fields of the launcher's records, if it has records."""
+        """Translate Megatron-LM's options to the launcher's configuration fields, if it has any."""
         if not self.groups:
             return options
         options = dict(options)
@@ -757,7 +757,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
 
 
 def find_launcher(name: str) -> Launcher:
-    """Return a launcher by its name, in letters of any case."""
+    """Return a launcher by name; upper and lower case are equal."""
     for key, launcher in LAUNCHERS.items():
         if key.lower() == name.lower():
             return launcher
@@ -771,7 +771,7 @@ def launcher_defaults(
     stack: Stack | str | Path | None = None,
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
-    """Return model, software and defaults of workloads, those of a launcher if it is named."""
+    """Return model, software stack and workload defaults, as the named launcher sets them."""
     # The model's own gradient bytes go before the launcher's, the requested software before that of
     # the machine's calibration.
     software = machine_software(system, stack)
@@ -791,6 +791,6 @@ def launcher_defaults(
 
 
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields over defaults; a layout of stages replaces units of embedding and head."""
+    """Merge fields into defaults; a pipeline layout drops default embedding and head weights."""
     units = {"embedding_units": 0, "loss_units": 0} if fields.get("pipeline_layout") else {}
     return {**defaults, **units, **fields}

@@ -1,4 +1,4 @@
-"""Layout of a job on its accelerators: degrees of parallelism, groups, and their nodes.
+"""Layout of a job on accelerators: degrees of parallelism, and the groups that they form.
 
 Ranks are numbered so that the groups named first in the rank order are neighbours: tensor, context
 and data parallelism vary fastest, pipelines slowest ("tp-cp-ep-dp-pp", Megatron's default), or
@@ -24,20 +24,20 @@ Workers = Int[NumpyArray, "..."] | Float[Computed, "..."]
 
 
 class Group(NamedTuple):
-    """The accelerators of one collective."""
+    """Number of accelerators in a collective, and how many of them share a node."""
 
     size: Number  # how many take part
     inside: Number  # how many of them are in one node
 
 
 class RankGroup(NamedTuple):
-    """A group of ranks, as the product of several strided ranges."""
+    """A group of ranks: all combinations of positions along several strided ranges."""
 
     extents: tuple[Number, ...]  # members along each range
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
-        """Count all members, and those that share one node."""
+        """Count all members of the group, and the members that share a node."""
         # 4 ranks at stride 2 on nodes of 4: 4 // 2 = 2 of them are inside
         size: Number = 1.0
         inside: Number = 1.0
@@ -50,7 +50,7 @@ class RankGroup(NamedTuple):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Layout(FloatFields):
-    """Degrees of parallelism of one stage, and the size of its microbatches."""
+    """Degrees of parallelism, microbatch size and precision of a job's stages."""
 
     tensor: Number = 1.0  # t, accelerators that split every product of a layer
     context: Number = 1.0  # c, accelerators that split the sequence
@@ -97,59 +97,59 @@ class Layout(FloatFields):
 
     @property
     def shared_by(self) -> Number:
-        """Count the accelerators of a worker that split activations outside products."""
+        """Count the accelerators that split activations outside matrix products: t or 1."""
         return 1 + (self.tensor - 1) * self.sequence_parallel
 
     @property
     def message_shared_by(self) -> Number:
-        """Count the accelerators of a worker that each send a part of a message."""
+        """Count the accelerators that split a message between workers: t or 1."""
         is_split = 1 - (1 - self.sequence_parallel) * (1 - self.scatter_gather)
         return 1 + (self.tensor - 1) * is_split
 
     @property
     def replicas(self) -> Number:
-        """Count accelerators of a pipe with equal dense weights: context times data."""
+        """Count the accelerators that hold the same part of the dense weights: c d."""
         return self.context * self.data
 
     @property
     def expert_replicas(self) -> Number:
-        """Count the accelerators with the same part of the same experts: t c d / (e etp)."""
+        """Count the accelerators that hold the same part of the same experts: t c d / (e etp)."""
         return self.tensor * self.replicas / (self.expert * self.expert_tensor)
 
     @property
     def expert_gather(self) -> Number:
-        """Count the accelerators that split an expert and bring different tokens to it."""
+        """Count the accelerators that share an expert and gather different tokens for it."""
         copies = self.tensor / self.shared_by  # of each token, without sequence parallelism
         return self.expert_tensor / xp.minimum(self.expert_tensor, copies)
 
     @property
     def data_stride(self) -> Number:
-        """Return the distance between replicas [ranks]."""
+        """Return the distance between neighbouring data-parallel replicas [ranks]."""
         one_copy = self.tensor * self.context
         return one_copy if self.rank_order == RANK_ORDERS[0] else one_copy * self.pipeline
 
     @property
     def tensor_group(self) -> RankGroup:
-        """Return the group that splits a layer's products."""
+        """Return the tensor-parallel group, which splits each layer's matrix products."""
         return RankGroup((self.tensor,), (1.0,))
 
     @property
     def context_group(self) -> RankGroup:
-        """Return the group that splits a sequence."""
+        """Return the context-parallel group, which splits each sequence."""
         return RankGroup((self.context,), (self.tensor,))
 
     @property
     def replica_group(self) -> RankGroup:
-        """Return the group that holds the same part of the dense weights."""
+        """Return the group whose members hold the same part of the dense weights."""
         return RankGroup((self.context, self.data), (self.tensor, self.data_stride))
 
     @property
     def replica_groups(self) -> tuple[RankGroup, RankGroup]:
-        """Return the groups that hold the same dense weights, and the same experts."""
+        """Return two groups: of equal dense weights, and of equal experts."""
         return self.replica_group, self.expert_replica_group
 
     def _expert_ranks(self, stride: Number, count: Number) -> RankGroup:
-        """Return a group of every `stride`-th of a stage's accelerators, replica by replica."""
+        """Return a group of `count` ranks of a stage, `stride` apart, replica after replica."""
         # Replicas of 4 ranks lie `data_stride` apart. Stride 2, count 4: 2 members in each of 2
         # replicas. Stride 8, count 2: one member in every second replica.
         replica_size = self.tensor * self.context
@@ -160,23 +160,23 @@ class Layout(FloatFields):
 
     @property
     def expert_tensor_group(self) -> RankGroup:
-        """Return the group that splits each expert."""
+        """Return the group whose members split each expert."""
         return self._expert_ranks(1.0, self.expert_tensor)
 
     @property
     def expert_group(self) -> RankGroup:
-        """Return the group that the experts are spread over."""
+        """Return the expert-parallel group, which distributes the experts."""
         return self._expert_ranks(self.expert_tensor, self.expert)
 
     @property
     def expert_replica_group(self) -> RankGroup:
-        """Return the group that holds the same part of the same experts."""
+        """Return the group whose members hold the same part of the same experts."""
         return self._expert_ranks(self.expert_tensor * self.expert, self.expert_replicas)
 
     def is_near(
         self, first: Workers | float, second: Workers | float, gpus_per_node: Number
     ) -> Bool[Computed, "..."]:
-        """Return whether the first accelerators of two workers are in one node."""
+        """Return whether the first accelerators of two workers share a node."""
         stride = self.tensor * self.context
         if self.rank_order == RANK_ORDERS[0]:  # pipelines vary slowest
             stride = stride * self.data

@@ -95,7 +95,7 @@ class MixtureOfExperts:
 
     @property
     def slots(self) -> Number:
-        """Return the tokens that routed experts compute for each token of the microbatch."""
+        """Return the number of copies of a token that routed experts compute, padding included."""
         return self.top_k * (1 if self.capacity_factor is None else self.capacity_factor)
 
 
@@ -199,18 +199,18 @@ class Model:
 
     @property
     def accumulated_bytes(self) -> Number:
-        """Return the bytes of an accumulated gradient."""
+        """Return the bytes per parameter of an accumulated gradient."""
         return self.element_bytes if self.gradient_bytes is None else self.gradient_bytes
 
     @property
     def query_hidden(self) -> Number:
-        """Return the width of all heads of queries."""
+        """Return the total width of the queries of all heads."""
         if self.mla is not None:
             return self.heads * (self._head_width + self.mla.rope_width)
         return self.hidden if self.head_width is None else self.heads * self.head_width
 
     def attended_by(self, share: Number) -> Number:
-        """Return the mean number of tokens that a token attends to, over all layers.
+        """Return the number of tokens that a token attends to, averaged over tokens and layers.
 
         Under a causal mask a layer without a window attends to sequence / 2 * `share`.
         """
@@ -224,12 +224,12 @@ class Model:
 
     @property
     def kv_hidden(self) -> Number:
-        """Return the width of all heads of keys."""
+        """Return the total width of the keys of all heads."""
         return self.query_hidden * self.kv_heads / self.heads
 
     @property
     def value_hidden(self) -> Number:
-        """Return the width of all heads of values."""
+        """Return the total width of the values of all heads."""
         return self.kv_hidden if self.mla is None else self.kv_heads * self.mla.value_width
 
     @property
@@ -243,7 +243,7 @@ class Model:
 
     @property
     def attention_matrices(self) -> Number:
-        """Count the parameters of attention's products: 4 h^2 in a GPT."""
+        """Count the weights of attention's matrix products in a layer: 4 h^2 in a GPT."""
         h, mla = self.hidden, self.mla
         projection = self.output_hidden * h
         if mla is None:
@@ -256,7 +256,7 @@ class Model:
 
     @property
     def attention_sides(self) -> Number:
-        """Return the sum of inputs and outputs of attention's linear layers: 6 h in a GPT.
+        """Sum input and output widths of attention's linear layers in a layer: 6 h in a GPT.
 
         Queries, keys and values are one layer, unless attention is latent.
         """
@@ -271,12 +271,12 @@ class Model:
         return h + 2 * mla.query_rank + self.query_hidden + down + up + projection
 
     def mlp_sides(self, width: Number) -> Number:
-        """Return the sum of inputs and outputs of an MLP's linear layers: 10 h in a GPT."""
+        """Sum the input and output widths of an MLP's linear layers: 10 h in a GPT."""
         return 2 * self.hidden + (3 if self.gated_mlp else 2) * width
 
     @property
     def shared_sides(self) -> Number:
-        """Return inputs and outputs of a layer's linear layers in sum, without routed experts."""
+        """Sum input and output widths of a layer's linear layers except routed experts."""
         if self.moe is None:
             return self.active_sides()
         has_shared = self.moe.shared_experts > 0
@@ -285,26 +285,26 @@ class Model:
 
     @property
     def expert_sides(self) -> Number:
-        """Return inputs and outputs of the routed experts' linear layers in one layer, in sum."""
+        """Sum input and output widths of the linear layers of a layer's routed experts."""
         return 0 if self.moe is None else self.moe.experts * self.mlp_sides(self.moe.expert_hidden)
 
     def active_sides(self, kind: str = "dense") -> Number:
-        """Return inputs and outputs of the linear layers that a token passes in a layer, in sum."""
+        """Sum input and output widths of the linear layers that a token passes in a layer."""
         if kind == "dense" or self.moe is None:
             return self.attention_sides + self.mlp_sides(self.ffn_hidden)
         return self.shared_sides + self.moe.top_k * self.mlp_sides(self.moe.expert_hidden)
 
     def mlp_matrices(self, width: Number) -> Number:
-        """Count the parameters of an MLP's products of some width: 8 h^2 in a GPT."""
+        """Count the weights of the matrix products of an MLP: 8 h^2 in a GPT."""
         return (3 if self.gated_mlp else 2) * self.hidden * width
 
     @property
     def matrix_parameters(self) -> Number:
-        """Count the parameters of the products of one dense layer: 12 h^2 in a GPT."""
+        """Count the weights of a dense layer's matrix products: 12 h^2 in a GPT."""
         return self.attention_matrices + self.mlp_matrices(self.ffn_hidden)
 
     def active_matrices(self, kind: str = "dense") -> Number:
-        """Count the parameters of the products that a token passes in a layer of a kind."""
+        """Count the weights of the matrix products that a token passes in a layer of a kind."""
         if kind == "dense" or self.moe is None:
             return self.matrix_parameters
         width = (self.moe.top_k + self.moe.shared_experts) * self.moe.expert_hidden
@@ -313,12 +313,12 @@ class Model:
 
     @property
     def norm_parameters(self) -> Number:
-        """Count the parameters of one norm of the hidden units: 2 h in a GPT."""
+        """Count the parameters of a norm of the hidden state: 2 h in a GPT."""
         has_biases = self.biases if self.norm_biases is None else self.norm_biases
         return self.hidden * (2 if has_biases else 1)
 
     def _column_biases(self, mlp_width: Number) -> Number:
-        """Count the biases of the products that tensor parallelism splits by outputs."""
+        """Count a layer's biases whose matrix products tensor parallelism splits by outputs."""
         attention = self.query_hidden + self.kv_hidden + self.value_hidden
         has_qkv = self.biases if self.qkv_biases is None else self.qkv_biases
         mlp = mlp_width * (2 if self.gated_mlp else 1)
@@ -329,7 +329,7 @@ class Model:
         return 0 if self.moe is None else (self.hidden + self.biases) * self.moe.experts
 
     def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
-        """Count the parameters of norms and biases of a layer with some MLPs of one total width."""
+        """Count a layer's norm parameters and biases, for `mlps` MLPs of a total width."""
         norms, mla = 2 * self.norm_parameters, self.mla
         if mla is not None:
             norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)
@@ -338,7 +338,7 @@ class Model:
         return norms + self.biases * (1 + mlps) * self.hidden + self._column_biases(mlp_width)
 
     def whole_parameters(self, kind: str = "dense") -> Number:
-        """Count the parameters of one layer that tensor parallelism does not split.
+        """Count the parameters of a layer that every tensor-parallel rank holds whole.
 
         They are the norms, biases after sums over ranks, down projections of latent attention
         and the router, as in Megatron-LM: 6 h in a GPT.
@@ -370,7 +370,7 @@ class Model:
 
     @property
     def shared_parameters(self) -> Number:
-        """Count the parameters of one layer with experts, without the routed ones."""
+        """Count the parameters of a layer with experts, except those of the routed experts."""
         if self.moe is None:
             return self.layer_parameters
         width = self.moe.shared_experts * self.moe.expert_hidden
@@ -379,19 +379,19 @@ class Model:
 
     @property
     def layers_by_kind(self) -> dict[str, Number]:
-        """Count the layers of each kind, in the order of the pipeline."""
+        """Count the layers of each kind; the model has all dense layers first, then "moe"."""
         if self.moe is None:
             return {"dense": self.layers}
         return {"dense": self.moe.dense_layers, "moe": self.layers - self.moe.dense_layers}
 
     @property
     def last_kind(self) -> str:
-        """Return the kind of the last layers, and of layers of multi-token prediction."""
+        """Return the kind of the last layers, which multi-token prediction layers have too."""
         return "dense" if self.moe is None else "moe"
 
     @property
     def position_parameters(self) -> Number:
-        """Count the parameters of learned positions, whole on every accelerator."""
+        """Count the parameters of learned positions, which every accelerator holds whole."""
         positions = self.sequence if self.learned_positions else 0
         return 1.0 * self.hidden * positions * (self.vocabulary > 0)
 
@@ -407,12 +407,12 @@ class Model:
 
     @property
     def head_parameters(self) -> Number:
-        """Count the parameters of the output head, even if it is tied to the embedding."""
+        """Count the parameters of the output head, whether or not the embedding shares them."""
         return 1.0 * self.hidden * self.vocabulary
 
     @property
     def mtp_projection(self) -> Number:
-        """Count the parameters of the projection in a layer of multi-token prediction.
+        """Count the weights of the projection in a layer of multi-token prediction.
 
         Its three norms are whole on every accelerator, and not included.
         """
@@ -426,7 +426,7 @@ class Model:
 
     @property
     def parameters(self) -> Number:
-        """Count all parameters (Megatron eq. 2, and the last norm); a tied head counts once.
+        """Count all parameters of the model; a head tied to the embedding adds none.
 
         Example:
           >>> import pipejax as pj
@@ -437,7 +437,7 @@ class Model:
 
     @property
     def active_parameters(self) -> Number:
-        """Count the parameters that one token passes: of the routed experts only `top_k`.
+        """Count the parameters that a token passes, which include only `top_k` routed experts.
 
         Example:
           >>> import pipejax as pj
@@ -447,7 +447,7 @@ class Model:
         return self._parameters(0 if self.moe is None else self.moe.top_k * self._one_expert)
 
     def _parameters(self, experts: Number) -> Number:
-        """Count all parameters, given those of the routed experts of one layer."""
+        """Count the model's parameters if a layer's routed experts have `experts` parameters."""
         head = 0 if self.tied_embeddings else self.head_parameters
         layers = self.layers_by_kind
         with_experts = layers.get("moe", 0) * (self.shared_parameters + experts)
@@ -507,7 +507,7 @@ _KINDS: Mapping[str, FieldKind] = {  # of fields that are neither texts, flags n
 
 
 def _fields(record: type) -> dict[str, FileField]:
-    """Return the fields of a model's file, or of a record within it."""
+    """Return the fields of a model file, or of a record such as `moe` within it."""
     fields = {}
     for field in dataclasses.fields(record):
         # the first type of a union such as Number | None
@@ -528,7 +528,7 @@ FILE = _fields(Model)
 
 
 def check_shape(model: Model, where: str) -> None:
-    """Check that heads share the hidden units, heads of keys and values the others, and so on."""
+    """Check that a model's sizes fit together, such as heads that divide the hidden size."""
     heads, kv_heads, hidden = model.heads, model.kv_heads, model.hidden
     if heads % kv_heads:
         raise ValueError(f"{where}: kv_heads must divide heads, {heads}, got {kv_heads}")
@@ -555,12 +555,12 @@ def _check_at_most(where: str, name: str, value: Number, total: str, limit: Numb
 
 
 def unfused_kernels(model: Model) -> frozenset[str]:
-    """Return the names of a model's kernels that are not fused."""
+    """Return the names of the kernels that the model runs unfused, such as "softmax"."""
     return frozenset(model.unfused.split("+")) if model.unfused else frozenset()
 
 
 def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:
-    """Return the parts of a layer that it runs again within I, apart from flash attention."""
+    """Return the parts of a layer that I recomputes; none for "selective" with flash attention."""
     in_layer = parse_recompute(recompute).in_layer
     if in_layer == "selective":
         return frozenset(() if model.flash_attention else ("core_attn",))

@@ -66,7 +66,7 @@ class PipelineLayout:
 
     @classmethod
     def parse(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
-        """Read a layout; commas and blanks are ignored.
+        """Parse a pipeline layout from text or lists; commas and blanks are ignored.
 
         Args:
           text: letters, as Megatron takes them, or lists of words, also as a text: a list for each
@@ -99,7 +99,7 @@ class PipelineLayout:
 
     @classmethod
     def with_layers(cls, layers: Counts, mtp: Counts) -> "PipelineLayout":
-        """Write the layers (stages) of each kind as a layout, between embedding and head."""
+        """Build a layout from numbers of layers and of multi-token prediction layers by stage."""
         stages = ["t" * int(t) + "m" * int(m) for t, m in zip(layers, mtp, strict=True)]
         stages[0] = "E" + stages[0]
         stages[-1] += "L"
@@ -119,11 +119,11 @@ class PipelineLayout:
         return shortest[0]
 
     def count(self, letter: str) -> Int[NumpyArray, " stages"]:
-        """Count a letter on each stage (stages)."""
+        """Count how often a letter, a kind of layer, stands on each stage (stages)."""
         return np.array([stage.count(letter) for stage in self.stages])
 
     def module_fqns(self) -> list[list[str]]:
-        """Write the layout as torchtitan's `module_fqns_per_model_part`.
+        """Return the layout in the form of torchtitan's `module_fqns_per_model_part`.
 
         Returns:
           Names of the modules of each stage.
@@ -146,7 +146,7 @@ class PipelineLayout:
         return modules
 
     def check(self, model: Model, num_stages: int) -> None:
-        """Check that a layout has the layers of a model, on so many stages, in order.
+        """Check that the layout has all layers of a model, in order, on `num_stages` stages.
 
         Raises:
           ValueError: if they are not.
@@ -180,10 +180,10 @@ def _unreadable(label: str, place: object) -> ValueError:
 
 
 def _parse_lists(text: str, label: str) -> Any:
-    """Read lists from text: those of JSON or Python, with + and * between them."""
+    """Parse text with lists in JSON or Python form, which + and * may combine."""
 
     def value(node: ast.AST) -> Any:
-        """Return the value of a node of the syntax tree: a word, a number or a list."""
+        """Evaluate a node of the syntax tree to a word, a number or a list."""
         match node:
             case ast.Constant(value=str() | int()):
                 return node.value
@@ -219,7 +219,7 @@ def _num_leaves(content: Any) -> int:
 
 
 def _stages(content: Any, label: str) -> list[Any]:
-    """Return the content of each stage in pipeline order, from a list by stage or by rank."""
+    """List each stage's content in pipeline order, from a list by stage or by rank."""
     if not _is_list(content) or not content:
         raise _unreadable(label, content)
     if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
@@ -230,7 +230,7 @@ def _stages(content: Any, label: str) -> list[Any]:
 
 
 def _stage_letters(stage: Any, label: str) -> str:
-    """Return the letters of a stage from its words; head and loss together are one L."""
+    """Convert a stage's words to letters; output head and loss together become one L."""
     if not isinstance(stage, str | list | tuple):
         raise _unreadable(label, stage)
     heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
@@ -245,7 +245,7 @@ def _stage_letters(stage: Any, label: str) -> str:
 
 
 def _unroll(bare: str, label: str) -> str:
-    """Return a layout with all repeats written out, also within groups."""
+    """Write out all repeats in a layout's text, such as ttt for t*3, within groups too."""
     parts: list[str] = []
     place = size = 0
     while place < len(bare):
@@ -264,13 +264,13 @@ def _unroll(bare: str, label: str) -> str:
 
 
 def _stage_text(stage: str) -> str:
-    """Write the letters of a stage: as ttt, or t*4 where that is shorter."""
+    """Write a stage's letters as ttt, or in a shorter form such as t*4."""
     runs = [(letter, len(list(same))) for letter, same in groupby(stage)]
     return "".join(min(letter * n, f"{letter}*{n}", key=len) for letter, n in runs)
 
 
 def _groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield (stages, times) of repeated stages from a stage on, before the last stage."""
+    """Yield repeats that start at a stage: number of stages, and times they repeat."""
     for size in range(1, min(MAX_GROUP, (last - start) // 2) + 1):
         block, end = texts[start : start + size], start + size
         while texts[end : end + size] == block and end + size <= last:

@@ -1,4 +1,4 @@
-"""Stacks: properties of software rather than of machines, read from data files.
+"""Software stacks: properties of training software that affect times, from data files.
 
 A stack says which kernel computes attention, how much more than fused kernels move its norms and
 activation functions move, what the host takes to start kernels, and what its exchanges run beside.
@@ -40,7 +40,7 @@ OF_WORKLOAD = (
 @with_short_repr("name attention elementwise workload source")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Stack:
-    """Software properties that times depend on.
+    """Properties of training software that affect the times of a step.
 
     Attributes:
       name: of the stack.
@@ -69,7 +69,7 @@ class Stack:
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def on(self, system: System) -> System:
-        """Return the system as this software uses it.
+        """Return the system with the speed that this software reaches on it.
 
         Returns:
           The machine with the stack's numbers; as it is if it was calibrated on runs of the stack,
@@ -109,7 +109,7 @@ AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
 
 
 def machine_software(system: System, stack: Stack | str | Path | None = None) -> Stack:
-    """Return the software that a machine is used with."""
+    """Return the requested software stack, or by default that of the system's calibration."""
     check_types(stack=(stack, Stack, str, Path, type(None)))
     if stack is not None:
         return stack if isinstance(stack, Stack) else load_stack(stack)
@@ -181,6 +181,6 @@ FILE: Fields = {
 
 
 def _stack(*, kernels: Any, host: Any, workload: Any, **fields: Any) -> Stack:
-    """Make a stack from the sections of a file."""
+    """Build a stack from the sections of its file."""
     workload = {name: value for name, value in workload.items() if value is not None}
     return Stack(**fields, **kernels, **host, workload=workload)

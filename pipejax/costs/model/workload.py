@@ -1,4 +1,4 @@
-"""Workload of a schedule: the layers and the parameters of every stage.
+"""Workload of a schedule: model, parallelism, and the layers and parameters of each stage.
 
 Layers are assigned to stages by the table's stage shares, in whole layers.
 """
@@ -53,7 +53,7 @@ Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Workload:
-    """Model to train, and the accelerators that share the work.
+    """A training job: the model, its batch, and how accelerators share the work.
 
     Attributes:
       model: the transformer.
@@ -214,7 +214,7 @@ class Workload:
 
     @property
     def expert_tensor(self) -> int:
-        """Count the accelerators that split each expert; by default as many as split a layer."""
+        """Count the accelerators that split each expert; by default the tensor parallelism."""
         return self.expert_tensor_parallel or self.tensor_parallel
 
     @property
@@ -235,17 +235,17 @@ class Workload:
 
     @property
     def accelerators_per_worker(self) -> int:
-        """Count the accelerators of one worker: t c."""
+        """Count the accelerators of each pipeline worker: t c."""
         return self.tensor_parallel * self.context_parallel
 
     @property
     def precisions(self) -> tuple[str, str, str]:
-        """Return the precisions of weighted products, of attention's products, and of the head."""
+        """Return three precisions: of products with weights, of attention, of the output head."""
         attention, head = self.attention_precision, self.head_precision
         return self.precision, attention or PRECISIONS[0], head or PRECISIONS[0]
 
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
-        """Return the layout of the workload on the workers of a schedule."""
+        """Return the degrees of parallelism that the workload has on a schedule's workers."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
         layers, attention, head = self.precisions
         values = {field.name: getattr(self, field.name) for field in _OF_LAYOUT}
@@ -268,16 +268,16 @@ class Workload:
 
     @property
     def recomputation(self) -> Recomputation:
-        """Return the layers, groups of layers or parts of layers that the backward recomputes."""
+        """Return which layers, groups of layers or parts of layers the backward recomputes."""
         return parse_recompute(self.recompute)
 
     @property
     def recompute_in_layer(self) -> str:
-        """Return the parts that a layer itself recomputes: "none", "selective" or names."""
+        """Return the recomputed parts of layers: "none", "selective" or their names."""
         return self.recomputation.in_layer
 
     def microbatch_size(self, table: ScheduleTable) -> int:
-        """Return the sequences of one microbatch.
+        """Return the number of sequences in one microbatch.
 
         Args:
           table: the schedule, with its number of microbatches.
@@ -307,7 +307,7 @@ class Workload:
 def stage_layers(
     model: Model, table: ScheduleTable, edge_units: tuple[int, int] = (0, 0)
 ) -> Int[NumpyArray, " stages"]:
-    """Assign the layers to stages in proportion to their shares, in whole layers."""
+    """Assign whole layers to stages (stages), as close to the stages' shares as possible."""
     # Each stage gets its share rounded down. Remaining layers go to the stages with the largest
     # remainders, at a tie to those in the middle, because first and last also hold embedding and
     # head. `edge_units` are the layers that embedding and head count as: they replace layers.
@@ -338,14 +338,14 @@ def _check_not_traced(model: Model) -> None:
 
 
 class StageLayers(NamedTuple):
-    """A layer assignment."""
+    """Assignment of layers to stages, and how many of them each stage recomputes."""
 
     layers: PerStage  # (stages) layers of each stage
     recomputed: PerStage  # (stages) those of them whose forward is run again within the backward
 
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
-    """Assign layers by the layout or the table's stage shares, with those to recompute."""
+    """Assign layers by the pipeline layout or by stage shares, and count recomputed layers."""
     # Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     if not workload.pipeline_layout:
         units = workload.embedding_units, workload.loss_units
@@ -360,7 +360,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 
 
 def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:
-    """Return the workload with these layers of each stage."""
+    """Set a workload's number of layers on each stage."""
     mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
     is_even = len({*layers}) == 1  # as launchers split them
     layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
@@ -368,14 +368,14 @@ def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:
 
 
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
-    """Return whether each stage recomputes its forward within the backward: (stages)."""
+    """Return whether the backward of each stage recomputes layers (stages)."""
     in_cells = is_recomputed(table).max(axis=1)
     recomputed: Bool[NumpyArray, " stages"] = (workload.recomputation.layers > 0) & ~in_cells
     return recomputed
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Return the share of each stage in the layers for further tokens: (stages)."""
+    """Return each stage's share of the multi-token prediction layers (stages)."""
     # The layout is checked where its layers are assigned: here the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
@@ -386,7 +386,7 @@ def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
 
 
 class Stages(NamedTuple):
-    """Contents and workers of the stages of a schedule; may be padded."""
+    """Layers and workers of a schedule's stages, as arrays that may be padded."""
 
     layers: PerStage  # (stages) layers
     recomputed: PerStage  # (stages) those whose forward is run again within I
@@ -410,7 +410,7 @@ def build_stages(
     mtp: PerStage | None = None,
     places: Sequence[int] = (),
 ) -> Stages:
-    """Describe the stages of a schedule: their layers, and the places of their workers."""
+    """Describe the stages of a schedule by their layers and their workers' places."""
     ends = np.eye(table.num_stages)
     is_held = np.zeros((table.num_workers, table.num_stages))
     for pipe in table.placement:
@@ -438,7 +438,7 @@ def build_stages(
 
 @cached_method
 def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
-    """Return 1 on the stage of each worker's last gradient, whose update ends the step."""
+    """Return (stages) 1 for stages that compute a worker's last gradient, 0 for other stages."""
     cells, last = table.backward_end_cells, np.full(table.num_workers, NOWHERE)
     np.maximum.at(last, cells // table.num_slots, cells)
     return np.isin(cells, last).any(axis=1).astype(float)
@@ -447,7 +447,7 @@ def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
 def find_stages(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Return the stages of a schedule, built from assigned layers unless they are given."""
+    """Return `assigned` if it is `Stages`; else build them, by default with layers assigned."""
     if isinstance(assigned, Stages):
         return assigned
     layers = assign_layers(workload, table) if assigned is None else assigned
@@ -456,7 +456,7 @@ def find_stages(
 
 
 def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
-    """Return each kind of layer with its layout: narrow formats first, then 16 bits."""
+    """List kinds of layers with their layouts; layers kept in 16 bits are listed last."""
     layouts = [layout]
     if any(layout.wide_layers):
         layouts.append(dataclasses.replace(layout, precision=PRECISIONS[0], wide_layers=(0, 0)))
@@ -466,7 +466,7 @@ def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
 def layers_by_kind(
     model: Model, layout: Layout, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
-    """Count the first layers of each stage by kind, in the order of `layer_kinds`."""
+    """Count the first `layers` of each stage by kind, in the order of `layer_kinds`."""
     # The first layers of a pipeline are dense; `extra` ones are of the last kind.
     layers = as_float(layers)
     counts: tuple[PerStage, ...]
@@ -482,7 +482,7 @@ def layers_by_kind(
         return counts
 
     def count_between(low: Number, high: Number) -> PerStage:
-        """Count the layers between two positions in the pipeline."""
+        """Count each stage's layers (stages) between two positions in the model."""
         end = xp.minimum(stages.before + layers, high)
         return xp.clip(end - xp.maximum(stages.before, low), 0, layers)
 
@@ -496,19 +496,19 @@ def layers_by_kind(
 
 
 def all_layers_by_kind(model: Model, layout: Layout, stages: Stages) -> tuple[PerStage, ...]:
-    """Count the layers of each kind, with those for further tokens: (stages) each."""
+    """Count each stage's layers by kind, multi-token prediction included: (stages) each."""
     return layers_by_kind(model, layout, stages, stages.layers, stages.mtp * model.mtp_layers)
 
 
 class ParameterCounts(NamedTuple):
-    """Parameters of one accelerator, before replicas split them."""
+    """Number of parameters on one accelerator, before data-parallel replicas split them."""
 
     dense: Numbers  # split by tensor parallelism, or whole on every accelerator
     experts: Numbers  # routed; split by expert and expert-tensor parallelism
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Count the parameters of one layer on one accelerator, with adapters, by kind of layer."""
+    """Count a layer's parameters per accelerator, LoRA adapters included, by kind of layer."""
     # Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
     # outputs, as Megatron does: r (inputs + outputs) / t. `base` counts the model's own weights.
     t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
@@ -520,7 +520,7 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
     experts = (biases + split / parts) / layout.expert
 
     def dense(kind: str) -> Number:
-        """Count the parameters of a layer that are not routed experts."""
+        """Count a layer's parameters per accelerator, except those of routed experts."""
         unsplit = model.whole_parameters(kind)
         return base * unsplit + (base * (totals[kind] - unsplit) + r * sides[kind]) / t
 
@@ -533,7 +533,7 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Count the parameters of each stage's copy on one accelerator, with adapters: (stages)."""
+    """Count each stage's parameters per accelerator, LoRA adapters included (stages)."""
     # A tied head on another stage than the embedding holds a copy of it. Stages with layers for
     # further tokens hold one to look up tokens; a tied head on such a stage shares it.
     weights = layer_weights(model, layout, base=base)
@@ -556,14 +556,14 @@ _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 
 class PricingShape(NamedTuple):
-    """Static argument of compiled prices: all inputs of prices that are no numbers."""
+    """Static argument of compiled pricing functions: all inputs that are not numbers."""
 
     workload: Workload  # parallelism and recomputation; its model and minibatch are placeholders
     table: ScheduleTable  # the schedule; the same object for tables of equal content
 
     @classmethod
     def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
-        """Return what compiled prices depend on besides numbers; equal tables share one object."""
+        """Remove all numbers from a workload, and share one object for equal tables."""
         model = dataclasses.replace(workload.model, name="", source="")
         num_wide = workload.wide_first + workload.wide_last  # which a model must have
         model = dataclasses.replace(mapped(lambda _: 0, model), layers=num_wide)

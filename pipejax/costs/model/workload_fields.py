@@ -1,4 +1,4 @@
-"""Fields of a workload, in one table for all interfaces.
+"""Table of the fields of a workload, which Python, files and commands share.
 
 Who adds a field to `Workload` adds a line here: the checks of `Workload`, the options of the
 command line, the declaration of sweeps, the cells of measured rows and the request of a plan are
@@ -37,7 +37,7 @@ DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
 class Recomputation(NamedTuple):
-    """Layers or parts of layers that a backward recomputes."""
+    """Layers, or parts of layers, that the backward recomputes."""
 
     layers: float  # whole layers of a stage, at most; infinity for all
     group: int  # layers that share a checkpoint
@@ -45,7 +45,7 @@ class Recomputation(NamedTuple):
 
 
 def parse_recompute(recompute: str) -> Recomputation:
-    """Read a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""
+    """Parse a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""
     method, colon, count = str(recompute).partition(":")
     if colon and method in RECOMPUTE_METHODS:
         if not (count.isdecimal() and 0 < int(count) <= MAX_COUNT):
@@ -62,7 +62,7 @@ def parse_recompute(recompute: str) -> Recomputation:
 
 
 def check_recompute(recompute: str) -> str:
-    """Return the canonical text of a recomputation, with parts of layers sorted; refuse others."""
+    """Return a recomputation in canonical form, with sorted parts; refuse invalid text."""
     layers, group, in_layer = parse_recompute(recompute)
     if not layers:
         return in_layer
@@ -86,7 +86,7 @@ class WorkloadField(NamedTuple):
 
     @property
     def values(self) -> FieldKind:
-        """Return the kind of its values in files."""
+        """Return the kind of value that files may have for this field."""
         kinds = {"flag": FLAG, "number": NUMBER, "seconds": NUMBER, "share": SHARE, "text": TEXT}
         kinds["recompute"] = FieldKind(lambda value, _: check_recompute(value), TEXT.schema)
         if self.kind == "whole":
