@@ -1,4 +1,4 @@
-"""Schedules for a run: planned schedules get the times of the run.
+"""Schedules whose order is planned from the times of a run.
 
 Commands, sweeps and Python all build schedules here, so they use the same table. Planned times are
 in units of the mean F, rounded to a millionth: costs that differ only in scale or by rounding give
@@ -26,14 +26,14 @@ Options = Mapping[str, Any]
 def build_for_run(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> ScheduleTable:
-    """Build a schedule for the costs of a run; its order follows from them if it is planned."""
+    """Build a schedule; if its order is planned, plan it with the costs of the run."""
     return builder.function(**size, **for_times(builder, size, options, price))
 
 
 def for_times(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> dict[str, Any]:
-    """Return a builder's options; for a planned schedule with the times from priced costs."""
+    """Return a builder's options, and add the run's times if it plans the order from them."""
     if not is_planned(builder, options):
         return dict(options)
     costs = price(similar_table(builder, size, options))
@@ -43,18 +43,18 @@ def for_times(
 
 
 def is_planned(builder: Builder, options: Options) -> bool:
-    """Return whether the order of a schedule follows from the times of the run."""
+    """Return whether a builder plans the order of ops from the times of a run."""
     return builder.planned and "slots" not in options
 
 
 def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
-    """Yield rows of a batch of costs that share a plan, and the builder's options for it."""
+    """Group a batch of costs by planned order; yield row indices and the builder's options."""
     batch_size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:
-        """Return the mean time of all stages, or for O and L the time of each stage."""
+        """Return a cost's mean over stages; for offload and load, the cost of each stage."""
         leaf = np.asarray(costs.get(name, np.zeros(1)), float)
         if not leaf.size:
             return np.zeros((batch_size, 1))
@@ -81,7 +81,7 @@ def plans(
 
 
 def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
-    """Return times in units of the mean forward, the first column, rounded to the tolerance."""
+    """Divide times by the mean forward (column 0), and round them to the tolerance."""
     forward = times[:, :1]
     unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
     tolerances, letters = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE), len(LETTERS)
@@ -90,7 +90,7 @@ def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "
 
 
 def similar_table(builder: Builder, size: Options, options: Options) -> ScheduleTable:
-    """Return a table with the stages per worker of a schedule, which decide its costs."""
+    """Build a 1F1B table with as many stages per worker, since those decide the costs."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if stages_per_worker == 1:
         return naming.build("1f1b", **size)

@@ -1,4 +1,4 @@
-"""Floating-point types of solutions, and the check that results are finite.
+"""Floating-point types of results, and checks that times and results are finite.
 
 JAX's default knows no float64, and float32 loses what a person reads: after 20,000 additions the
 fourth digit may be wrong. So numbers are solved in float64 whatever the default, and come back as
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Return whether JAX traces a number of some trees, so that its value is unknown."""
+    """Return whether a number in these trees is a JAX tracer, whose value is unknown."""
     if not is_loaded():
         return False
     tracer = jax.core.Tracer
@@ -33,7 +33,7 @@ def is_traced(*trees: Any) -> bool:
 
 
 def accept_type(dtype: np.dtype | type) -> AbstractContextManager[Any]:
-    """Return a context in which JAX accepts a type, whatever its default."""
+    """Return a context in which JAX accepts a float type such as float64."""
     return jax.enable_x64(_has_float64() or dtype == np.float64)
 
 
@@ -42,7 +42,7 @@ def _has_float64() -> bool:
 
 
 def float_type(*values: Any) -> np.dtype:
-    """Return the floating-point type in which values are added."""
+    """Return the float type to use for sums of these values."""
     # Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
     # numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
     if is_traced(values):
@@ -52,7 +52,7 @@ def float_type(*values: Any) -> np.dtype:
 
 
 def _kind(value: Any) -> Any:
-    """Return the type of a number in a promotion; Python's for weak types."""
+    """Return a value's type for promotion: float or int for Python numbers and weak types."""
     if getattr(value, "weak_type", False):
         return float if jnp.issubdtype(value.dtype, jnp.floating) else int
     return getattr(value, "dtype", type(value))
@@ -68,7 +68,7 @@ def _number_type(kinds: frozenset[Any]) -> np.dtype:
 
 @contextmanager
 def _plain_numbers() -> Iterator[None]:
-    """Leave any trace of JAX, and let JAX accept float64."""
+    """Open a context outside of all JAX traces, in which JAX accepts float64."""
     if not is_loaded():
         yield
         return
@@ -77,7 +77,7 @@ def _plain_numbers() -> Iterator[None]:
 
 
 def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function with its numbers as float64, whatever JAX's default, unless traced."""
+    """Make a function convert its numbers to float64, unless JAX traces them."""
 
     # `function` gets copies: it may still compute while the caller changes the arrays.
     @functools.wraps(function)
@@ -94,14 +94,14 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def _exact(tree: Any) -> Any:
-    """Copy the numbers of a tree to float64; return a tree without numbers as it is."""
+    """Copy a tree with its float arrays as float64; return trees without floats unchanged."""
     if not any(map(_is_real, leaves(tree))):
         return tree
     return mapped(lambda leaf: np.array(leaf, np.float64) if _is_real(leaf) else leaf, tree)
 
 
 def _is_real(leaf: Any) -> bool:
-    """Return whether a leaf is an array of floating-point numbers, and not masked."""
+    """Return whether a leaf is an unmasked array of floats."""
     if not (is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)):
         return False
     if leaf.dtype.kind in "iub":
@@ -113,7 +113,7 @@ def _is_real(leaf: Any) -> bool:
 
 
 def to_output_dtype(tree: Any) -> Any:
-    """Return float64 arrays as NumPy's; without `jax_enable_x64` JAX would cut them to float32."""
+    """Convert float64 results to NumPy arrays, unless `jax_enable_x64` lets JAX hold them."""
     if _has_float64():
         return tree
     # [()] makes an array without axes a NumPy scalar, which is a Python float
@@ -124,7 +124,7 @@ def to_output_dtype(tree: Any) -> Any:
 
 
 def as_float(number: Any) -> Any:
-    """Turn whole numbers into floats: products of the 32-bit integers of a trace wrap around."""
+    """Convert integers to floats, because products of traced 32-bit integers overflow."""
     if isinstance(number, tuple):
         return tuple(map(as_float, number))
     if isinstance(number, int) and not isinstance(number, bool):
@@ -134,7 +134,7 @@ def as_float(number: Any) -> Any:
 
 
 def make_floats(record: Any, *, skip: type | tuple[type, ...] = ()) -> None:
-    """Turn the whole numbers of a new frozen record into floats, except in static fields."""
+    """Convert integers in a new frozen record to floats, except in static fields."""
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if not (field.metadata or isinstance(value, skip)):
@@ -149,7 +149,7 @@ class FloatFields:
 
 
 def check_finite(results: Any, inputs: Any) -> None:
-    """Refuse results that overflowed, and name the largest number that they were made of."""
+    """Refuse results that overflowed; the error names the largest input."""
     # This waits for the results, so the caller may change its arrays afterwards.
     if all(_is_finite(on_host(leaf)) for leaf in leaves(results)):
         return
@@ -165,7 +165,7 @@ def check_finite(results: Any, inputs: Any) -> None:
 
 
 def _named_arrays(tree: Any) -> list[tuple[str, NumpyArray]]:
-    """List the numbers of a tree, each with the last part of its name."""
+    """List the floats and float arrays in a tree, each with the last part of its name."""
     return [
         (name, on_host(leaf))
         for name, leaf in named_leaves(tree)
@@ -178,7 +178,7 @@ def _is_finite(values: NumpyArray) -> bool:
 
 
 def on_host(value: Any) -> NumpyArray:
-    """Return a value as a NumPy array; of an array over several processes, the local part."""
+    """Convert a value to a NumPy array; for a multi-process array, only its local part."""
     if is_array(value) and not value.is_fully_addressable:
         return np.concatenate(
             [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
@@ -190,7 +190,7 @@ def on_host(value: Any) -> NumpyArray:
 
 
 def checked_seconds(name: str, value: Any) -> Any:
-    """Return a cost as a float or an array of floats [s]; refuse other values."""
+    """Return a cost [s] as a float or float array; refuse other types and negative values."""
     if type(value) is float and 0 <= value < np.inf:
         return value  # the usual case, for speed
     if isinstance(value, Many):  # the caller checks these values
@@ -215,7 +215,7 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 
 def _are_times(numbers: NumpyArray) -> bool:
-    """Return whether all numbers, of float32 or float64, are finite and at least 0."""
+    """Return whether all numbers of a float array are finite and at least 0."""
     # One pass over the bits as unsigned whole numbers decides: those of finite positive floats are
     # below infinity's, those of NaN and of floats with a sign are above. -0 needs a second check.
     if numbers.size == 0:
@@ -228,7 +228,7 @@ def _are_times(numbers: NumpyArray) -> bool:
 
 
 def _as_float(numbers: Any) -> Any:
-    """Turn whole numbers into float64, and floats of other types into the nearest that can add."""
+    """Convert integers and long doubles to float64, and 16-bit floats to float32."""
     if numbers.dtype.kind not in "iu":  # float16 and bfloat16 have too few digits, or long doubles
         return numbers.astype(np.float32 if numbers.dtype.itemsize < 4 else np.float64)
     if is_array(numbers) and not is_traced(numbers) and numbers.is_fully_addressable:
@@ -237,7 +237,7 @@ def _as_float(numbers: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Return a value as an array of numbers; None if it holds other things."""
+    """Convert a value to an array; None if it is masked, ragged or holds booleans in a list."""
     if is_array(value):
         return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if is_masked(value):

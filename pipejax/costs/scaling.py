@@ -57,7 +57,7 @@ _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(
 
 
 class ScaledFields(NamedTuple):
-    """Groups of a table's costs that are scaled together, with its custom kinds."""
+    """Cost fields that are scaled together, by group; custom kinds of ops of a table included."""
 
     words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
     growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
@@ -67,7 +67,7 @@ class ScaledFields(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
-        """Return the groups of a table's costs, with the costs of its custom kinds."""
+        """Group the cost fields that a table has, those of custom kinds of ops included."""
         phases = table.grammar.custom_phases
         computed = tuple(p.kind.time for p in phases if p.kind.lane == COMPUTING)
         growing = tuple(p.kind.time for p in phases if p.kind.scope in (MICROBATCH, WORKER))
@@ -84,7 +84,7 @@ class ScaledFields(NamedTuple):
 
 
 class ScalingRule(NamedTuple):
-    """One rule."""
+    """A scaling rule such as compute@stage2*0.5: the fields, the place and the factor."""
 
     what: str  # as it was written: a field, its letter or a group
     fields: tuple[str, ...]  # fields of `Costs` that it scales
@@ -174,7 +174,7 @@ def scaled_costs(
 
 
 def _microbatch_factors(scale: Any, costs: Costs) -> Any:
-    """Return checked factors of the microbatches: (microbatches)."""
+    """Check the factors of microbatches, and return them as an array (microbatches)."""
     factors = scale
     if not is_traced(scale):
         factors = as_floats(scale, "scale")
@@ -192,7 +192,7 @@ def _microbatch_factors(scale: Any, costs: Costs) -> Any:
 
 
 def parse_stragglers(text: str, where: str) -> dict[int, float]:
-    """Read the factors of slow workers, as 3=1.2,5=2; an empty text has none."""
+    """Parse the factors of slow workers from text such as 3=1.2,5=2, which may be empty."""
     stragglers: dict[int, float] = {}
     for entry in text.split(",") if text.strip() else ():
         worker, equals, factor = (part.strip() for part in entry.partition("="))
@@ -206,7 +206,7 @@ def parse_stragglers(text: str, where: str) -> dict[int, float]:
 
 
 def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> None:
-    """Refuse workers that a table does not have."""
+    """Refuse worker numbers that a table does not have."""
     for worker in workers:
         if whole_number(worker, f"{where}: a worker", minimum=0) >= table.num_workers:
             raise MismatchError(
@@ -215,12 +215,12 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
 
 
 def op_factors(table: ScheduleTable, factors: Stragglers) -> Any:
-    """Return the factors of ops: (stages), or (stages, microbatches) if pipes differ."""
+    """Return factors of op times: (stages), or (stages, microbatches) if pipes differ."""
     return _worker_factors(factors, table)[op_workers(table)]
 
 
 def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
-    """Return checked factors of all workers, (workers), 1 for workers that are not slow."""
+    """Check the factors of slow workers; return (workers), with 1 for all other workers."""
     if not isinstance(factors, Mapping):
         values = factors if is_traced(factors) else np.asarray(factors, float)
         if np.shape(values) != (table.num_workers,):
@@ -241,7 +241,7 @@ def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
 
 
 def op_workers(table: ScheduleTable) -> Int[NumpyArray, "..."]:
-    """Return the workers of ops: (stages), or (stages, microbatches) if pipes differ."""
+    """Return the worker of each op: (stages), or (stages, microbatches) if pipes differ."""
     placement = table.placement
     if (placement == placement[0]).all():
         return placement[0]
@@ -249,7 +249,7 @@ def op_workers(table: ScheduleTable) -> Int[NumpyArray, "..."]:
 
 
 def _read_rule(text: str, scaled: ScaledFields) -> ScalingRule:
-    """Read a scaling rule, such as "compute@worker3*1.3"."""
+    """Parse a scaling rule such as "compute@worker3*1.3"."""
     match = _RULE.fullmatch(text)
     if match is None:
         form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
@@ -266,7 +266,7 @@ def _read_rule(text: str, scaled: ScaledFields) -> ScalingRule:
 
 
 def _read_factor(text: str, where: str) -> float:
-    """Read a factor from text: a number of at least 0."""
+    """Parse a factor, which must be a number of at least 0."""
     try:
         factor = float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:
@@ -279,7 +279,7 @@ def _read_factor(text: str, where: str) -> float:
 def _check_rule(
     rule: ScalingRule, costs: Costs, table: ScheduleTable, scaled: ScaledFields
 ) -> None:
-    """Refuse a rule that scales nothing, or names no place of the table."""
+    """Refuse a rule that scales no cost, or names a place that the table does not have."""
     counts = {
         "stage": table.num_stages,
         "worker": table.num_workers,
@@ -314,7 +314,7 @@ def _check_rule(
 def _rule_factors(
     rule: ScalingRule, table: ScheduleTable, scaled: ScaledFields, field: str
 ) -> Float[NumpyArray, "..."]:
-    """Return the factors of a field by a rule: its factor at its place, 1 elsewhere."""
+    """Return factors for a field: the rule's factor at the rule's place, 1 elsewhere."""
     # Returns (), (stages), (stages, microbatches), or for messages (2, pipes, boundaries).
     is_scaled: Any = True
     edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)
@@ -344,13 +344,13 @@ def _rule_factors(
 
 
 def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
-    """Multiply a cost with factors; either may lack the last axis, of microbatches."""
+    """Multiply a cost by factors; cost or factors may lack the last axis, microbatches."""
     full_axes = 4 if field in MESSAGE_FIELDS else 2
     if max(np.ndim(value), factors.ndim) < full_axes or np.ndim(value) == factors.ndim:
         return value * factors
 
     def with_all_axes(array: Any) -> Any:
-        """Add leading axes, and a last axis of microbatches, unless the array is a number."""
+        """Add missing leading axes and a last axis of microbatches, except to a plain number."""
         if not 0 < np.ndim(array) < full_axes:
             return array
         return array.reshape(*[1] * (full_axes - 1 - array.ndim), *array.shape, 1)
@@ -364,7 +364,7 @@ RATIOS = ("pair_factor",)  # fields that are averaged over stages, not summed
 
 
 def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
-    """Give a table the costs of the same model, measured in another number of stages.
+    """Convert costs that were measured for a number of stages to the stages of a table.
 
     Every measured stage is taken as an equal share of the model whose time lies evenly in it: a
     new stage takes the sum of what lies in it. Messages go between the same workers as before, one
@@ -415,7 +415,7 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
 
 
 def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
-    """Return the share of each old stage in each new one."""
+    """Return the share of each old stage that lies in each new stage: (new, old)."""
     # Stage s of n covers [s / n, (s + 1) / n] of the model. In units of 1 / (old new) all ends are
     # whole numbers, so overlaps of old and new stages are exact.
     new_start, new_end = np.arange(new) * old, np.arange(1, new + 1) * old
@@ -427,7 +427,7 @@ def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
 def _restaged_messages(
     name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
-    """Return message times (2, 1, boundaries, ..) of a table from those for `stages` stages."""
+    """Convert message times for `stages` stages to those of a table, (2, 1, boundaries, ..)."""
     # A pair of workers keeps its longest message, and a new pair gets the longest of all.
     if np.ndim(times) == 0:
         return times

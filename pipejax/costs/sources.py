@@ -30,7 +30,7 @@ class CostSource:
 
     @property
     def sizes(self) -> Places:
-        """Return the places in a node, a rack of nodes and so on; empty if all links are equal."""
+        """Return the numbers of workers per node, per rack and so on; empty for equal links."""
         return ()
 
     @property
@@ -40,24 +40,24 @@ class CostSource:
 
     @property
     def worker_places(self) -> Places:
-        """Return the place of each worker on the machine; in order if empty."""
+        """Return each worker's place on the machine; empty if worker k is at place k."""
         return self.places if self.workload is None else tuple(self.workload.worker_places)
 
     def with_places(self, places: Places) -> "CostSource":
-        """Return the source with other places of the workers."""
+        """Return the source with the workers at other places on the machine."""
         if self.workload is None:
             return dataclasses.replace(self, places=places)
         workload = dataclasses.replace(self.workload, worker_places=places)
         return dataclasses.replace(self, workload=workload)
 
     def with_stages(self, count: int) -> "CostSource":
-        """Return the source with a number of stages, unless it has its own or needs none."""
+        """Set the number of stages that the costs are for, unless it is set or not needed."""
         if self.stages is not None or not self.is_per_stage:
             return self
         return dataclasses.replace(self, stages=count)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return the costs of a table if all messages went over links of a level, by level."""
+        """Return a table's costs for each link level, as if all messages used its links."""
         raise NotImplementedError
 
     def assumption(self, table: ScheduleTable) -> str:
@@ -67,18 +67,18 @@ class CostSource:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MeasuredCosts(CostSource):
-    """Costs that were measured on the stages of one table."""
+    """Cost source: costs measured on stages, which are merged or divided to fit a table."""
 
     costs: Costs
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Merge or divide the stages to match a table."""
+        """Merge or divide the measured stages to match the stages of a table."""
         return [restaged_costs(self.costs, self.stages or table.num_stages, table)]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GivenTimes(CostSource):
-    """Times of ops by field, equal for all stages or workers, and of messages by level [s]."""
+    """Cost source: one time [s] per kind of op, for all stages or workers, and message times."""
 
     times: Mapping[str, float]
     messages: tuple[Mapping[str, float], ...] = ({},)
@@ -87,16 +87,16 @@ class GivenTimes(CostSource):
 
     @property
     def sizes(self) -> Places:
-        """Return the places of a node, of a rack of nodes and so on."""
+        """Return the numbers of workers per node, per rack and so on."""
         return self.nodes
 
     @property
     def is_per_stage(self) -> bool:
-        """Return whether the times are those of stages."""
+        """Return whether the times are per stage rather than per worker."""
         return not self.per_worker
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return the costs of a table by level."""
+        """Return a table's costs for each link level."""
         lane_phases = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
         try:
             if missing := [f"{p.name}=.." for p in lane_phases if p.kind.time not in self.times]:
@@ -122,11 +122,11 @@ class GivenTimes(CostSource):
         return costs
 
     def for_tables(self, tables: Sequence[ScheduleTable]) -> Costs:
-        """Return costs for tables of any number of stages, with their custom kinds."""
+        """Return costs that fit all these tables, with the costs of their custom kinds of ops."""
         return Costs(**self._fields(*tables), **self.messages[0])
 
     def _fields(self, *tables: ScheduleTable) -> dict[str, Any]:
-        """Return times by field, those of custom kinds under `others`."""
+        """Return times by field of `Costs`; times of custom kinds of ops are under `others`."""
         fields = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
         phases = [phase for table in tables for phase in table.grammar.custom_phases]
         others = {p.kind.time: self.times[p.name] for p in phases if p.name in self.times}
@@ -135,21 +135,21 @@ class GivenTimes(CostSource):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CostsFile(CostSource):
-    """A file of measured costs."""
+    """Cost source: a file of measured costs."""
 
     path: str
 
     @property
     def sizes(self) -> Places:
-        """Return the places of a node, of a rack of nodes and so on."""
+        """Return the numbers of workers per node, per rack and so on."""
         return read_sizes(self.path)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Read the costs of a table by level."""
+        """Read a table's costs for each link level."""
         return read_levels(self.path, table, self.stages)
 
     def assumption(self, table: ScheduleTable) -> str:
-        """Say that I and W are half of B, if the file lacks them and the table has them."""
+        """State that I and W are taken as half of B, if the table needs what the file lacks."""
         if not read_halved(self.path, table):
             return ""
         return f'I and W are taken as half of B each: give "I" and "W" in {self.path} if known'
@@ -157,13 +157,13 @@ class CostsFile(CostSource):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ModelCosts(CostSource):
-    """A model on a system."""
+    """Cost source: a model priced on a system."""
 
     workload: Workload = dataclasses.field(kw_only=False)
     system: System = dataclasses.field(kw_only=False)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Price a table; the system knows its links, so there is one level."""
+        """Price a table; the list has one entry, because the system determines all links."""
         from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
 
         if self.lengths is not None:
@@ -184,24 +184,24 @@ class ModelCosts(CostSource):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlotCosts(CostSource):
-    """Slots in place of seconds: the table's, or the same units for all tables."""
+    """Cost source: slots taken as seconds, of the table or the same units for all tables."""
 
     in_units: bool = False
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return slots in place of seconds."""
+        """Return costs equal to slots, as one entry."""
         return [slot_costs(table, table.grammar.unit_slots if self.in_units else table.slots)]
 
 
 def check_count(name: str, values: Sequence[Any], count: int) -> None:
-    """Refuse another number of entries than microbatches."""
+    """Refuse a list whose length is not the number of microbatches."""
     if len(values) != count:
         text = f"{name} has {len(values)} entries, the table has {count} microbatches"
         raise MismatchError(text, name)
 
 
 def _kinds_without_time(costs: Costs, table: ScheduleTable) -> list[str]:
-    """List the custom kinds of a table that take time and have none."""
+    """List the custom kinds of ops in a table that need a time but have none."""
     used = set(table.used_phases)
     custom = [phase for phase in table.grammar.custom_phases if phase.kind.time and phase in used]
     return [phase.name for phase in custom if costs.time(phase) is None]
@@ -209,7 +209,7 @@ def _kinds_without_time(costs: Costs, table: ScheduleTable) -> list[str]:
 
 @short_repr
 class TableFile(NamedTuple):
-    """A table in a file."""
+    """Path of a schedule table's file, and how to repair the table."""
 
     path: str
     repair: str | None = None  # known fault of the file that `read_table` repairs

@@ -1,4 +1,4 @@
-"""Places of workers on a machine: nodes with fast links, slower links between nodes.
+"""Places of workers on a machine of nodes, with fast links in nodes and slower links between.
 
 A machine has a place for each worker, numbered node by node. The places of workers decide which
 messages leave a node, and nothing else: rows, programs and op times stay the same. So costs are
@@ -30,7 +30,7 @@ Levels = Int[NumpyArray, "places places"]
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A machine of nodes, and where the workers of a pipeline sit on it.
+    """A machine of nodes, and the places of a pipeline's workers on it.
 
     Args:
       workers_per_node: places of a node; or several numbers, each a multiple of the one before: of
@@ -75,12 +75,12 @@ class Topology:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the places of a node, of a rack of nodes, and so on."""
+        """Return the number of workers per node, per rack of nodes, and so on."""
         return check_sizes(self.workers_per_node, "workers_per_node")
 
 
 def check_sizes(value: Any, where: str) -> tuple[int, ...]:
-    """Check numbers of places: of a node, of a group of nodes, and so on."""
+    """Check the numbers of workers per node, per group of nodes, and so on."""
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     for size in sizes:
         whole_number(size, where)
@@ -95,7 +95,7 @@ def check_sizes(value: Any, where: str) -> tuple[int, ...]:
 
 
 def check_places(value: Any, where: str) -> tuple[int, ...]:
-    """Check that places are 0 to P - 1, each once."""
+    """Check that the places are a permutation of 0 to P - 1."""
     places = tuple(whole_numbers(value, where).tolist()) if len(value) else ()
     if sorted(places) != list(range(len(places))):
         raise ValueError(
@@ -105,7 +105,7 @@ def check_places(value: Any, where: str) -> tuple[int, ...]:
 
 
 def parse_places(text: str, where: str) -> tuple[int, ...]:
-    """Read places of workers, as 0,4,1,5; an empty text has none."""
+    """Parse the places of workers from text such as 0,4,1,5, which may be empty."""
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isdecimal() and word.isascii() for word in words):
         raise ValueError(f"{where} must be the place of each worker, as 0,4,1,5, got {text!r}")
@@ -115,7 +115,7 @@ def parse_places(text: str, where: str) -> tuple[int, ...]:
 def places_on(
     table: ScheduleTable, places: Sequence[int], where: str = "places"
 ) -> tuple[int, ...]:
-    """Place of each worker of a table; in order if there are none."""
+    """Return each worker's place; if places are empty, worker k is at place k."""
     if places and len(places) != table.num_workers:
         raise MismatchError(
             f"{where} are of {len(places)} workers, the table has {table.num_workers}", where
@@ -124,14 +124,14 @@ def places_on(
 
 
 def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
-    """Return the level of the link between two places, 0 within a node: (places, places)."""
+    """Return the link level for all pairs of places (places, places); 0 is within a node."""
     place = np.arange(num_places)
     groups = (place // size for size in sizes)
     return sum((group[:, None] != group for group in groups), np.zeros((num_places,) * 2, int))
 
 
 def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Costs:
-    """Return costs with the message times of a machine's links, by the places of workers.
+    """Set message times to those of the links that connect the workers on a machine.
 
     Args:
       costs: unbatched costs [s]; their own message times play no part.
@@ -161,7 +161,7 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
 
 
 def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":
-    """Return the costs of a table by the places of its workers on a machine."""
+    """Return a table's costs as a function of its workers' places on a machine."""
     leaves = dict(vars(costs))
     latency, transmit = topology.latency, topology.transmit
     assert isinstance(latency, tuple)  # a time per level: the constructor makes them
@@ -172,7 +172,7 @@ def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "Placed
 
 
 class PlacedCosts(NamedTuple):
-    """Costs of a table by the places of its workers."""
+    """Costs of a table as a function of its workers' places on a machine."""
 
     table: ScheduleTable  # the schedule
     base: Costs  # costs besides
@@ -185,7 +185,7 @@ class PlacedCosts(NamedTuple):
     def from_levels(
         cls, costs: Sequence[Costs], table: ScheduleTable, sizes: Sequence[int]
     ) -> "PlacedCosts":
-        """Collect costs that hold if all messages go over links of each level."""
+        """Combine costs by link level; those of a level are as if all messages used its links."""
         messages = {
             name: _stack_levels([getattr(level_costs, name) for level_costs in costs], table)
             for name in MESSAGE_FIELDS
@@ -194,11 +194,11 @@ class PlacedCosts(NamedTuple):
 
     @property
     def nodes(self) -> Int[NumpyArray, " places"]:
-        """Number of the node that each place is on."""
+        """Node number of each place (places)."""
         return np.unique((self.level > 0).argmin(axis=1), return_inverse=True)[1]
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return the levels and shared nodes that decide costs: equal rows cost the same."""
+        """Return for each placement what its costs depend on; equal rows have equal costs."""
         changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
         columns = [self._boundary_levels(places)[:, changes_worker]]
         if self.by_sharing:
@@ -206,7 +206,7 @@ class PlacedCosts(NamedTuple):
         return np.concatenate(columns, axis=1).astype(np.int8)
 
     def batch(self, places: Places) -> Costs:
-        """Return the costs of placements as a batch for `makespans`: its axis comes first."""
+        """Return the costs of several placements as a batch for `makespans`, the first axis."""
         levels = self._boundary_levels(places)
         shares_node, ends_share = self._node_sharing(places)
         direction, pipe, boundary = np.ogrid[:2, : levels.shape[1], : levels.shape[2]]
@@ -229,19 +229,19 @@ class PlacedCosts(NamedTuple):
         return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 
     def seated(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
-        """Return the workers of each node, sorted by place."""
+        """List the workers in each node, sorted by place."""
         worker = np.argsort(places)
         return [worker[self.nodes == node] for node in range(int(self.nodes.max()) + 1)]
 
     def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
-        """Count the stage boundaries whose messages cross links of each level (levels)."""
+        """Count, by link level, the stage boundaries whose messages use such links (levels)."""
         changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
         levels = self._boundary_levels(np.array([places]))[0][changes_worker]
         return np.bincount(levels, minlength=int(self.level.max()) + 1)
 
     @property
     def fastest(self) -> Costs:
-        """Return a lower bound of the costs of all placements: the minimum of each time."""
+        """Return costs that bound those of all placements from below: the minimum of each time."""
         messages = {name: times.min(axis=0) for name, times in self.messages.items()}
         stages = {name: times.min(axis=(0, 1)) for name, times in self.by_sharing.items()}
         return unchecked_costs(vars(self.base) | messages | stages)
@@ -251,7 +251,7 @@ class PlacedCosts(NamedTuple):
         return self.level[stage_places[..., :-1], stage_places[..., 1:]]
 
     def _node_sharing(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
-        """Return 1 if all copies of a stage, (placements, stages), or both ends, share a node."""
+        """Return 1 where a stage's copies share a node (placements, stages), and where ends do."""
         stage_places = places[:, self.table.placement]
         low, high = stage_places.min(axis=1), stage_places.max(axis=1)
         shares_node = self.level[low, high] == 0
@@ -260,7 +260,7 @@ class PlacedCosts(NamedTuple):
 
 
 def _stack_levels(levels: Sequence[Any], table: ScheduleTable) -> Any:
-    """Stack message times by level: (levels, 2, pipes, stages - 1), and microbatches if any."""
+    """Stack message times by link level: (levels, 2, pipes, stages - 1[, microbatches])."""
     xp: Any = jnp if any(is_array(leaf) for leaf in levels) else np
     shape: tuple[int, ...] = (2, table.num_pipes, table.num_stages - 1)
     if max(map(np.ndim, levels)) == len(shape) + 1:

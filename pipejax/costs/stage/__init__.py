@@ -1,1 +1,1 @@
-"""Costs of stages: the work of their layers, their memory, the costs of a schedule."""
+"""Costs of a model's stages on a system: work, memory and times of all ops of a schedule."""

@@ -1,4 +1,4 @@
-"""Seconds of all exchanges between accelerators, and their exposed part beside compute.
+"""Times of all collectives of a step, and the part of them that compute does not hide.
 
 Exchanges of one kind are priced as one array. Links and compute are two resources that work at
 once, each on one piece at a time and in order. The longest path through equal pieces stays on one
@@ -31,7 +31,7 @@ ByPhase = Float[Computed, " phases"]
 
 
 class Exchanges(NamedTuple):
-    """Seconds of all exchanges except messages, before any overlap with compute."""
+    """Times [s] of all collectives of a step, before any overlap with compute is subtracted."""
 
     within_layers: list[ByPhase]  # (phases) of each exchange within a layer, in the order given
     split_weights: list[ByPhase]  # (phases) gathered in F and I, gradients summed in W
@@ -42,7 +42,7 @@ class Exchanges(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """Collectives of one kind, with numbers or arrays that broadcast."""
+    """Equal collectives to price at once; its numbers may be arrays that broadcast."""
 
     kind: str
     volume: Number
@@ -54,7 +54,7 @@ class _Exchange(NamedTuple):
 def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
-    """Price all exchanges of a step, except messages between stages."""
+    """Compute the times of all collectives of a step; messages are not included."""
     # Dense weights and experts have different groups of replicas; copies of a stage in other pipes
     # are replicas too.
     weights, trained = (
@@ -89,7 +89,7 @@ def price_exchanges(
 def _within_layers(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
-    """Return the exchanges within layers with their groups on the nodes of a system."""
+    """Return the collectives within layers, with group sizes per node of the system."""
     layout, per_node = work.layout, system.gpus_per_node
     groups = {
         "tensor": layout.tensor_group.on(per_node),
@@ -110,7 +110,7 @@ def _within_layers(
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Return the holders of equal weights: (parts, groups) in one pipe, (groups, stages) in all."""
+    """Return replica groups for weights in one pipe (parts, groups), in all (groups, stages)."""
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
     ranks = [group.on(system.gpus_per_node) for group in layout.replica_groups]
@@ -123,7 +123,7 @@ def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
 
 
 def _tied_embedding(work: StageWork, system: System) -> _Exchange:
-    """Return the sum of gradients of an embedding that first and last stage both hold."""
+    """Return the all-reduce of embedding gradients between the first and the last stage."""
     stages = work.stages
     first, last = (xp.sum(end * stages.nearest) for end in (stages.first, stages.last))
     near = work.layout.is_near(first, last, system.gpus_per_node)
@@ -132,7 +132,7 @@ def _tied_embedding(work: StageWork, system: System) -> _Exchange:
 
 
 def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
-    """Return seconds of each exchange; equal kinds are priced as one array."""
+    """Compute each exchange's time [s]; exchanges of a kind are priced as one array."""
     # With many networks, exchanges inside a node are priced apart: they are the same on all.
     leaves = [(item.volume, *item.group, item.repeats, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
@@ -165,7 +165,7 @@ def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
 def hidden_buckets(
     contention: Contention, exchange: Numbers, compute: Number, layers: Number
 ) -> Numbers:
-    """Return the seconds by which the exchanges of equal layers, beside compute, shorten a run."""
+    """Return the time [s] that overlapping exchanges with the compute of equal layers saves."""
     # A layer's gradients are exchanged after its compute, after those of earlier layers. With c and
     # a the seconds of compute and exchange of one of L layers, the longest path is one of
     #     L c + a                            compute never rests
@@ -180,7 +180,7 @@ def hidden_buckets(
 def hidden_ring(
     contention: Contention, exchange: Number, compute: Numbers, steps: Number
 ) -> Numbers:
-    """Return the seconds by which a ring exchange, beside the compute on its data, shortens it."""
+    """Return the time [s] that overlapping a ring exchange with attention on its data saves."""
     # Ring attention: in each of c steps an accelerator works on one part of the keys and values,
     # and passes it on. Step k + 1 waits for step k and for the transfer that started with it, and
     # transfers follow one another. The longest path has k transfers and c - k steps of compute,
@@ -210,7 +210,7 @@ _EXPERT_OPS = {*MODULE_OPS["moe"], *MODULE_OPS["mlp"], "mlp_residual"} - {*BEFOR
 def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
-    """Return the field and part of the cost of each custom kind that is a part of layers."""
+    """Return (cost field, part of it) for each custom kind of op that runs a part of layers."""
     custom_phases, used_phases = table.grammar.custom_phases, table.used_phases
     phases = [p for p in custom_phases if p.kind.time in LAYER_PARTS and p in used_phases]
     if not phases:
@@ -231,7 +231,7 @@ def layer_part_kinds(
 
 
 def attention_alone(work: StageWork) -> StageWork:
-    """Return the work of stages without experts and head; exchanges stay."""
+    """Return the work of stages without the ops of experts and head, but with all exchanges."""
     kinds = tuple(
         kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
         for kind in work.kinds
@@ -245,7 +245,7 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Add the costs of custom kinds of ops that run a part of a layer."""
+    """Add costs for custom kinds of ops that run attention, experts or their exchanges."""
     # `kinds` gives field and part of each; `attention` is the share of attention in the compute of
     # a field, `exchanges` the seconds of its exchanges with experts.
     kind_costs = {}

@@ -1,4 +1,4 @@
-"""Microbatches of different lengths: costs that follow their tokens, and their order.
+"""Microbatches of different lengths: costs by number of tokens, and their order.
 
 Where sequences are packed, or sorted into microbatches by length, no two microbatches need take
 the same time. Lengths are tokens: one number for each microbatch, or the lengths of the sequences
@@ -28,10 +28,10 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Return activation sizes of microbatches with different lengths, by microbatch."""
+    """Return activation sizes [B] for microbatches of given lengths, by microbatch."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
-        """Return activation sizes of a microbatch of `size` sequences of the model's length."""
+        """Return the activation sizes of a microbatch with `size` sequences."""
         sized = dataclasses.replace(workload, model=model)
         return stage_bytes(sized, table, microbatch_size=size).ledger_sizes
 
@@ -44,7 +44,7 @@ def by_length(
     lengths: Lengths,
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Price each distinct microbatch once; return prices by name, with an axis of microbatches."""
+    """Price microbatches, equal lengths once; return arrays whose last axis is microbatches."""
     packed = Packed.from_lengths(lengths)
     packed.check_count(table)
     # a packed microbatch is priced as tokens / sequence sequences of that equivalent length
@@ -60,13 +60,13 @@ def by_length(
 
 
 def _with_sequence(model: Model, sequence: float) -> Model:
-    """Give a model another sequence length; its window is at most that long."""
+    """Set a model's sequence length, and shorten its attention window if it is longer."""
     window = None if model.window is None else min(model.window, sequence)
     return dataclasses.replace(model, sequence=sequence, window=window)
 
 
 class Packed(NamedTuple):
-    """Lengths of microbatches, as tokens and as equivalent sequence lengths."""
+    """Microbatches as numbers of tokens, and as equivalent lengths of equal sequences."""
 
     tokens: Float[NumpyArray, " microbatches"]
     sequence: Float[NumpyArray, " microbatches"]  # sum of squares of its sequences over its tokens
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def from_lengths(cls, lengths: Lengths) -> "Packed":
-        """Read lengths; each is tokens, or a list of sequences."""
+        """Convert lengths: each is a number of tokens, or a list of packed sequence lengths."""
         entries = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
         rows: list[list[Any]] = [[*n] if isinstance(n, list | tuple) else [n] for n in entries]
         if not rows:
@@ -91,7 +91,7 @@ class Packed(NamedTuple):
         return cls(tokens, squares / tokens, is_packed)
 
     def check_count(self, table: ScheduleTable) -> None:
-        """Check that there is a length for each microbatch."""
+        """Check that there is exactly one length per microbatch of a table."""
         if len(self.tokens) != table.num_microbatches:
             raise MismatchError(
                 f"{len(self.tokens)} lengths are given, the table has {table.num_microbatches} "
@@ -152,7 +152,7 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Return costs in another order: microbatch k gets the costs of microbatch order[k]."""
+    """Reorder costs: microbatch k of the result has the costs of microbatch order[k]."""
     # Several orders, (batch, microbatches), give costs for `makespans`, with a batch axis of 1 for
     # costs without an axis of microbatches. time[..., order] is (stages, batch, microbatches) then.
     if order.ndim == 1:
@@ -164,7 +164,7 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
 
 
 def map_microbatches(function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0) -> Costs:
-    """Apply a function to every cost with an axis of microbatches, which is its last."""
+    """Apply a function to each cost that has an axis of microbatches, its last axis."""
     return unchecked_costs(
         {
             name: function(time) if differs_by_microbatch(name, time, batch_axes) else time

@@ -1,4 +1,4 @@
-"""Costs of a model on a system by the places of its workers, which decide links of messages."""
+"""Costs of a model for any places of workers in nodes, which decide what links messages use."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ OF_COPIES = ("all_reduce", "update")  # costs with exchanges of copies, or of th
 
 
 def model_placements(workload: Workload, system: System, table: ScheduleTable) -> PlacedCosts:
-    """Price a schedule for all places of its workers."""
+    """Price a model on a schedule, for any assignment of workers to places in nodes."""
     # Messages go over links of the node or of the network. So do gradients of stages that have
     # copies, and those of an embedding that the first and the last stage hold.
     in_order = dataclasses.replace(workload, worker_places=())
@@ -54,7 +54,7 @@ def _copy_costs(
     copies_share: bool,
     ends_share: bool,
 ) -> Costs:
-    """Return costs if copies of a stage share a node or not, and the ends of a pipe or not."""
+    """Price stages if their copies share a node or not, and if first and last stage do or not."""
     last_place = 0.0 if ends_share else FAR
     nearest: Float[NumpyArray, " stages"] = np.where(work.stages.last > 0, last_place, 0.0)
     farthest = nearest if copies_share else nearest + 2 * FAR

@@ -19,7 +19,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def sliced_model(model: Model, part: int, slices: int) -> Model:
-    """Return a model whose tokens attend to as many tokens as those of a slice on average."""
+    """Return a model with a sequence length at which tokens attend to as many as in a slice."""
     if not model.causal:
         raise MismatchError(
             f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "
@@ -40,7 +40,7 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
 def by_slice(
     workload: Workload, table: ScheduleTable, price: Callable[[Model, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Price each slice of a microbatch; return prices by name, with a last axis of all slices."""
+    """Price the slices of a microbatch; return arrays whose last axis is all slices of a step."""
     slices, size = table.grammar.slices, workload.microbatch_size(table)
     slice_prices = [
         price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)
@@ -53,7 +53,7 @@ def by_slice(
 
 
 def check_whole(table: ScheduleTable, what: str) -> None:
-    """Refuse microbatches in slices."""
+    """Refuse a table whose microbatches are cut into slices."""
     if table.grammar.slices > 1:
         raise MismatchError(
             f"{what} takes whole microbatches, those of {table.name} are in "

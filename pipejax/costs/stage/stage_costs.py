@@ -1,4 +1,4 @@
-"""Seconds that a system takes for the work of a schedule's stages.
+"""Times [s] that a system takes for the work of a schedule's stages.
 
 `work_costs` maps a pytree of arrays to a pytree of arrays: one compilation serves all models of one
 kind, all layouts and systems, and every number may be batched or differentiated. Kernels and
@@ -73,7 +73,7 @@ APART, ONE_PASS = range(2)  # ways: I and W apart, or as one pass, which hides m
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
-    """Price the work of stages: ops by kernels, collectives and host, messages by Hockney's model.
+    """Compute the times of ops (kernels, collectives, host) and of messages (latency + transmit).
 
     The host starts kernels while the accelerator runs them: a phase takes a smooth maximum of both.
     """
@@ -97,7 +97,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
 
 
 def op_seconds(work: StageWork, system: System) -> dict[str, Float[Computed, "parts stages"]]:
-    """Return the seconds of the ops of one microbatch, by field of `Costs`: (parts, stages)."""
+    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
     return _op_seconds(work, system, _exchanges(work, system))
 
 
@@ -105,7 +105,7 @@ ByField = dict[str, Float[Computed, "*parts stages"]]
 
 
 def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
-    """Return the share of attention in the compute of each op, by field of `Costs`: (stages)."""
+    """Return attention's share of each op's compute time, by cost field (stages)."""
     attention = op_seconds(attention_alone(work), system)
     compute = {field: parts[COMPUTE] for field, parts in seconds.items()}
     return {  # 0 / 1 for stages that compute nothing
@@ -117,7 +117,7 @@ def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
 def _with_kinds(
     costs: Costs, work: StageWork, workload: Workload, system: System, table: ScheduleTable
 ) -> Costs:
-    """Add the costs of custom kinds that are parts of layers."""
+    """Add costs for the table's custom kinds of ops that run a part of layers."""
     kinds = layer_part_kinds(table, workload, system)
     if not kinds:
         return costs
@@ -134,7 +134,7 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
 def _op_seconds(
     work: StageWork, system: System, exchanges: Exchanges
 ) -> dict[str, Float[Computed, "parts stages"]]:
-    """Return the seconds of the ops of one microbatch, by field of `Costs`: (parts, stages)."""
+    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
     layer_seconds = _layer_seconds(work, system, exchanges)
     two_passes, one_pass = ([ways[way] for ways in layer_seconds] for way in (APART, ONE_PASS))
     backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
@@ -160,12 +160,12 @@ def _op_seconds(
 def _phase_seconds(
     system: System, seconds: Float[Computed, "parts *ops stages"]
 ) -> Float[Computed, "*ops stages"]:
-    """Return the seconds of ops, (stages): the longer of accelerator and host."""
+    """Sum parts to op times [s] (ops, stages): the longer of accelerator and host time."""
     return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
 
 def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:
-    """Return the seconds of one microbatch's I, with the forwards that it recomputes."""
+    """Return the time [s] of I by part and stage, with the forwards that it recomputes."""
     # I gathers split weights once for both.
     recomputation = _layers(layer_seconds, FORWARD, work.recomputed)
     input_grad = _phase(work, system, layer_seconds, INPUT_GRAD)
@@ -173,7 +173,7 @@ def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]
 
 
 def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], phase: int) -> Seconds:
-    """Return the seconds of one microbatch's F, I or W, without recomputation: (parts, stages)."""
+    """Return the time [s] of F, I or W without recomputed layers, as (parts, stages)."""
     # `layer_seconds`: of one layer of each kind, of the embedding and of the head
     *_, embedding, head = layer_seconds
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
@@ -184,7 +184,7 @@ def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], pha
 
 
 def _layers(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
-    """Return the seconds of a phase of some layers, counted by kind: (parts, stages)."""
+    """Sum a phase's time [s] over `layers`, which counts layers by kind: (parts, stages)."""
     *kinds, _, _ = layer_seconds  # without embedding and head
     counts = zip(kinds, layers, strict=True)
     terms = [seconds[:, phase, None] * count[None] for seconds, count in counts]
@@ -195,7 +195,7 @@ _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchan
 
 
 def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
-    """Return the seconds of one layer of each kind, of the embedding and of the head."""
+    """Return the times [s] of a layer of each kind, of the embedding and of the head."""
     # Split weights (ZeRO 3) are gathered, and split gradients (ZeRO 2) are reduced, beside the
     # compute of another layer: the workload's share of the exchange that fits is hidden.
     layer_seconds = []
@@ -219,12 +219,12 @@ def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> lis
 
 
 def _if_split(work: StageWork, seconds: Any) -> Any:
-    """Return seconds (.., phases) of exchanges of split weights; 0 where none are split."""
+    """Set seconds (.., phases) to 0 for phases in which the ZeRO level exchanges no weights."""
     return xp.where(work.layout.zero >= _SPLIT_FROM, seconds, 0.0)
 
 
 def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
-    """Return the seconds of UNSHARD and REDUCE_GRAD of whole stages: (stages)."""
+    """Return the times [s] of UNSHARD and REDUCE_GRAD cells, by cost field (stages)."""
     if work.in_cells is None:
         return {}
     counts = *work.layers, work.stages.first, work.heads
@@ -237,7 +237,7 @@ def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
-    """Return ops and exchanges of each part: as kernels, as one op, or both for mixed systems."""
+    """List each part's ops and collectives: kernels, or one op; both for a batch of systems."""
     kernels = [(part.ops, part.collectives) for part in work.parts]
     whole = [(part.whole, part.whole_collectives) for part in work.parts]
     if isinstance(priced, bool):
@@ -246,8 +246,8 @@ def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
 
 
 def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
-    """Return the seconds of every part on the device, and of its exposed exchanges by group."""
-    # For mixed systems the parts come twice, with kernels and as one op: each system selects one.
+    """Return each part's times on the accelerator: compute, and exposed exchanges by group."""
+    # For a batch of systems the parts come twice, with kernels and as one op: each selects one.
     priced = system.kernels.priced
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
@@ -268,7 +268,7 @@ def _device_seconds(
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
 ) -> ByPart:
-    """Return seconds of kernels and, by group, of exposed exchanges: (ways, parts, phases)."""
+    """Return times of compute and of exposed exchanges by group: (ways, parts, phases) [s]."""
     # The ways are I and W apart, and I and W in one pass, whose exchanges overlap with products of
     # the other. Exchanges of tokens with experts may overlap with a layer of another microbatch.
     # `kernels` and `waits` yield the seconds of each op and of each exchange.
@@ -302,7 +302,7 @@ def _device_seconds(
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
-    """Return the seconds of each op: (phases). Equal kinds are priced as one array."""
+    """Return each op's times (phases) [s]; ops of a kind are priced as one array."""
     kinds = [(op.kind, op.precision) for op in ops]
     by_index: dict[int, ByPhase] = {}
     for kind in dict.fromkeys(kinds):
@@ -315,20 +315,20 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
 
 
 def has_host_link(system: System) -> bool:
-    """Return whether the host link has a bandwidth; a traced value counts as one."""
+    """Return whether the host link's bandwidth is above 0; a traced bandwidth counts as such."""
     bandwidth = system.host_link.bandwidth
     return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
 
 
 def check_machine(workload: Workload, system: System) -> None:
-    """Refuse a workload that needs a number that the system lacks: a peak, a host's rate."""
+    """Refuse a workload if the system lacks a number it needs, such as a peak in FP8."""
     for precision in workload.precisions:
         system.peak(precision)
     check_host(system, workload.optimizer_offload)
 
 
 def _message_link(work: StageWork, system: System) -> Link:
-    """Return the link of each message, (pipes, boundaries): inside a node or between nodes."""
+    """Return each message's link, inside a node or between nodes: (pipes, boundaries)."""
     stages = work.stages
     is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
     link: Link = mapped(
@@ -340,7 +340,7 @@ def _message_link(work: StageWork, system: System) -> Link:
 def _gradient_exchange(
     work: StageWork, system: System, exchanges: Exchanges, backward: Number
 ) -> PerStage:
-    """Return the seconds of A after the last backward: (stages)."""
+    """Return the exposed time [s] of each stage's gradient exchange, A (stages)."""
     # Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. Gradients
     # travel layer by layer beside compute; the rest after the backward is exposed. If replicas
     # split gradients (ZeRO 2), every backward reduces its own. First and last stage also add the
@@ -355,7 +355,7 @@ def _gradient_exchange(
 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
-    """Return seconds (stages) of U: the optimizer's share, then the gathers of the replicas."""
+    """Return the time [s] of each stage's update U (stages): optimizer, then weight gathers."""
     # If the host has a share of the optimizer, gradients go there and weights come back. Gathers
     # overlap with the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
@@ -377,14 +377,14 @@ def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Numb
 
 
 def _both_ways(value: Numbers) -> Float[Computed, "2 pipes boundaries"]:
-    """Repeat message times for both directions: (2, pipes, boundaries)."""
+    """Repeat message times (pipes, boundaries) for both directions: (2, pipes, boundaries)."""
     return xp.broadcast_to(value, (2, *np.shape(value)))
 
 
 def stage_costs(
     workload: Workload, system: System, table: ScheduleTable, *, lengths: Lengths | None = None
 ) -> Costs:
-    """Price every op and message of a schedule.
+    """Compute the times of every op and message of a schedule for a workload on a system.
 
     With `lengths`, a microbatch of n tokens is priced as b sequences of n / b tokens, b as without
     lengths. Packed sequences, and slices, are priced as sequences of the length sum(s^2) / sum(s),
@@ -433,7 +433,7 @@ def stage_costs(
     no_stragglers = dataclasses.replace(workload, stragglers=())  # they are applied at the end
 
     def price(model: Model, size: float) -> dict[str, Any]:
-        """Return the costs of one microbatch that depend on its length, by field."""
+        """Return those costs of a microbatch that depend on its length, by field."""
         costs = vars(costs_of_microbatch(model, system, no_stragglers, table, size))
         fields = (*GROWING, *layer_part_kinds(table, workload, system))
         return {name: np.asarray(costs[name]) for name in fields if costs[name] is not None}
@@ -448,7 +448,7 @@ def stage_costs(
 
 
 def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
-    """Return costs by part, whose sum is `stage_costs`."""
+    """Split `stage_costs` into parts such as compute; return the costs by part."""
     return _stage_parts(workload.model, system, workload, table)
 
 
@@ -456,10 +456,10 @@ def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dic
 def _stage_parts(
     model: Model, system: System, workload: Workload, table: ScheduleTable
 ) -> dict[str, Costs]:
-    """Return costs by part for a model, of which JAX must not trace any number."""
+    """Return costs by part, for a model without traced numbers."""
 
     def price(model: Model, size: float) -> dict[str, Any]:
-        """Return the seconds of the ops of one microbatch, by field: (parts, stages)."""
+        """Return op times [s] of a microbatch by cost field, as arrays (parts, stages)."""
         sized = dataclasses.replace(workload, model=model)
         seconds = op_seconds(stage_work(sized, table, microbatch_size=size), system)
         for name, parts in seconds.items():  # the last part becomes the delay by the host
@@ -489,7 +489,7 @@ def _stage_parts(
 
 
 def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
-    """Return costs with the workload's factors of slow workers and of fused pairs."""
+    """Apply the workload's factors for slow workers and for fused pairs to costs."""
     if workload.pair_factor != 1:
         costs = dataclasses.replace(costs, pair_factor=workload.pair_factor)
     slow = dict(workload.stragglers)
@@ -505,7 +505,7 @@ def costs_of_microbatch(
     table: ScheduleTable,
     microbatch_size: Number | None = None,
 ) -> Costs:
-    """Price one microbatch of a schedule; numbers of model and system may be traced."""
+    """Price a schedule of equal microbatches; numbers of model and system may be traced."""
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
@@ -525,7 +525,7 @@ def costs_of_microbatch(
 
 @functools.cache
 def _in_trace() -> Callable[..., Costs]:
-    """Return `costs_of_shape`, compiled as one program, for traced numbers."""
+    """Return `costs_of_shape` compiled by JAX, for traced numbers."""
     return compiled(costs_of_shape, static_argnames=("shape", "offloads"))
 
 
@@ -538,7 +538,7 @@ def costs_of_shape(
     *,
     offloads: bool = False,
 ) -> Costs:
-    """Price the numbers that a pricing shape does not fix; all of them may be traced."""
+    """Price a microbatch from numbers (all may be traced) and their static pricing shape."""
     work = stage_work(
         dataclasses.replace(shape.workload, model=model),
         shape.table,

@@ -1,4 +1,4 @@
-"""Work of a schedule's stages: FLOP, bytes of memory and messages of one accelerator.
+"""Work of a schedule's stages: FLOP, memory bytes and message bytes per accelerator.
 
 It depends on model, layout and schedule, never on the speed of a machine. `stage_work` and
 `stage_bytes` are for one schedule; `work_of_stages` and `bytes_of_stages` count the same from
@@ -71,7 +71,7 @@ PerKind = tuple[PerStage, ...]
 
 
 class PartWork(NamedTuple):
-    """Work of one layer, of the embedding or of the head, on one accelerator."""
+    """Work of a part of the model (a layer, the embedding or the head) on one accelerator."""
 
     ops: tuple[LayerOp, ...]  # its kernels
     collectives: tuple[Collective, ...]  # exchanges beside and between them
@@ -82,7 +82,7 @@ class PartWork(NamedTuple):
 
 
 class StageWork(NamedTuple):
-    """Work, bytes and messages of one accelerator of every stage for one microbatch."""
+    """Work of every stage for one microbatch, per accelerator: ops, bytes and messages."""
 
     layout: Layout  # degrees of parallelism
     stages: Stages  # where they lie
@@ -107,7 +107,7 @@ class StageWork(NamedTuple):
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
-        """Work of one layer of each kind, of the embedding and of the head."""
+        """Work of a layer of each kind, then of the embedding and of the head."""
         return (*self.kinds, self.embedding, self.head)
 
 
@@ -119,7 +119,7 @@ def stage_work(
     microbatch_size: Number | None = None,
     offloads: bool = False,
 ) -> StageWork:
-    """Count FLOP, memory traffic and message bytes of every op and message.
+    """Count the work of every stage: FLOP, memory traffic and bytes of messages.
 
     For microbatches in slices, give the size of a slice. `offloads` counts the bytes of O even if
     the schedule has no O.
@@ -137,7 +137,7 @@ def stage_work(
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Return 1 for each phase whose split weights are exchanged in cells: (phases), or None."""
+    """Return (phases) 1 where sharding cells exchange split weights; None if a table has none."""
     phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
     in_table = np.isin(phases, table.phase).astype(float)
     return in_table if in_table.any() else None
@@ -152,7 +152,7 @@ def work_of_stages(
     offloads: bool = False,
     has_r: Any = np.False_,
 ) -> StageWork:
-    """Count the work of stages from numbers alone, all of which may be traced."""
+    """Count the work of stages from numbers without a table; all of them may be traced."""
     # `recompute` names the parts that a layer itself recomputes, never "full": full recomputation
     # repeats the forward of layers in I, or in R if the table has R cells for the stage (`has_r`).
     trained = layout.trains_base
@@ -203,7 +203,7 @@ def work_of_stages(
 
 
 def _layer_work(model: Model, layout: Layout, recompute: str) -> tuple[PartWork, ...]:
-    """Return the work of one layer of each kind, which itself recomputes the named parts."""
+    """Return the work of a layer of each kind, whose I recomputes the parts in `recompute`."""
     return tuple(
         PartWork(
             ops=layer_ops(model, kind_layout, kind, recompute),
@@ -218,7 +218,7 @@ def _layer_work(model: Model, layout: Layout, recompute: str) -> tuple[PartWork,
 
 
 class StageBytes(NamedTuple):
-    """Memory of one copy of each stage, per accelerator."""
+    """Memory [B] that each stage needs, per accelerator of a worker that holds it."""
 
     weights: Numbers  # (stages) [B]
     gradients: Numbers  # (stages) [B]
@@ -234,18 +234,18 @@ class StageBytes(NamedTuple):
 
     @property
     def static(self) -> Numbers:
-        """Return the memory of the whole step, without activations: (stages) [B]."""
+        """Return the memory that is held for the whole step: all but activations (stages) [B]."""
         return self.weights + self.gradients + self.optimizer + self.gathered + self.buffers
 
     @property
     def parts(self) -> tuple[Numbers, ...]:
-        """Return the sizes of an activation's parts, in the order of the ledger's `PARTS` [B]."""
+        """Return the sizes [B] of an activation's parts, in the order of `PARTS` of the ledger."""
         needed_by_w = self.weight_share * self.activations
         return self.activations, needed_by_w, self.checkpoint, *self.at_work
 
     @property
     def ledger_sizes(self) -> dict[str, NumpyArray]:
-        """Return the sizes as arguments of `activation_memory`."""
+        """Return the activation sizes as arguments of `activation_memory`."""
         sizes = self.activations, self.weight_share, self.checkpoint, self.at_work
         return dict(zip(LEDGER_SIZES, map(np.asarray, sizes), strict=True))
 
@@ -256,7 +256,7 @@ def stage_bytes(
     assigned: StageLayers | Stages | None = None,
     microbatch_size: Number | None = None,
 ) -> StageBytes:
-    """Return the memory of one copy of each stage, per accelerator.
+    """Compute the memory [B] that each stage needs, per accelerator of a worker that holds it.
 
     Full recomputation keeps the input of every layer, or of every group of layers. B recomputes one
     layer or group at a time; I recomputes all that W needs, as R does on stages with R cells; if W
@@ -306,11 +306,11 @@ _SLICE_FIELDS = ("activations", "weight_share", "checkpoint", "at_work", "buffer
 def _bytes_by_slice(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> StageBytes:
-    """Return the memory of stages with activations of each slice: (stages, microbatches)."""
+    """Return the memory of stages, with activation sizes by slice (stages, microbatches)."""
     slices: list[StageBytes] = []
 
     def price(model: Model, size: float) -> dict[str, NumpyArray]:
-        """Return the fields of `StageBytes` that differ by slice, for one slice."""
+        """Return those fields of `StageBytes` that differ by slice, for a single slice."""
         sized = dataclasses.replace(workload, model=model)
         slices.append(stage_bytes(sized, table, assigned, size))
         return {name: np.asarray(getattr(slices[-1], name)) for name in _SLICE_FIELDS}
@@ -320,7 +320,7 @@ def _bytes_by_slice(
 
 
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
-    """Return the memory of stages that only run forwards: weights, caches, one layer at work."""
+    """Return the memory of stages in inference: weights, caches and a layer's activations."""
     model = dataclasses.replace(model, dropout=False)
     memory, zeros = bytes_of_stages(model, layout, stages), 0.0 * stages.last
     layers = all_layers_by_kind(model, layout, stages)
@@ -345,7 +345,7 @@ def bytes_of_stages(
     slices: int = 1,
     has_r: Any = np.False_,
 ) -> StageBytes:
-    """Return the memory of stages from numbers alone, which may be traced and padded."""
+    """Compute the memory of stages without a table; numbers may be traced, arrays padded."""
     first, last = stages.first, stages.last
     embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)
@@ -409,14 +409,14 @@ def bytes_of_stages(
 
 
 def _split_bytes(layout: Layout, parameters: ParameterCounts, size: Number, level: int) -> Numbers:
-    """Return bytes of parameters of some size, which replicas split from a ZeRO level on."""
+    """Return the bytes of parameters of `size` bytes each, split by replicas from a ZeRO level."""
     replicas = layout.replicas, layout.expert_replicas
     dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in replicas)
     return size * (parameters.dense / dense + parameters.experts / experts)
 
 
 def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Numbers:
-    """Return the buffers of the backward, which stages of one worker share: (stages) [B]."""
+    """Return each stage's share of the buffers [B] that its worker's backwards use (stages)."""
     counts = dict.fromkeys(KINDS, 0.0 * stages.last)
     for (kind, _), count in zip(layer_kinds(model, layout), layers, strict=True):
         counts[kind] = counts[kind] + count
@@ -430,7 +430,7 @@ def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages:
 def memory_bytes(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the memory of each worker per accelerator: static, and activations at their peak.
+    """Return the peak memory of each worker, per accelerator: static memory and activations.
 
     An activation is taken at the start of F; the end of B frees it, the end of I all but the share
     that W needs, and the end of W that share. Offloads count as ending at once: `activation_memory`
@@ -465,7 +465,7 @@ def memory_bytes(
 
 
 def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
-    """Return the largest memory (workers) [B] of weights that cells gather, in row order."""
+    """Return each worker's peak memory [B] of weights that UNSHARD cells gather (workers)."""
     if Phase.UNSHARD not in table.used_phases:  # most tables: nothing to size
         return np.zeros(table.num_workers)
     sizes = gathered_sizes(workload, table)
@@ -475,7 +475,7 @@ def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
 
 
 def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " stages"]:
-    """Return the weights of each stage when they are gathered: (stages) [B]."""
+    """Return the size of each stage's weights when they are not split (stages) [B]."""
     unsplit = dataclasses.replace(workload, zero=0)
     return np.asarray(stage_bytes(unsplit, table).weights, float)
 
@@ -483,7 +483,7 @@ def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
 def static_parts(
     workload: Workload, table: ScheduleTable
 ) -> dict[str, Float[NumpyArray, " workers"]]:
-    """Return the memory of the whole step by part: (workers) bytes per accelerator."""
+    """Return static memory by part, such as optimizer: bytes per accelerator (workers)."""
     memory = stage_bytes(workload, table)
     if table.grammar.forward_only:
         by_part = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}

@@ -1,1 +1,1 @@
-"""Machines: their numbers by name, from files, and rooflines of FLOP and bytes."""
+"""Systems (machines): their numbers by name, read from files, and roofline times of ops."""

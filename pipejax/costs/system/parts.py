@@ -47,7 +47,7 @@ ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Efficiency(FloatFields):
-    """Share of a peak rate that an op of a given size reaches: a step curve.
+    """Share of a peak rate that an op reaches, as a step function of the op's size.
 
     Attributes:
       sizes: (steps) smallest size of each step [FLOP or bytes], ascending from 0.
@@ -82,14 +82,14 @@ class Link(FloatFields):
 
     @property
     def rate(self) -> Number:
-        """Return the bandwidth that a message reaches [B/s]."""
+        """Return the bandwidth that a message reaches on the link [B/s]."""
         return self.bandwidth * self.efficiency
 
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """Implementation of collectives in a system's library.
+    """Properties of the library that runs a system's collectives, such as NCCL.
 
     The first four say whether an algorithm may be used; the fastest of them is.
 
@@ -121,7 +121,7 @@ class Collectives:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Times of a layer's kernels, beyond peak rates and their shares.
+    """Properties of a layer's kernels, in addition to peak rates and efficiencies.
 
     Attributes:
       priced: whether every kernel of a layer is priced; if not, each phase of it is one roofline.
@@ -151,7 +151,7 @@ class Kernels:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class AttentionKernels(FloatFields):
-    """Speed of attention kernels: the share of the peak that their products reach.
+    """Speed of attention kernels: the share of peak FLOP/s that their matrix products reach.
 
     Forward and backward under a causal mask together; 0 where it is not known.
 
@@ -176,7 +176,7 @@ ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(A
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Host(FloatFields):
-    """Times of the processor that starts the kernels, and the rate of its memory.
+    """Times of the host processor that starts the kernels, and its memory bandwidth.
 
     Attributes:
       launch: of one kernel [s].
@@ -198,7 +198,7 @@ class Host(FloatFields):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Contention(FloatFields):
-    """Slow-down of compute and of exchanges between accelerators while both run; 1 is none.
+    """Slow-down factors of compute and of exchanges while both run; 1 means no slow-down.
 
     Attributes:
       compute: times of compute, over those without an exchange beside it.
@@ -209,7 +209,7 @@ class Contention(FloatFields):
     exchange: Number = 1.0
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
-        """Return the time that overlap of both saves over running one after the other."""
+        """Return the time [s] that overlapping exchange and compute saves over running in turn."""
         # With slow-downs a of compute C and m of the exchange X, an exchange that ends first lasts
         # m X, in which m X / a of C is done: both end after m X + C - m X / a. Compute that ends
         # first lasts a C, in which a C / m of X is done. Below 0, overlap costs more than it saves.
@@ -221,7 +221,7 @@ class Contention(FloatFields):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class NarrowPeaks(FloatFields):
-    """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.
+    """Dense peak FLOP/s of one accelerator in formats of up to 8 bits; 0 if not supported.
 
     Attributes:
       fp8: with one factor per tensor or block of a tensor [FLOP/s].
@@ -242,7 +242,7 @@ def _flags_in(record: Any, names: Iterable[str]) -> None:
 
 
 def with_flags_as_numbers(record: Any) -> Any:
-    """Return a record with flags as numbers, which makes a batch with records of other flags."""
+    """Convert a record's flags to numbers, so that systems with other flags form a batch."""
     numbers = {name: np.asarray(value, float) for name, value in _bool_fields(record).items()}
     return dataclasses.replace(record, **numbers)
 
@@ -252,7 +252,7 @@ def _bool_fields(record: Any) -> dict[str, bool]:
 
 
 def _register_with_flags(kind: type) -> None:
-    """Make a record a pytree; flags that are known belong to its structure."""
+    """Register a record as a pytree; flags that are bools become part of its structure."""
 
     # A compiled function contains only the features whose flags are True. Flags may also be arrays
     # of 0 and 1, which are numbers like others: systems with different flags then make one batch.
@@ -281,7 +281,7 @@ NO_LINK, HALVING, NO_CONTENTION = Link(0.0, 0.0), Collectives(), Contention()
 
 
 def _curve(dimension: str) -> FieldKind:
-    """Return the kind of a share, or of steps {"from_..": size, "share": x} by size."""
+    """Return the file kind of a share: one number, or a list of steps {"from_..", "share"}."""
     step = section({"from": FileField(NUMBER, dimension=dimension), "share": FileField(EFFICIENCY)})
 
     def read(value: Any, where: str) -> Efficiency:
@@ -394,7 +394,7 @@ RECORDS: Mapping[str, type] = {
 
 
 def with_number(system: Any, name: str, value: Number) -> Any:
-    """Return a system with another number, or a batch of them; a share replaces a whole curve."""
+    """Set a number of a system, or a batch of values; a share replaces a whole efficiency curve."""
     canonical = resolve_name(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
         section_name, key = canonical.split(".")
@@ -407,7 +407,7 @@ def with_number(system: Any, name: str, value: Number) -> Any:
 
 
 def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Replace a number at a path of fields; at a curve's shares, replace the curve."""
+    """Replace the number at a path of fields; a path to a curve's shares replaces the curve."""
     field, *subpath = path
     if subpath == ["shares"]:
         value = Efficiency((0.0,), (value,))
@@ -417,7 +417,7 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def with_known(system: Any, name: str, value: Number) -> Any:
-    """Return a system with another number, or with one share for a whole curve; NaN keeps it."""
+    """Set a number of a system, or all shares of a curve; a value of NaN changes nothing."""
     path = FIELDS[name]
     current: Any = system
     for field in path:
@@ -441,13 +441,13 @@ WRITTEN_IN: Mapping[str, str] = {
 
 
 def number_dimension(name: str) -> str:
-    """Return the SI unit of a number, empty for a share or a count."""
+    """Return the SI unit of a named number of systems; empty for a share or a count."""
     section, key = name.split(".")
     return SECTIONS[section][key].dimension
 
 
 def system_number(system: Any, name: str) -> Number:
-    """Return a number of a system; of a curve, the share that the largest ops reach."""
+    """Return a named number of a system; for a curve, the share that the largest ops reach."""
     value: Any = system
     for part in FIELDS[name]:
         value = getattr(value, part)
@@ -455,7 +455,7 @@ def system_number(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return the content of a system file with some numbers replaced, in the usual units."""
+    """Return a system file's content with some numbers replaced, in units such as TFLOP/s."""
     # `values` are in SI units. All other entries of the file stay as they are.
     content = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():

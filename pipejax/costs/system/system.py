@@ -1,4 +1,4 @@
-"""Systems: peaks, bandwidths and capacities of machines, read from data files.
+"""Systems: compute peaks, bandwidths and memory sizes of machines, read from data files.
 
 Rooflines and Hockney's message model turn FLOP and bytes into seconds. A `System` is a pytree of
 plain numbers in SI units, so any of its fields can be swept or differentiated. A calibrated one
@@ -84,7 +84,7 @@ class FittedParameter(NamedTuple):
 
 @short_repr
 class Band(NamedTuple):
-    """Quantiles of measured over predicted time.
+    """Range of the ratio measured / predicted time that covers a percentage of runs.
 
     Attributes:
       percent: share of runs that lie between.
@@ -126,7 +126,7 @@ BITS = (4, 8, 16)  # of operands
 
 
 def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
-    """Read rows of numbers: three of a regime, then the errors of its configurations [%]."""
+    """Check rows of evidence: three numbers for a regime, then errors of predictions [%]."""
     rows = value if isinstance(value, list) else [None]
     for row in rows:
         is_row = isinstance(row, list) and all(is_number(x, least=-100) for x in row)
@@ -245,11 +245,11 @@ class System(FloatFields):
 
     @property
     def memory_available(self) -> Number:
-        """Return the memory of one accelerator that tensors can have [B]."""
+        """Return the memory of an accelerator that tensors can use: capacity minus reserve [B]."""
         return self.memory_capacity - self.memory_reserve
 
     def with_number(self, name: str, value: Number) -> "System":
-        """Return the same system with another number in one place.
+        """Return a copy of the system in which a named number has another value.
 
         Args:
           name: as in its file, as "network.bandwidth" or "compute.peak".
@@ -273,13 +273,13 @@ class System(FloatFields):
         return changed
 
     def reached(self, peers: Number) -> Number:
-        """Return the share of the node's bandwidth in exchanges with some peers at once."""
+        """Return the share of a node's bandwidth that exchanges with `peers` at once reach."""
         max_peers = xp.maximum(self.gpus_per_node - 1.0, 1.0)
         return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, max_peers) / max_peers)
 
     @property
     def peer_link(self) -> Link:
-        """Return the link from one accelerator of a node to one other."""
+        """Return the link between two accelerators of a node."""
         bandwidth = self.node.bandwidth * self.reached(1.0)
         return dataclasses.replace(self.node, bandwidth=bandwidth)
 
@@ -310,7 +310,7 @@ register(System)
 
 
 def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
-    """Return the time [s] of an op that computes and moves bytes at the same time."""
+    """Return the roofline time [s]: the longer of computing and of moving bytes."""
     #     t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
     # source: Barley et al. (arXiv:2605.24006), section on the cost model.
     flop, volume = as_float(flop), as_float(volume)
@@ -365,7 +365,7 @@ FILE: Fields = {
 
 
 def _system(values: Mapping[str, Any]) -> System:
-    """Make a system from the sections of a file; missing sections keep the record's defaults."""
+    """Build a system from the sections of its file; missing sections get default values."""
     fields: dict[str, Any] = {name: values[name] for name in ("name", "source", "calibration")}
     parts: dict[str, dict[str, Any]] = {}
     for name, path in FIELDS.items():
@@ -394,13 +394,13 @@ OF_SHEETS = (
 
 @functools.cache
 def _built_in_range(name: str) -> tuple[float, float]:
-    """Return the smallest and largest number of a name in all built-in machines."""
+    """Return the smallest and the largest value of a named number in all built-in systems."""
     values = [float(system_number(load_system(system), name)) for system in system_names()]
     return min(values), max(values)
 
 
 def _warn_of_unusual_numbers(system: System, where: str, names: Iterable[str]) -> None:
-    """Warn of numbers far from those of all built-in machines: a unit may be wrong."""
+    """Warn about numbers far outside those of all built-in systems: a unit may be wrong."""
     for name in {*OF_SHEETS}.intersection(names):
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
         above, below = values.max() / high, low / values.min()
@@ -420,7 +420,7 @@ def names_in(folder: str) -> tuple[str, ...]:
 
 
 def data_file(folder: str, name: str | Path, kind: str) -> Path:
-    """Find a data file by name or path."""
+    """Return the path of a data file, given its name in a folder or its path."""
     check_types(name=(name, str, Path))
     if str(name).endswith(".json"):
         return Path(name)
@@ -429,6 +429,6 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
 
 
 def read_named(folder: str, name: str | Path, kind: str) -> tuple[dict[str, Any], str]:
-    """Read a data file by name or path; return its name in errors too."""
+    """Read a data file by name or path; return content, and how errors call the file."""
     path = data_file(folder, name, kind)
     return load_json(path), str(path) if str(name).endswith(".json") else path.name
