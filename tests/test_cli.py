@@ -122,6 +122,11 @@ def test_equally_busy_workers_are_named_together(call, workers, stragglers, says
     assert says in out.splitlines()[0]
 
 
+def test_schedules_without_any_time_are_equally_fast(call):
+    _, out, _ = call("compare", "-S", "1f1b,gpipe", "-P", "4", "-M", "8", "-T", "F=0,B=0")
+    assert out.startswith("1f1b and gpipe are fastest: 0 s")
+
+
 def test_tiny_times_are_drawn_as_any(call):
     shapes = []
     for cost in ("1", "1e-310", "5e-324"):

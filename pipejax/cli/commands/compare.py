@@ -97,8 +97,9 @@ def compare(
             row["unequal_stages"] = row.get("stages")
     best = _best(rows)
     for row in rows:
-        if "error" not in row and row.get("fits", True) and best.get(_size(row)):
-            row["above_best"] = row["makespan"] / best[_size(row)] - 1
+        if "error" not in row and row.get("fits", True) and _size(row) in best:
+            least = best[_size(row)]  # 0 s if all ops take no time
+            row["above_best"] = row["makespan"] / least - 1 if least else 0.0
     numbers_of_workers = {point.workers for point in points}  # tables may differ
     workers = numbers_of_workers.pop() if len(numbers_of_workers) == 1 else None
     if figure.path is not None:
