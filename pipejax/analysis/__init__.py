@@ -1,4 +1,4 @@
-"""Analysis of runs: times, causes and uncertainty, and comparison with published forms."""
+"""Analysis of runs: times, causes of slow steps, uncertainty, and published formulas."""
 
 from pipejax.base.namespaces import lazy
 

@@ -91,7 +91,7 @@ def new_certificate(
 
 
 def certificate_checksum(parts: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a certificate without its own checksum, which shows damage."""
+    """Return the SHA-256 of a certificate's content except the checksum, to detect damage."""
     proof = {key: value for key, value in parts["proof"].items() if key != "checksum"}
     text = json.dumps({**parts, "proof": proof}, sort_keys=True)
     return checksum(text)
@@ -170,7 +170,7 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Return costs [s] as nested lists by letters."""
+    """Return a run's costs [s] as nested lists by letter of the phase or name of the cost."""
     # Their shape is (stages), (workers) for phases with the scope worker, or (2, pipes, boundaries)
     # for messages. Times that differ by microbatch have it last.
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
@@ -191,7 +191,7 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """Return start and end [s] of cells, all-reduces and updates by name."""
+    """Return start and end [s] of each op in a cell, all-reduce and update, by its name."""
     program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
     executed = {*evaluation.links.executed(grammar), *grammar.host, *grammar.side_phases}
     for worker, row in enumerate(evaluation.table.rows()):
@@ -233,7 +233,7 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
-    """Return the text of the op of a stage, and of a microbatch if it is given, in a cell."""
+    """Return the text of a cell's op on a stage (and of a microbatch, for fused pairs)."""
     # `cell` is a number, row by row. A cell of a fused pair has two ops.
     ops = table.cell(*table.place(cell))
     op = next(op for op in ops if op.stage == stage and microbatch in (None, op.microbatch))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
-    """Return a result as a data frame.
+    """Convert a run or a list of records to a data frame of pandas.
 
     Args:
       rows: a run, whose rows are its ops; or records, such as the rows of `pj.compare`, the layouts
@@ -42,7 +42,7 @@ def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
 
 
 def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
-    """Yield the record of each op of a run."""
+    """Yield a dictionary for each op of a run: kind, place, start, finish and so on."""
     for bar in bars(run):
         yield {
             "op": bar.label,
@@ -58,7 +58,7 @@ def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
 
 
 def _columns(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a record, and those of records within it, with their names."""
+    """Yield names and values of a record's fields; fields of inner records as "outer.inner"."""
     for name in _field_names(record):
         value = getattr(record, name)
         if _field_names(value):

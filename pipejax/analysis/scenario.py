@@ -1,4 +1,4 @@
-"""Scenarios: a schedule at costs over links, with edits. Every question about a run has one."""
+"""Scenarios: a schedule with its costs, links and changes, which all analyses start from."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ EditKind = TypeVar("EditKind", bound=Edit)
 @with_short_repr("schedule num_workers num_microbatches costs link edits")
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A schedule at costs over links, with edits.
+    """A schedule with its costs, its links, and changes (edits) of table and costs.
 
     A schedule that is planned for times is planned for those of the run.
 
@@ -71,23 +71,23 @@ class Scenario:
 
     @property
     def source(self) -> CostSource:
-        """Return the source of the costs."""
+        """Return the source that prices tables, such as measured costs or a model."""
         assert isinstance(self.costs, CostSource)
         return self.costs
 
     @property
     def links(self) -> Links:
-        """Return the record of the links."""
+        """Return the links as a record."""
         return Links.resolve(self.link)
 
     @property
     def has_times(self) -> bool:
-        """Return whether the costs are seconds, not slots."""
+        """Return whether costs are in seconds rather than in slots."""
         return not isinstance(self.costs, SlotCosts)
 
     @property
     def size(self) -> dict[str, int]:
-        """Return workers and microbatches of a named schedule; a table from a file has its own."""
+        """Return numbers of workers and microbatches, by default those of a table in a file."""
         sizes = self._builder.sizes or (None, None)
         size = {
             "num_workers": self.num_workers or sizes[0],
@@ -119,7 +119,7 @@ class Scenario:
         return find(self.schedule.path, repair=self.schedule.repair)
 
     def plan_options(self) -> Mapping[str, Any]:
-        """Return the options of the schedule; if it is planned, with the times of its plan."""
+        """Return the schedule's options, with the times to plan for if its order is planned."""
         if not isinstance(self.schedule, str) or not self.has_times:
             return self.options
         builder, options, workload = find(self.schedule), dict(self.options), self.source.workload
@@ -129,11 +129,11 @@ class Scenario:
         return for_times(builder, self.size, options, self.price)
 
     def pinned(self) -> "Scenario":
-        """Return the scenario with a fixed plan, so that further edits keep its table."""
+        """Fix the planned order of ops, so that further changes of costs keep the table."""
         return self.replace(options=self.plan_options())
 
     def price(self, table: ScheduleTable) -> Costs:
-        """Return the costs of any table, edits included [s]."""
+        """Return the costs [s] that a table has in this scenario, edits included."""
         if not self.source.sizes:
             return self._levels(table)[0]
         places = places_on(table, self.source.worker_places, "worker_places")
@@ -150,20 +150,20 @@ class Scenario:
         return evaluate(self.table(), self.table_costs(), link=self.links)
 
     def replace(self, **changes: Any) -> "Scenario":
-        """Return the scenario with other fields."""
+        """Return the scenario with some fields replaced."""
         return dataclasses.replace(self, **changes)
 
     def find_edit(self, kind: type[EditKind]) -> EditKind | None:
-        """Return the edit of a kind; None without one."""
+        """Return the scenario's edit of a kind; None if it has no such edit."""
         return next((edit for edit in self.edits if isinstance(edit, kind)), None)
 
     def with_edit(self, edit: Edit) -> "Scenario":
-        """Return the scenario with an edit in place of that of its kind."""
+        """Return the scenario with an edit, which replaces any edit of the same kind."""
         edits = [*(old for old in self.edits if type(old) is not type(edit)), edit]
         return self.replace(edits=tuple(sorted(edits, key=lambda edit: KINDS.index(type(edit)))))
 
     def with_table(self, table: ScheduleTable) -> "Scenario":
-        """Return the scenario with a table in place of the schedule and all changes of it."""
+        """Return the scenario with a table instead of the schedule and all edits of tables."""
         edits = tuple(e for e in self.edits if type(e).change_table is Edit.change_table)
         return self.replace(
             schedule=table, num_workers=None, num_microbatches=None, options={}, edits=edits
@@ -182,17 +182,17 @@ class Scenario:
 
     @property
     def system(self) -> System | None:
-        """Return the machine of a model."""
+        """Return the system on which a model is priced; None without a model."""
         return self.source.system
 
     @property
     def model_workload(self) -> Workload | None:
-        """Return the workload of a model with equal microbatches."""
+        """Return a model's workload; None without a model, or if microbatches differ."""
         return self.source.workload if self.microbatches == Microbatches() else None
 
     @property
     def workload(self) -> Workload | None:
-        """Return the workload with the edits; None if no field says them (`ScaledTimes`)."""
+        """Return the workload, edits included; None if it cannot express them (`ScaledTimes`)."""
         workload = self.model_workload
         if workload is None or self.find_edit(ScaledTimes):
             return None
@@ -204,18 +204,18 @@ class Scenario:
 
     @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
-        """Return the function from a table to its costs by place; None if all links are equal."""
+        """Return a function that prices a table for any places of workers; None for equal links."""
         return self._placed_costs if self.source.sizes or self.workload is not None else None
 
     def _levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return the costs of a table if all messages went over links of a level, by level."""
+        """Return a table's costs for each link level, as if all messages used its links."""
         levels = self.source.levels(table)
         for edit in self.edits:
             levels = [edit.apply(costs, table) for costs in levels]
         return levels
 
     def _placed_costs(self, table: ScheduleTable) -> PlacedCosts:
-        """Return the costs of a table by places of workers; `base` has all edits."""
+        """Return a table's costs as a function of workers' places; `base` includes all edits."""
         workload, system = self.workload, self.system
         if workload is None or system is None:
             return PlacedCosts.from_levels(self._levels(table), table, self.source.sizes)

@@ -1,1 +1,1 @@
-"""Comparison of tables: metrics, published closed forms, cells that differ."""
+"""Comparison of schedule tables: with papers' formulas, and cell by cell with other tables."""

@@ -1,4 +1,4 @@
-"""Three levels side by side: published formula, idealised table, communication-aware run."""
+"""Comparison of a published formula, an idealised table and a run with communication."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 class Shape(NamedTuple):
-    """Sizes that the closed forms depend on."""
+    """Sizes of a schedule that published formulas depend on."""
 
     p: int  # workers
     m: int  # microbatches
@@ -57,7 +57,7 @@ class Times(NamedTuple):
 
 
 class ClosedForm(NamedTuple):
-    """Closed forms that a paper prints for a schedule."""
+    """Formulas that a paper gives for a schedule, and the assumptions they hold under."""
 
     source: str  # publication
     bubble_ratio: Ratio | None = None  # idle / total as text and as a function
@@ -80,7 +80,7 @@ _FUSED = "F = I, W at most I, max(F, B) <= F&B <= F + B"
 
 
 def _span_ratio(text: str, idle: Callable[[int], int]) -> Ratio:
-    """Return idle / total slots of a span with the six ops of each microbatch on two stages."""
+    """Return the bubble ratio of a worker with two stages: x idle and 6 M busy slots."""
     return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
 
 
@@ -278,7 +278,7 @@ class Comparison(NamedTuple):
 
 
 def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> float:
-    """Return the bubble ratio of the table without messages, by default with its own slots."""
+    """Return a table's bubble ratio if messages take no time, by default at its own slots."""
     start, finish = slot_times(table, slots)
     total = float(finish.max()) * table.num_workers
     busy = (finish - start)[np.isin(table.phase, table.grammar.busy)].sum()
@@ -286,7 +286,7 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
 
 
 def mean_slots(costs: Costs, table: ScheduleTable) -> dict[str, float]:
-    """Return mean times of F, B, I, W and custom kinds, in units of the first above 0, mostly F."""
+    """Return mean times of kinds of ops, relative to the first time above 0, which is mostly F."""
     times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.custom_phases]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
@@ -422,7 +422,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
 
 
 def _range_text(value: Any) -> str:
-    """Write a number, or the smallest and the largest of several."""
+    """Write a number, or the smallest and the largest number of an array."""
     low, high = float(np.min(value)), float(np.max(value))
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
@@ -430,7 +430,7 @@ def _range_text(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return the time of each worker over the median worker's, if ops differ by worker alone."""
+    """Return worker times over the median worker's (workers), if ops differ only by worker."""
     # None if all workers are equally fast, or ops of a worker differ.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
@@ -454,6 +454,6 @@ def _worker_factors(
 
 
 def _per_layer_share(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
-    """Return the mean cost of each stage, divided by the stage's share of the layers."""
+    """Return each stage's mean cost, divided by the stage's share of layers (stages)."""
     mean = cost.mean(axis=1) if cost.ndim == 2 else cost
     return np.broadcast_to(mean, table.num_stages) / np.asarray(table.stage_shares)

@@ -1,4 +1,4 @@
-"""Differences of two tables: order, workers, split phases, cells of communication."""
+"""Differences between two tables: order and workers of ops, split backwards, messages."""
 
 import itertools
 from bisect import bisect_left
@@ -28,7 +28,7 @@ Rows = Sequence[Sequence[Cell]]
 
 
 class RowDifference(NamedTuple):
-    """Differences between two rows of one worker."""
+    """Differences between a worker's rows in two tables."""
 
     worker: int
     first: int  # number of equal cells before the first that differs
@@ -37,7 +37,7 @@ class RowDifference(NamedTuple):
     only: tuple[int, int]  # number of ops that only the first, or only the second row has
 
     def around(self, count: int) -> Iterator[tuple[int, Sequence[Cell]]]:
-        """Yield for both rows (index of the first difference, cells around it)."""
+        """Yield for each row the cells around the first difference, with its index in them."""
         begin = max(self.first - count, 0)
         for row in self.cells:
             yield self.first - begin, row[begin : self.first + count + 1]
@@ -57,13 +57,13 @@ class TableDifference(NamedTuple):
 
     @property
     def communication(self) -> tuple[int, int]:
-        """Return the number of communication cells that only the first, or the second, has."""
+        """Return how many communication cells only the first table has, and only the second."""
         counts = [self.only.get(phase, (0, 0)) for phase in COMMUNICATION]
         return sum(first for first, _ in counts), sum(second for _, second in counts)
 
     @property
     def is_none(self) -> bool:
-        """Return whether the tables differ in idle slots at most."""
+        """Return whether the tables are equal, apart from idle slots."""
         return not (self.sizes or self.rows or self.other_placement)
 
 
@@ -102,7 +102,7 @@ def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDiffer
 def row_exchanges(
     table: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
 ) -> Iterator[float | None]:
-    """Yield the makespan [s] of `table` with one worker's row from `other`, worker by worker."""
+    """Yield `table`'s makespan [s] if one worker's row comes from `other`; None for a deadlock."""
     rows, other_rows = _rows(table), _rows(other, table.grammar)
     for worker in workers:
         new_rows = [*rows[:worker], other_rows[worker], *rows[worker + 1 :]]
@@ -113,7 +113,7 @@ def row_exchanges(
 
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
-    """Return the cells by row; phases get the codes that grammar `like` has for their letters."""
+    """Return cells by row without idle slots, with the phase codes of grammar `like`."""
     rows = [[cell for cell in row if cell] for row in table.rows()]
     if not table.grammar.custom_phases:
         return rows
@@ -138,19 +138,19 @@ def _workers(rows: Rows) -> dict[Op, int]:
 
 
 def _pipes(table: ScheduleTable) -> list[list[int]]:
-    """Return for each microbatch the workers of all stages."""
+    """Return the workers of all stages that each microbatch visits."""
     return [table.placement[pipe].tolist() for pipe in table.pipe_of_microbatch.tolist()]
 
 
 def _count_split(ops: Sequence[Op], other_workers: Mapping[Op, int]) -> int:
-    """Count backwards that are I and W among ops of one table, and B in the other."""
+    """Count backwards that are split into I and W in `ops`, but whole (B) in the other table."""
     return sum(op.phase is Phase.I and op._replace(phase=Phase.B) in other_workers for op in ops)
 
 
 def _row_difference(
     worker: int, first: Sequence[Cell], second: Sequence[Cell]
 ) -> RowDifference | None:
-    """Compare two rows of a worker; None if they are equal."""
+    """Compare a worker's rows in two tables; return None if they are equal."""
     # Rows a b c d and c a d e: the shared ops a c d have positions 1 0 2 in the second row, where
     # at most two ascend, so one is reordered.
     if list(first) == list(second):
@@ -169,7 +169,7 @@ def _row_difference(
 
 
 def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
-    """Return the ops of a row, each with the number of equal ones before it."""
+    """Return a row's ops, each with the number of equal ops before it in the row."""
     # only ops without a microbatch repeat, as sharding ops of a stage
     counts: Counter[Op] = Counter()
     numbered = []
@@ -181,7 +181,7 @@ def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
 
 
 def _longest_ascent(numbers: Sequence[int]) -> int:
-    """Return the length of the longest ascending subsequence of different numbers."""
+    """Return the length of the longest ascending subsequence of distinct numbers."""
     smallest_last: list[int] = []  # by length - 1: the smallest last number of such an ascent
     for number in numbers:  # 3 1 2: [3], then [1], then [1 2]
         length = bisect_left(smallest_last, number)

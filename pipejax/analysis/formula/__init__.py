@@ -1,1 +1,1 @@
-"""Exact closed forms: the makespan as a maximum of linear forms in a few parameters."""
+"""Exact closed forms: the makespan as a maximum of sums such as 6F + 4B in a few parameters."""

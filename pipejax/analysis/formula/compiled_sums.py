@@ -1,4 +1,4 @@
-"""The value of a closed form under JAX, traced or of many numbers: the largest of some sums.
+"""The value of a closed form, the largest of its sums, computed by JAX for many values.
 
 At a border the first facet wins, so that the derivative is the counts of one facet, as that of the
 recurrence is the counts of one path.
@@ -19,7 +19,7 @@ from pipejax.costs.precision import accept_type, float_type, is_traced, to_outpu
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
-    """Return the largest of the facets' sums of counts times values, in the makespans' type."""
+    """Return the largest facet: the maximum over facets of the sum of counts times values."""
     dtype = float_type(*values)
     if is_traced(*values):
         return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
@@ -41,7 +41,7 @@ def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
 def _largest_jvp(
     facets: Facets, primals: tuple[tuple[Array, ...]], tangents: tuple[tuple[Array, ...]]
 ) -> tuple[Array, Array]:
-    """Return the largest sum, and the tangent of the first facet that attains it."""
+    """Return the largest sum, and the tangent of the first facet that reaches this sum."""
     largest, *other_sums = facet_sums(facets, primals[0])
     tangent, *other_tangents = facet_sums(facets, tangents[0])
     for other_sum, other_tangent in zip(other_sums, other_tangents, strict=True):

@@ -1,4 +1,4 @@
-"""Polyhedral cones in whole numbers, by inequalities and by extreme rays.
+"""Polyhedral cones with integer coordinates, described by inequalities and by extreme rays.
 
 The double description method (Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996):
 an additional inequality cuts off some rays, and makes a new one on each edge that it crosses.
@@ -66,13 +66,13 @@ class Cone(NamedTuple):
 
     @property
     def largest_sum(self) -> int:
-        """Return a bound on the sum of the sizes of any ray's entries."""
+        """Return an upper bound on the sum of absolute entries of every ray."""
         return int(np.abs(self.rays).max()) * self.rays.shape[1]
 
     def _crossed_edges(
         self, above: Int[NumpyArray, " above"], below: Int[NumpyArray, " below"]
     ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-        """Return neighbouring rays, one above the border and one below, as two index arrays."""
+        """Return pairs of neighbouring rays, one above the border and one below (index arrays)."""
         # Two rays share an inequality if both are tight on it. They are neighbours if they share at
         # least dims - 2, and no third ray is tight on all of these. Four rays in three dims, tight
         # on {a, b}, {b, c}, {c, d}, {d, a}: the first two are neighbours, as only they share b.
@@ -96,7 +96,7 @@ def _crossings(
     above: Int[NumpyArray, " edges"],
     below: Int[NumpyArray, " edges"],
 ) -> Vectors:
-    """Return the points (edges, dims) where edges meet the border, at height 0."""
+    """Return the point on each edge that lies on the border, at height 0: (edges, dims)."""
     # rays at heights 2 and -1 meet it at 2 r_below + 1 r_above
     bound = 2 * int(np.abs(heights).max(initial=0)) * int(np.abs(rays).max())
     heights, rays = exact_integers(heights, bound), exact_integers(rays, bound)
@@ -104,7 +104,7 @@ def _crossings(
 
 
 def primitive(vectors: Vectors) -> Vectors:
-    """Divide whole vectors by the greatest common divisor of their entries."""
+    """Divide integer vectors (vectors, dims) by the greatest common divisor of each."""
     if not len(vectors):
         return vectors
     reduced = vectors // np.gcd.reduce(vectors, axis=1)[:, None]
@@ -112,12 +112,12 @@ def primitive(vectors: Vectors) -> Vectors:
 
 
 def exact_integers(whole: NumpyArray, bound: int) -> NumpyArray:
-    """Return whole numbers in a type that holds results of up to a bound."""
+    """Convert integers to a type that holds results up to a bound: int64, or Python's."""
     return whole.astype(np.int64 if bound < INT64_LIMIT else object)
 
 
 def rank(vectors: Vectors) -> int:
-    """Return the rank of whole vectors (vectors, dims)."""
+    """Return the rank of a matrix of integers (vectors, dims)."""
     # Gauss's elimination without fractions (Bareiss 1968): dividing by the previous pivot leaves
     # whole numbers. [2 1], [4 5] -> the row below becomes (2 [4 5] - 4 [2 1]) / 1 = [0 6].
     rows, rank, previous_pivot = vectors.astype(object), 0, 1
@@ -135,7 +135,7 @@ def rank(vectors: Vectors) -> int:
 
 
 def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
-    """Return the rays (rays, dims) of the domain, and for each facet those of its region.
+    """Return the domain's rays (rays, dims), and by facet the indices of its region's rays.
 
     The cone lies above the facets; its upward ray (0, .., 0, 1) is no ray of the domain.
     """
@@ -145,7 +145,7 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
-    """Cut the region of each facet into simplices; return (facet, ray, ray, ...) of each."""
+    """Divide each facet's region into simplices; return (facet, ray, ray, ...) for each."""
     rays, rays_by_facet = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
     # A face is the set of its rays, as bits: 0b1010 has rays 1 and 3. An inequality's face, its
@@ -154,7 +154,7 @@ def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
 
     @functools.cache
     def simplices(face: int, dims: int) -> list[tuple[int, ...]]:
-        """Return simplices, as rays, that fill a face: its first ray joined to its far walls."""
+        """Divide a face into simplices: join its first ray to each wall that lacks this ray."""
         if dims == 1:
             return [(face.bit_length() - 1,)]
         apex = face & -face  # the lowest bit: 0b1010 -> 0b0010
@@ -176,7 +176,7 @@ def _bits(members: Int[NumpyArray, " members"]) -> int:
 
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
-    """Return the largest of the facets' sums of counts times values, numbers or arrays alike."""
+    """Return the largest facet: the maximum over facets of the sum of counts times values."""
     # Numbers are added in float64, arrays of float32 in float32, as makespans are.
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
     if is_traced(*values) or math.prod(shape) * len(facets) >= MIN_COMPILED_PRODUCTS:
@@ -191,7 +191,7 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
 
 
 def facet_sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
-    """Sum up facet by facet, in the order of the parameters; skip counts of 0."""
+    """Return each facet's sum of counts times values; terms with a count of 0 are skipped."""
     return [
         sum(count * value for count, value in zip(counts, values, strict=True) if count)
         for counts in facets

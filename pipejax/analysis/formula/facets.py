@@ -1,4 +1,4 @@
-"""Search of facets: the makespan as the upper envelope of path counts, with a proof.
+"""Search for facets, the linear forms whose maximum is the makespan, with a proof.
 
 The epigraph {(theta, z): z >= T(theta)} of the makespan T over a cone of parameters is a cone: T is
 the largest of g . theta over all paths, g their counts. Some of its inequalities z >= g . theta
@@ -48,7 +48,7 @@ Batch = Float[NumpyArray, " batch"]
 
 @short_repr
 class Envelope(NamedTuple):
-    """Facets of a makespan, all of them or the most prominent."""
+    """Facets (linear forms) whose maximum is a makespan, with the proof; some may be left out."""
 
     facets: Vectors  # (facets, parameters) counts
     points: Vectors  # (facets, parameters) where each is the count of a longest path
@@ -61,7 +61,7 @@ class Envelope(NamedTuple):
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
-    """Return the facets of a makespan over a domain, at most `max_facets`, with their proof."""
+    """Find at most `max_facets` facets of a makespan over a domain, with their proof."""
     search = _Search(solve, domain, num_parameters)
     while True:
         missing = search.rays_below_makespan()  # (gap, counts of a path), the largest gap first
@@ -72,7 +72,7 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int
 
 
 class _Search:
-    """Facets so far, and the makespans at the rays above them."""
+    """State of the search for facets: facets so far, and makespans at the cone's rays."""
 
     def __init__(self, solve: Solve, domain: Cone, num_parameters: int) -> None:
         self.solve, self.cone, self.num_parameters = solve, domain, num_parameters
@@ -113,11 +113,11 @@ class _Search:
                 self.facets[counts] = self.points[counts]
 
     def _thetas(self) -> list[tuple[int, ...]]:
-        """Return the parameters of the cone's rays."""
+        """Return the parameter values of each ray of the cone."""
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
 
     def _run(self, thetas: list[tuple[int, ...]]) -> None:
-        """Record makespans and counts of a longest path at the thetas that are new."""
+        """Compute the makespan and a longest path's counts at all new parameter values."""
         # It runs near them, where the longest path is unique: theta (1, 2) with shift 10 runs at
         # (1024 + d1, 2048 + d2); the makespan 5000 there, shifted back, is 4 at theta.
         new_thetas = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]
@@ -136,7 +136,7 @@ class _Search:
             self.points.setdefault(path_counts, tuple(point))
 
     def _facet_points(self, facets: Vectors) -> Vectors:
-        """Return points (facets, parameters) where a facet's counts alone are the longest path."""
+        """Find for each facet a point at which only this facet's path is longest."""
         # Two longest paths may tie at a facet's point: random offsets are drawn until one falls on
         # the side of the facet.
         starts = np.array([self.facets[counts] for counts in map(tuple, facets.tolist())], object)
@@ -151,7 +151,7 @@ class _Search:
         raise AssertionError(f"no point was found for {len(tied)} facets")  # chance below 2**-100
 
     def drop_redundant(self) -> bool:
-        """Drop redundant sums and order the others; return whether any were dropped."""
+        """Drop redundant facets and sort the other facets; return whether any were dropped."""
         # the cone's inequalities are those of the domain, then one for each sum in `self.facets`
         cone, num_sums = self.cone, len(self.facets)
         num_domain = len(cone.inequalities) - num_sums
@@ -174,7 +174,7 @@ class _Search:
 
 
 def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
-    """Return makespans (points) and counts (points, parameters) of a longest path at each point."""
+    """Return each point's makespan and a longest path's counts, (points, parameters)."""
     runs = [
         run_many_on_host(program, weights @ points[k : k + RUNS_PER_CALL].T)
         for k in range(0, len(points), RUNS_PER_CALL)
@@ -187,16 +187,16 @@ def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, V
 
 
 class _Varying(NamedTuple):
-    """Costs that are equal within a configuration and differ between configurations."""
+    """A group of costs that have one common value in each configuration of a batch."""
 
     values: Batch
     weights: dict[str, NumpyArray]  # by field, without the batch axis
 
 
 def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
-    """Return makespans (batch) [s] by their closed form; all costs need a batch axis."""
-    # None where costs vary in too many ways, or the form has too many facets. A sample runs through
-    # the recurrence too; an AssertionError says that it differs.
+    """Compute makespans (batch) [s] by finding and evaluating their closed form."""
+    # Costs need a batch axis. None if they vary in too many ways, or for too many facets. A sample
+    # runs through the recurrence too; an AssertionError says that it differs.
     leaves = {name: np.asarray(leaf) for name, leaf in vars(costs).items() if leaf is not None}
     constant, varying = _split(leaves)
     if not 0 < len(varying) <= MAX_VARYING:
@@ -229,7 +229,7 @@ def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
 
 
 def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], list[_Varying]]:
-    """Return the constant costs by field, and the varying ones in groups of equal values."""
+    """Return constant costs by field, and varying costs in groups of equal values."""
     # Leaves have shape (batch, ..), or () if they are one number for all.
     constant: dict[str, NumpyArray] = {}
     varying: list[_Varying] = []
@@ -254,7 +254,7 @@ def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], lis
 
 
 def _domain(linear: LinearCosts, varying: list[_Varying]) -> Cone:
-    """Return the cone of (constant, varying.., z) that holds the batch, its ranges made wider."""
+    """Return a cone of (constant, varying.., z) that contains the batch with some margin."""
     cone, (unit, *units) = Cone.orthant(len(varying) + 2), linear.units.tolist()
     for k, (kind, kind_unit) in enumerate(zip(varying, units, strict=True), 1):
         low, high = (Fraction(float(end)) for end in (kind.values.min(), kind.values.max()))
@@ -271,7 +271,7 @@ def _domain(linear: LinearCosts, varying: list[_Varying]) -> Cone:
 
 
 def _check(program: Program, costs: Costs, values: Batch) -> None:
-    """Raise an AssertionError if a sample of makespans differs from the recurrence."""
+    """Check a sample of the makespans against the recurrence."""
     from pipejax.engine.batched.makespans import makespans  # forms are found without JAX
 
     count = len(values)

@@ -1,4 +1,4 @@
-"""Families of closed forms: counts as polynomials in the number of microbatches or workers.
+"""Families of closed forms, whose counts are polynomials in the microbatches or workers.
 
 A schedule that repeats itself adds the same counts to each path with every period. So the facets of
 the forms at n, n + period, n + 2 period, ... lie on lines (or parabolas): found on numbers in equal
@@ -28,12 +28,12 @@ Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial 
 
 
 class NoFamilyError(ValueError):
-    """No polynomials fit the closed forms at the checked numbers."""
+    """The counts of closed forms at the checked numbers are not on common polynomials."""
 
 
 @with_short_repr("symbol parameters first period found_on verified_on branches")
 class Family(NamedTuple):
-    """Closed form for all numbers from `first` on, as far as it was checked.
+    """Closed form for all numbers of microbatches (or workers) from `first` on, where checked.
 
     Attributes:
       symbol: "M" or "P".
@@ -54,7 +54,7 @@ class Family(NamedTuple):
     verified_on: tuple[int, ...]
 
     def facets(self, number: int) -> list[Facet]:
-        """Counts of the facets at a number from the first on."""
+        """Counts of the facets at a number of microbatches or workers of at least `first`."""
         whole_number(number, self.symbol, minimum=self.first)
         if number % self.period not in self.branches:
             residues = ", ".join(map(str, sorted(self.branches)))
@@ -65,7 +65,7 @@ class Family(NamedTuple):
         return sorted({_counts(facet, number) for facet in branch}, reverse=True)
 
     def __call__(self, number: int) -> Callable[..., float]:
-        """Return the form at a number: a function of the parameters by name."""
+        """Return the closed form at a number: a function of the parameters by name."""
         facets = self.facets(number)
 
         def largest(**values: float) -> float:
@@ -97,7 +97,7 @@ class Family(NamedTuple):
 
 
 def _form_text(names: Sequence[str], facets: Sequence[Sequence[str]]) -> str:
-    """Write facets, a count's text for each parameter, as `max((M + 3)F + 6c, 2F + (M + 1)c)`."""
+    """Write facets with text as counts: `max((M + 3)F + 6c, 2F + (M + 1)c)`."""
     sums = []
     for facet in facets:
         counts = [f"({count})" if " " in count else count for count in facet]
@@ -185,7 +185,7 @@ def formula_family(
 def _fit_period(
     numbers: list[int], later: list[int], facets_at: FacetsAt, period: int, degree: int
 ) -> tuple[int, dict[int, Branch]] | None:
-    """Return the first number from which polynomials fit, and these by residue; None if none do."""
+    """Fit polynomials per residue; return the first number they hold from, and them, or None."""
     # Of each residue, the last numbers give the polynomials and check them.
     branches: dict[int, Branch] = {}
     first, step = numbers[0], numbers[1] - numbers[0]
@@ -207,7 +207,7 @@ def _fit_period(
 
 
 def _fit_polynomials(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
-    """Return polynomials through facets at `bases` that equal the facets at all checked numbers."""
+    """Fit polynomials to facets at `bases` that give all facets at the checked numbers."""
     # None if two numbers have different counts of facets, or a facet is on no polynomial.
     # Every choice of one facet per base gives a candidate: facets 3F and 5F at M = 1 and 2 give
     # (2M + 1)F, which stays if 7F is a facet at M = 3.
@@ -226,7 +226,7 @@ def _fit_polynomials(bases: list[int], checked: list[int], facets_at: FacetsAt) 
 
 
 def _interpolate(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
-    """Return the coefficients of the polynomial through (numbers, values), the constant first."""
+    """Return the coefficients, constant first, of the polynomial through (numbers, values)."""
     # Newton's divided differences, then Horner's rule from the last number to the first:
     # numbers 1, 2 and values 3, 5 have differences 3, 2, so 3 + 2 (M - 1) = 2 M + 1.
     differences = [*values]
@@ -243,7 +243,7 @@ def _interpolate(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomi
 
 
 def _counts(facet: Sequence[Polynomial], number: int) -> Facet:
-    """Return the value of a facet's polynomials at a number."""
+    """Return a facet's counts: the values of its polynomials at a number."""
     return tuple(
         sum((c * number**k for k, c in enumerate(polynomial)), Fraction(0)) for polynomial in facet
     )

@@ -1,4 +1,4 @@
-"""The closed form of a makespan: it is called, printed, differentiated, and proved in a file."""
+"""The closed form of a makespan: evaluate it, print it, find its regimes, and prove it."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
 
 @short_repr
 class Border(NamedTuple):
-    """Border between two neighbouring regimes.
+    """Border between the regions of two facets, where each facet is the largest.
 
     Attributes:
       facet: number of the facet that is the larger on this side of the border.
@@ -57,7 +57,7 @@ class Border(NamedTuple):
 @with_short_repr("text parameters exact gap evaluations")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Formula:
-    """The makespan as a maximum of linear forms in a few parameters.
+    """The makespan as a maximum of facets: sums such as 6F + 4B in a few parameters.
 
     It is called with the parameters, as `form(F=1.0, B=2.0, c_F=0.1, c_B=0.1)` or as
     `form([1.0, 2.0, 0.1, 0.1])`, arrays too, and jit, vmap, grad and jvp work: the derivative is
@@ -100,7 +100,7 @@ class Formula:
 
     @property
     def facets(self) -> list[tuple[int | Fraction, ...]]:
-        """Counts of each facet, fractions where parameters weigh costs by fractions."""
+        """Counts of each facet; they are fractions if parameters have fractional weights."""
         return ResultList(
             tuple(int(count) if count.denominator == 1 else count for count in facet)
             for facet in self._fractions
@@ -117,14 +117,14 @@ class Formula:
         return as_latex(self.parameters, self._fractions)
 
     def __str__(self) -> str:
-        """Return the form, with its box if it has one, and with its gap if it is not exact."""
+        """Write the form, its box (the range of parameters) if any, and its gap if not exact."""
         box = f" for {self.where}" if self.where else ""
         gap = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
         return self.text + box + gap
 
     @property
     def where(self) -> str:
-        """The box in words [s], as `F = 1, B from 1 to 3`; empty without one."""
+        """The box, the range of parameters [s], as `F = 1, B from 1 to 3`; empty without a box."""
         return box_text(self.parameters, self.box)
 
     @functools.cached_property
@@ -140,15 +140,15 @@ class Formula:
         return tuple(tuple(map(float, facet)) for facet in self._fractions)
 
     def __call__(self, theta: Any = None, /, **values: Any) -> Values:
-        """Value of the form [s]."""
+        """Return the makespan [s] at the given parameters, by name or as an array."""
         return largest_sum(self._floats, self._check_parameters(theta, values))
 
     def at(self, *values: Any) -> Values:
-        """Return the value of the form [s] at parameters in their order."""
+        """Return the makespan [s] at parameters in the order of `parameters`."""
         return self(**dict(zip(self.parameters, values, strict=True)))
 
     def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:
-        """Return the number of the largest facet (...), the first of equals.
+        """Return the index of the largest facet at each point (...); at a tie, the first.
 
         Arguments are as for the value.
         """
@@ -157,7 +157,7 @@ class Formula:
         return np.asarray(sums.argmax(axis=-1))
 
     def _check_parameters(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
-        """Return the parameters in their order; check all but tracers."""
+        """Check parameter values, unless traced, and return them in the form's order."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}
         for name in values:
@@ -176,7 +176,7 @@ class Formula:
         return numbers
 
     def _by_name(self, theta: Any) -> dict[str, Any]:
-        """Take parameters from the last axis of an array."""
+        """Return parameter values by name, given an array whose last axis is parameters."""
         array = theta if hasattr(theta, "dtype") else as_floats(theta, ", ".join(self.parameters))
         if np.ndim(array) == 0 or np.shape(array)[-1] != len(self.parameters):
             raise ValueError(
@@ -187,7 +187,7 @@ class Formula:
 
     @functools.cached_property
     def borders(self) -> tuple[Border, ...]:
-        """Find the borders of regimes: pairs of facets whose regions share a wall."""
+        """Find all pairs of facets whose regions share a wall."""
         cone, count = self.envelope.cone, len(self.counts)
         rays, rays_by_facet = regions(cone, count)
         wall_dims, borders = rays.shape[1] - 1, []
@@ -205,7 +205,7 @@ class Formula:
 
     @functools.cached_property
     def middles(self) -> Float[NumpyArray, "facets parameters"]:
-        """Return a point in the middle of each facet's region, in the box.
+        """Return a point in the middle of each facet's region, scaled into the box.
 
         It is the mean of the region's extreme rays, on each of which the parameters sum up to 1.
         """
@@ -230,7 +230,7 @@ class Formula:
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
-        """Name the largest cost of the longest path in the middle of each region (`middles`).
+        """Name what the critical path mostly consists of, in the middle of each facet's region.
 
         "messages", "worker 3", or else "compute", which is then spread over workers. A box cuts
         regions down, so the same sum may be bound by something else in it.
@@ -238,7 +238,7 @@ class Formula:
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
-        """Name the largest cost of the longest path at some parameters, as in `bound_by`."""
+        """Name what the critical path mostly consists of at some parameters, as `bound_by` does."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)
@@ -284,7 +284,7 @@ class Formula:
         )
 
     def certificate(self, table: ScheduleTable) -> dict[str, Any]:
-        """State the form with its proof, which `verify` checks by other means than the engine.
+        """Return the form with its proof, which `verify` checks without the engine.
 
         The proof is a set of simplicial cells that cover the domain of the parameters. On each of
         them one facet is the largest, and the makespan at its rays is no longer than that facet (or
@@ -341,7 +341,7 @@ class Formula:
 
 
 def ray_scale(form: Formula, rays: Vectors) -> Whole:
-    """Return for each ray the divisor that brings its parameters into the box."""
+    """Return the divisor (rays) that scales each ray's parameters into the box."""
     # With a fixed parameter, it brings this one to its value. In a box it is the last, homogeneous
     # coordinate of the ray, 0 if no multiple lies in the box. Without a box, the parameters then
     # sum to 1.
@@ -356,14 +356,14 @@ def ray_scale(form: Formula, rays: Vectors) -> Whole:
 
 
 def smallest(counts: list[Fraction]) -> list[Fraction]:
-    """Return the smallest whole numbers in the proportions of counts: [1/2, 3/2] is [1, 3]."""
+    """Scale counts to the smallest integers in the same proportions: [1/2, 3/2] is [1, 3]."""
     denominator = math.lcm(*(count.denominator for count in counts))
     common = math.gcd(*(int(count * denominator) for count in counts))
     return [count * denominator / common for count in counts]
 
 
 def _check_lowered_from(program: Program, table: ScheduleTable) -> None:
-    """Raise a ValueError unless the program is the table's, with or without a step end."""
+    """Check that the program was lowered from the table, with or without a step end."""
     for step_end in (True, False):
         other = lower(table, link=program.links, step_end=step_end)
         other = by_microbatch(other) if program.layout.per_microbatch else other

@@ -1,4 +1,4 @@
-"""`formula`: the makespan of a program as an exact form in a few parameters; forms from files."""
+"""`formula` finds a program's makespan as an exact closed form; `read_formula` reads a form."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def formula(
     max_facets: int = MAX_FACETS,
     on_progress: OnProgress | None = None,
 ) -> Formula:
-    """Find the makespan of a program as a maximum of linear forms in a few parameters.
+    """Find the makespan of a program as a maximum of sums such as 6F + 4B in a few parameters.
 
     The program runs at chosen whole numbers until the form is proved to be exact: see
     analysis/formula/facets.py. Where it has more facets than `max_facets`, the most prominent are
@@ -115,7 +115,7 @@ def formula(
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
-    """Return the cone of (parameters, z), where z is a time; in a box (parameters, 1, z)."""
+    """Return the cone of all (parameters, z) with z a time; with a box, of (parameters, 1, z)."""
     # Multiples of these vectors belong to it too, so that a range is an inequality through 0.
     # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the coordinate that is 1. If the box fixes
     # a parameter, say B = 4, then h = B / 4 and needs no coordinate.
@@ -215,7 +215,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
 
 def _cone(content: Form) -> Cone:
-    """Return the cone of all (theta, z) with theta in a form's domain and z >= its facets."""
+    """Return the cone of (theta, z): theta in a form's domain, z at least all its facets."""
     size, dims = len(content.names), len(content.domain[0])
     facets, domain = np.array(content.facets, object), np.array(content.domain, object)
     domain_rays = np.array(content.rays, object)

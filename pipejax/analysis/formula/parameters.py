@@ -1,4 +1,4 @@
-"""Parameters of closed forms, each a direction in the space of costs; forms in them as text."""
+"""Parameters of closed forms, such as F: which costs each sets; and closed forms as text."""
 
 import math
 import re
@@ -31,7 +31,7 @@ Counts = Sequence[Fraction]
 
 @short_repr
 class LinearCosts(NamedTuple):
-    """Costs as linear functions of parameters, in whole numbers."""
+    """A program's costs as linear functions of parameters, with integer weights."""
 
     program: Program  # spread over microbatches if costs differ by them
     names: tuple[str, ...]  # of the parameters
@@ -43,7 +43,7 @@ class LinearCosts(NamedTuple):
 
 
 def default_parameters(program: Program) -> tuple[str, ...]:
-    """Name the parameters that a program needs: its phases, and messages forth and back."""
+    """Name the parameters that set all of a program's costs: phases, and messages c_F and c_B."""
     layout = program.layout
     phases = {*layout.phases, *layout.paired_phases}
     backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
@@ -61,7 +61,7 @@ def default_parameters(program: Program) -> tuple[str, ...]:
 def named_parameters(
     program: Program, names: Sequence[str], stage_shares: Float[NumpyArray, " stages"] | None = None
 ) -> dict[str, Costs]:
-    """Return by name the costs for which a parameter is 1 and the others are 0.
+    """Return for each parameter the costs if it is 1 and all other parameters are 0.
 
     `F` is the time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
     those of the first stage, of all between and of the last. `c_F` is the transmit time of a
@@ -98,7 +98,7 @@ def named_parameters(
 def _add_derived_times(
     share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Add the cost fields that follow from a parameter's: B = I + W, or I = W = B / 2; L = O."""
+    """Add costs that follow from a parameter's: B = I + W, or I = W = B / 2, and L = O."""
     # `share` has the one field that the parameter names, `times` those that any parameter names. If
     # no parameter names I or W, {"backward": 1} gets input_grad and weight_grad 0.5, too.
     b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
@@ -114,7 +114,7 @@ def _add_derived_times(
 
 
 def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
-    """Return the field of `Costs` that a parameter like "F_first" names, and a mask of 1 and 0."""
+    """Return a parameter's cost field and a mask of its stages, as for "F_first"."""
     # The mask has an entry per stage or worker, or (2, pipes, boundaries) for messages.
     layout = program.layout
     phases = {phase.name: phase for phase in layout.timed}
@@ -142,13 +142,13 @@ def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
 
 
 def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
-    """Return the first parameter that a box fixes above 0, if any: it scales all others."""
+    """Return the first parameter that a box fixes to a value above 0, if there is one."""
     fixed = (name for name in names if name in box and box[name][0] == box[name][1])
     return next((name for name in fixed if box[name][0]), None)
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
-    """Return the costs of a program as sums of parameters; check that these give all of them."""
+    """Express a program's costs as weighted sums of parameters, which must give all costs."""
     parameters = default_parameters(program) if parameters is None else parameters
     if isinstance(parameters, str):
         raise wrong("parameters", f"must be a sequence of names, got {parameters!r}")
@@ -193,7 +193,7 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
 
 
 def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
-    """Mark the entries of the cost vector that a program reads, directly or as parts."""
+    """Mark the entries of the cost vector that a program reads, directly or within sums."""
     # The vector is [phases.., pairs.., latencies.., transmit times.., messages..]: a node that
     # reads message 3 also reads latency 3 and transmit time 3; one that reads a pair, its F and B.
     layout = program.layout
@@ -208,7 +208,7 @@ def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def _to_whole(weights: NumpyArray) -> tuple[int, Whole]:
-    """Return the smallest unit, and weights times it as whole numbers: [0.5, 1] is 2, [1, 2]."""
+    """Return the least factor that makes weights integers, and these: 2, [1, 2] for [0.5, 1]."""
     distinct, indices = np.unique(weights, return_inverse=True)
     fractions = [_fraction(weight) for weight in distinct.tolist()]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
@@ -217,13 +217,13 @@ def _to_whole(weights: NumpyArray) -> tuple[int, Whole]:
 
 
 def _fraction(weight: float) -> Fraction:
-    """Read a weight as the nearest fraction of small numbers, or exactly as it is stored."""
+    """Convert a float to a fraction of small integers if that is equal, else exactly."""
     simple = Fraction(weight).limit_denominator(MAX_DENOMINATOR)
     return simple if float(simple) == weight else Fraction(weight)
 
 
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
-    """Return the weights of one parameter as nested lists, by phase and message part.
+    """Return a parameter's weights in all costs as nested lists, by phase or message cost.
 
     Their shape is (stages), or (workers) of a phase with that scope, or (2, pipes, boundaries) of
     messages, with a last axis of microbatches if costs differ by them. Their unit is 1 / `unit`.
@@ -251,7 +251,7 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
 
 
 def as_text(names: Sequence[str], facets: Sequence[Counts]) -> str:
-    """Write a form as `max(6F + 4B, 4F + 6B)`, or as one sum where there is one facet."""
+    """Write a closed form as `max(6F + 4B, 4F + 6B)`, or as a sum if it has one facet."""
     sums = [linear_text(names, counts) for counts in facets]
     return sums[0] if len(sums) == 1 else f"max({', '.join(sums)})"
 
@@ -270,7 +270,7 @@ def linear_text(names: Sequence[str], counts: Counts) -> str:
 
 
 def comparison_text(names: Sequence[str], counts: Counts, relation: str = ">=") -> str:
-    """Write that `counts . theta >= 0` with positive terms on both sides, as `2F + c >= 3B`."""
+    """Write `counts . theta >= 0` with positive terms on both sides, as `2F + c >= 3B`."""
     positive = [max(count, Fraction(0)) for count in counts]
     negative = [max(-count, Fraction(0)) for count in counts]
     return f"{linear_text(names, positive)} {relation} {linear_text(names, negative)}"
@@ -298,7 +298,7 @@ def polynomial_text(symbol: str, coefficients: Counts) -> str:
 
 
 def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], str]) -> str:
-    """Write counts times symbols as `6F + 4B - c`; `factor` writes a count other than 1."""
+    """Write counts times symbols as `6F + 4B - c`; `factor` formats a count other than 1."""
     text = ""
     for symbol, count in zip(symbols, counts, strict=True):
         if count:

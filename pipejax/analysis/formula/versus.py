@@ -1,4 +1,4 @@
-"""Exact regions of the parameters where one schedule is at least as fast as another.
+"""Exact regions of parameters in which one schedule is at least as fast as another.
 
 Both makespans are largest sums. For each sum of the second, the parameters at which all sums of the
 first are at most this one are a cone; the region is the union of these cones.
@@ -22,7 +22,7 @@ from pipejax.base.ties import least_named
 
 @with_short_repr("texts counts rays")
 class Region(NamedTuple):
-    """A cone of parameters on which one form is at most the other.
+    """A cone of parameters in which one schedule's makespan is at most the other's.
 
     Attributes:
       texts: inequalities that bound it besides the domain, as "2F + c >= 2B".
@@ -74,7 +74,7 @@ class Versus(NamedTuple):
 
 
 def versus(form: Formula, rival: Formula) -> Versus:
-    """Find where each of two schedules is the faster, exactly.
+    """Find the exact regions of parameters in which each of two schedules is faster.
 
     Args:
       form: closed form of a schedule.
@@ -128,12 +128,12 @@ def versus(form: Formula, rival: Formula) -> Versus:
 
 
 def _facet_counts(form: Formula) -> Vectors:
-    """Return the counts (facets, parameters) of a form, whole numbers or fractions."""
+    """Return the counts of a form's facets (facets, parameters), as integers or fractions."""
     return np.array(form.facets, object)
 
 
 def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
-    """Return the parameters with the largest ratio of first to second, and that ratio."""
+    """Return the parameters at which first / second makespan is largest, and this ratio."""
     # Between rays of a region the second is linear and the first convex: no ratio is larger there.
     rays, _ = regions(second.envelope.cone, len(second.counts))
     rays = rays[rays[:, : len(first.parameters)].any(axis=1)]
@@ -152,7 +152,7 @@ def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], F
 
 
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
-    """Return cones, none inside another, whose union is where the first is at most the second."""
+    """Return regions whose union is where the first makespan is at most the second."""
     cones: list[Cone] = []
     for facet in _facet_counts(second):
         cone = _part_below(_domain(first), _facet_counts(first), facet, first.units)
@@ -162,7 +162,7 @@ def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
 
 
 def _domain(form: Formula) -> Cone:
-    """Return the cone of a form's parameters, from the inequalities that do not concern z."""
+    """Return the cone of the parameters that a form is valid for."""
     cone = form.envelope.cone
     size = cone.rays.shape[1] - 1
     domain = Cone.orthant(size)
@@ -173,7 +173,7 @@ def _domain(form: Formula) -> Cone:
 
 
 def _part_below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
-    """Return the part of a cone where all facets are at most a bound; None without interior."""
+    """Return the part of a cone where all facets are at most a bound; None if it is flat."""
     # Facets (facets, parameters) and the bound (parameters) are counts of parameters.
     size = len(units)
     for facet in facets:
@@ -195,12 +195,12 @@ def _part_below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Con
 
 
 def _contains(outer: Cone, inner: Cone) -> bool:
-    """Return whether the outer cone contains the inner one."""
+    """Return whether the outer cone contains the inner cone."""
     return bool((inner.rays.astype(object) @ outer.inequalities.astype(object).T >= 0).all())
 
 
 def _region(cone: Cone, form: Formula) -> Region:
-    """Return a cone as a region: the inequalities that bound it besides its form's domain."""
+    """Describe a cone as a region, by those inequalities that its form's domain lacks."""
     domain = {tuple(row) for row in _domain(form).inequalities.tolist()}
     size, units = len(form.parameters), form.units.tolist()
     bounds = []
@@ -218,7 +218,7 @@ CELL_OFFSET = 1 / np.pi  # of a value in its cell: off the borders, where two sc
 
 
 class RegimeMap(NamedTuple):
-    """Fastest schedule by two parameters, in units of a third: forms are homogeneous."""
+    """Map of the fastest schedule over two parameters, given relative to a third parameter."""
 
     parameters: tuple[str, str, str]  # the unit, that across and that up
     across: Float[NumpyArray, " across"]  # values of the second
@@ -229,12 +229,12 @@ class RegimeMap(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Return the share of the map's area by name."""
+        """Return the share of the map's area in which each schedule is fastest, by name."""
         return {name: float(np.mean(self.codes == k)) for k, name in enumerate(self.names)}
 
 
 def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
-    """Find the fastest schedule where the second and third of three parameters vary."""
+    """Map the fastest schedule over the second and third of the forms' three parameters."""
     first = next(iter(forms.values()))
     if len(first.parameters) != 3:
         names = ", ".join(first.parameters)

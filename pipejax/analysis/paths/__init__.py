@@ -1,1 +1,1 @@
-"""Paths of a run: the longest ones, those that change, and what messages wait for."""
+"""Paths through a run's ops: the longest paths, and the waits of messages in queues."""

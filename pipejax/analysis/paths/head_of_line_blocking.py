@@ -1,4 +1,4 @@
-"""Waits of transfers behind others in a queue.
+"""Waits of transfers behind other transfers in a worker's queue.
 
 A transfer is ready when its producer has ended, but waits for those in front of it in both queues.
 While the transfer in front cannot start itself, the wait is head-of-line blocking.
@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # of the makespan: times that differ by less are one
 
 @short_repr
 class TransferWait(NamedTuple):
-    """Wait of one transfer. Times are seconds.
+    """How long a transfer waits in a queue, and for which transfer. Times are seconds.
 
     Attributes:
       send: its SEND.
@@ -117,7 +117,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
 
 
 def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]) -> TransferWait:
-    """Return the wait of a message for the last end of all messages in front of it."""
+    """Return how long a message waits for all messages in front of it in its queues."""
     program, messages = evaluation.program, evaluation.program.messages
     send, receive = messages.cells(message)
     sender, receiver = int(messages.sender[message]), int(messages.receiver[message])
@@ -143,7 +143,7 @@ def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, in
 def queue_makespans(
     table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
 ) -> dict[str, float | None]:
-    """Return makespans by scope of the queues, None for a deadlock, and without queues [s]."""
+    """Return makespans [s] for each scope of queues (None for a deadlock), and without queues."""
     links, makespans = Links.resolve(link), dict[str, float | None]()
     for queues in QUEUES:
         try:

@@ -1,4 +1,4 @@
-"""The longest paths of a run with their counts: what becomes critical next."""
+"""The longest paths of a run, with counts of their costs: those that become critical next."""
 
 import heapq
 import itertools
@@ -32,14 +32,14 @@ from pipejax.schedules.cells.ops import Cell, Phase
 
 
 class Kinds(NamedTuple):
-    """Terms that nodes and edges add to the kind of a path."""
+    """Numbers that nodes and edges add to the kind of a path, an integer for its cost counts."""
 
     nodes: list[int]  # (nodes) whole numbers of any size
     edges: list[list[int]]  # (nodes, max_preds) of the edge from each predecessor
 
 
 class RankedPath(NamedTuple):
-    """Path from the source to an end node."""
+    """One of the longest paths from the source to an end node."""
 
     length: float  # sum of durations and lags, in the order of the path
     nodes: list[int]  # nodes in order, without the source
@@ -47,7 +47,7 @@ class RankedPath(NamedTuple):
 
 
 class _PathTo(NamedTuple):
-    """A path to a node, as its last edge and a path to the edge's tail."""
+    """A path to a node, stored as its last edge and the rank of the path to that edge's tail."""
 
     length: float
     column: int  # of the tail among the node's predecessors
@@ -56,7 +56,7 @@ class _PathTo(NamedTuple):
 
 
 class PathRanking:
-    """Paths of a graph, computed on demand; at a tie the first predecessor comes first."""
+    """Longest paths of a graph in order, computed on demand; ties go by predecessor order."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PathRanking:
         self._path_kinds: dict[int, set[int]] = {}  # kinds of the known paths
 
     def paths(self) -> Iterator[RankedPath]:
-        """Yield the paths, the longest first."""
+        """Yield the paths in order of length, the longest first."""
         rank = 0
         while self._has_path(self._sink, rank):
             yield self._path(rank)
@@ -109,7 +109,7 @@ class PathRanking:
         return int((self._ends if node == self._sink else self._preds[node])[column])
 
     def _known_paths(self, node: int) -> list[_PathTo]:
-        """Return the known paths to a node, by rank; the longest is always known."""
+        """Return the paths to a node that are already computed, the longest first."""
         if node not in self._paths:
             kind = 0 if self._kinds is None else self._best_kind[node]
             longest = _PathTo(float(self._max_length[node]), int(self._best_column[node]), 0, kind)
@@ -117,7 +117,7 @@ class PathRanking:
         return self._paths[node]
 
     def _has_path(self, node: int, rank: int) -> bool:
-        """Return whether a node has a path of this rank; compute the next unknown one if asked."""
+        """Return whether a node has a path of this rank; compute that path if needed."""
         if rank < len(self._known_paths(node)) or node in self._exhausted:
             return rank < len(self._known_paths(node))
         # the next path to a node may need the next one to its predecessor, and so on to the
@@ -142,7 +142,7 @@ class PathRanking:
         return rank < len(self._known_paths(node))
 
     def _push_best_paths(self, node: int) -> None:
-        """Make the longest path over each edge into the node a candidate, except the best one."""
+        """Add the longest path over each edge into the node as a candidate, except the best."""
         best_column = int(self._best_column[node])
         self._candidates[node], self._last_edge[node] = [], (best_column, 0)
         self._path_kinds[node] = {self._known_paths(node)[0].kind}
@@ -152,7 +152,7 @@ class PathRanking:
                 self._push(node, column, 0)
 
     def _push(self, node: int, column: int, rank: int) -> None:
-        """Make the predecessor's path of this rank plus the edge a candidate, if it exists."""
+        """Add the predecessor's path of this rank, extended by the edge, as a candidate."""
         pred_paths = self._known_paths(self._pred(node, column))
         if rank < len(pred_paths):
             length = pred_paths[rank].length
@@ -161,7 +161,7 @@ class PathRanking:
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
     def _pop(self, node: int) -> bool:
-        """Move the longest candidate to the known paths; return False if its kind is known."""
+        """Move the longest candidate to the known paths; return False for a kind that is known."""
         # A candidate is the predecessor's path of a rank, over the edge in a column.
         negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._last_edge[node] = column, rank
@@ -289,7 +289,7 @@ def longest_paths(
 def _count_costs(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Return names of costs, and for each entry of the vector a count of each name."""
+    """Return names of costs, and how often each entry of the cost vector counts each name."""
     # The vector has entries "F F B B pair latency latency ..": an F counts (1, 0, ..), a pair
     # without its own time as its F and its B.
     layout = program.layout
@@ -318,7 +318,7 @@ _MESSAGE = {"latency": "latency", "transmit": "c", "message": "c"}
 
 
 def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> Kinds:
-    """Write the counts of nodes and edges as one number each: a digit for every name."""
+    """Encode each node's and edge's counts of cost names as one integer, a digit per name."""
     # With base 1000, 3 F and 2 B are 2003. Numbers add up along a path, as no digit overflows.
     base = 4 * program.num_nodes  # above twice the nodes and edges of a path, of two ops each
     powers = [base**k for k in range(counts_by_cost.shape[1])]
@@ -330,7 +330,7 @@ def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> 
 
 
 def _last_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
-    """List the nodes that no other waits for, without padding."""
+    """List the nodes for which no other node waits, without padding."""
     is_last = program.phase != Phase.IDLE
     is_last[program.preds] = False
     return np.flatnonzero(is_last)

@@ -1,1 +1,1 @@
-"""One run of a table, and what it shows: times, bars, memory, weight versions."""
+"""A single run of a table: its times, bars for drawings, memory and weight versions."""

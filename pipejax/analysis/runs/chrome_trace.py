@@ -33,7 +33,7 @@ Event = dict[str, Any]
 
 
 class Track(NamedTuple):
-    """Track of a worker; overlapping slices go on several tracks of the same name."""
+    """Track of a worker in the trace; overlapping slices go to several tracks of one name."""
 
     worker: int
     kind: int  # one of the kinds above; it also orders the tracks of a worker
@@ -48,7 +48,7 @@ def _compute_track(worker: int) -> Track:
 
 @dataclasses.dataclass
 class _Slice:
-    """Interval on a track, from start to end [ns]; `tid` is set when all slices are there."""
+    """Interval on a track, from start to end [ns]; `_assign_threads` sets its thread `tid`."""
 
     track: Track
     start: int
@@ -113,13 +113,13 @@ def chrome_trace(evaluation: Evaluation) -> str:
 
 
 def _event(kind: str, worker: int, tid: int, name: str, time: int, **fields: Any) -> Event:
-    """Return an event at a time [ns]."""
+    """Return a trace event of a kind such as "X" (slice) at a time [ns]."""
     ids = {"ph": kind, "name": name, "pid": worker, "tid": tid}
     return {**ids, "ts": time / _PER_MICROSECOND, **fields}
 
 
 def _duration(start: int, end: int) -> float:
-    """Return the duration [us] of an interval from start to end [ns]."""
+    """Return an interval's duration [us]; start + duration never exceeds the end in floats."""
     # As floats, start + duration may exceed the end, and the slice overlap the next one: then the
     # duration is the next smaller float.
     begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
@@ -130,7 +130,7 @@ def _duration(start: int, end: int) -> float:
 
 
 def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Slice]:
-    """Return the slice of an op, or one on each worker that takes part in a collective."""
+    """Return the slice of an op; a collective has a slice on each participating worker."""
     op, tracks = bar.ops[0], [_compute_track(bar.worker)]
     if bar.worker == NO_WORKER:
         workers = sorted(set(table.placement[:, op.stage].tolist()))
@@ -150,7 +150,7 @@ def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Sl
 
 
 def _message_slices(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
-    """Return the slices of a message at its sender and receiver; none if it takes no time."""
+    """Return a message's slices at its sender and at its receiver; empty if it takes no time."""
     sender, receiver, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
     tracks = (
         Track(sender, SEND, receiver, f"send to worker {receiver}", "message"),
@@ -166,7 +166,7 @@ def _slice(track: Track, timed: Bar | Arrow, name: str, args: dict[str, Any]) ->
 
 
 def _assign_threads(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
-    """Set the thread of every slice, so that none overlap; return events that name threads."""
+    """Assign threads so that slices of a thread never overlap; return events that name them."""
     slices_by_track: dict[Track, list[_Slice]] = {_compute_track(w): [] for w in range(num_workers)}
     for piece in slices:
         slices_by_track.setdefault(piece.track, []).append(piece)
@@ -186,7 +186,7 @@ def _assign_threads(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
 
 
 def _name_events(what: str, worker: int, tid: int, title: str, rank: int) -> list[Event]:
-    """Return events that name a process or thread, and rank it among the others."""
+    """Return two events that set the name and the sort order of a process or thread."""
     ids = {"ph": "M", "pid": worker, "tid": tid}
     return [
         {**ids, "name": f"{what}_name", "args": {"name": title}},
@@ -195,7 +195,7 @@ def _name_events(what: str, worker: int, tid: int, title: str, rank: int) -> lis
 
 
 def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
-    """Divide the slices of a track: each goes to the first lane that is free when it starts."""
+    """Divide a track's slices over lanes: each takes the first lane that is free at its start."""
     lanes: list[list[_Slice]] = [[]]
     busy: list[tuple[int, int]] = []  # heap of (end, lane)
     free = [0]  # heap of lanes
@@ -214,7 +214,7 @@ def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Return flows from every producer over its message to the consumer, where both take time."""
+    """Return flow events (arrows) from producer over message to consumer, if both take time."""
     # `slices` are those of ops by node; `messages` has the slices of each message.
     # A flow binds to the slice around its time, or to the last one that began on its track: so it
     # is a nanosecond inside, since others may begin and end at the borders.
@@ -236,7 +236,7 @@ def _flows(
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Return counters of activations by worker: one more from F on, one less after B or W."""
+    """Return counter events of activations in flight by worker: +1 at F, -1 after B or W."""
     # Other items that kinds take and free have their own counters, by name.
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item_by_part = {table.grammar.parts[name]: name for name in table.grammar.items}
@@ -259,7 +259,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
 
 
 def _idle_workers(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
-    """Return a counter of workers whose compute is idle, at each time at which it changes."""
+    """Return counter events for the number of workers that do not compute."""
     changes = Counter({0: num_workers})  # of the number of idle workers, by time [ns]
     for piece in slices:
         if piece.track.kind == COMPUTE:

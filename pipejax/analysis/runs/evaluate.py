@@ -94,7 +94,7 @@ class Evaluation(Drawn):
 
     @property
     def bound_by(self) -> str:
-        """Return the cost with the largest share of the critical path."""
+        """Return the kind of cost with the largest share of the critical path."""
         return max(self.path_share, key=lambda name: self.path_share[name], default="nothing")
 
     @property
@@ -150,7 +150,7 @@ _SUMS_AND_RATIOS = (  # further fields that may overflow
 
 
 def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
-    """Evaluate a schedule without a check of overflows."""
+    """Evaluate a schedule as `evaluate` does, without checking for overflow."""
     program, vector = lower_and_price(table, costs, link)
     run = run_on_host(program, vector)
     start, finish = run.start, run.finish
@@ -198,7 +198,7 @@ def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -
 
 
 def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
-    """Return how often each worker's ops have each cost, in the order of `CostLayout`.
+    """Count the ops of each worker that have each cost, with costs in the order of `CostLayout`.
 
     Busy times are this matrix times the cost vector, for any costs.
     """
@@ -220,7 +220,7 @@ def busy_times(program: Program, vector: Vector) -> PerWorker:
 
 
 def spans(program: Program, duration: PerNode, finish: PerNode) -> PerWorker:
-    """Return the time from each worker's own first start to its own last end (workers) [s]."""
+    """Return the time [s] from each worker's first start to its last end (workers)."""
     return finish[program.last_node] - (finish - duration)[program.first_node]
 
 
@@ -241,7 +241,7 @@ def _path_share(
     nodes: Bool[NumpyArray, " nodes"],
     edges: Bool[NumpyArray, "nodes preds"],
 ) -> dict[str, float]:
-    """Return the share of the makespan by kind of cost, from the nodes and edges on its path."""
+    """Return each kind of cost's share of the makespan, given the critical nodes and edges."""
     costs = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
     groups = program.layout.groups
     seconds: dict[str, float] = {}
@@ -261,7 +261,7 @@ PerStage = Float[NumpyArray, "stages *microbatches"]
 
 @with_short_repr("peak peak_at sizes weight_share time held worker")
 class ActivationMemory(NamedTuple):
-    """Activation memory by worker as steps; sizes are in the unit that they were given in.
+    """Activation memory of each worker as a step function of time, in the unit of the sizes.
 
     Attributes:
       worker: (steps) worker, ascending.
@@ -295,7 +295,7 @@ class ActivationMemory(NamedTuple):
     def curve(
         self, worker: int
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
-        """Return the memory of one worker as a step function.
+        """Return the memory of a worker over time as a step function.
 
         Returns:
           (moments) times [s], and what is held from each of them on; nothing before the first.
@@ -375,7 +375,7 @@ def activation_memory(
 
 @with_short_repr("peak peak_at time held worker")
 class GatheredWeights(NamedTuple):
-    """Gathered weights by worker as steps; in the unit of the sizes.
+    """Gathered weights of each worker as a step function of time, in the unit of the sizes.
 
     Attributes:
       worker: (steps) worker, ascending.
@@ -393,7 +393,7 @@ class GatheredWeights(NamedTuple):
 
 
 def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredWeights:
-    """Follow the gathered weights that each worker holds during a run, beside its shards.
+    """Follow the gathered weights that each worker holds during a run, in addition to its shards.
 
     UNSHARD takes those of a stage at its start, RESHARD frees them at its end; weights that no cell
     gathers do not count. At one moment releases come before takes.
@@ -430,7 +430,7 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
 def _steps(
     parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
-    """Return worker, time and memory of each step, then peak and its time by worker."""
+    """Return worker, time and memory of each step; then each worker's peak and its time."""
     held = parts.levels(sizes)
     worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
     peak, peak_at = np.zeros((2, num_workers))
@@ -442,13 +442,13 @@ def _steps(
 
 
 def _same_axes(*sizes: PerStage) -> list[PerStage]:
-    """Give all sizes an axis of microbatches if any has one."""
+    """Add an axis of microbatches to all sizes, if any size has this axis."""
     has_microbatches = any(size.ndim == 2 for size in sizes)
     return [size[:, None] if has_microbatches and size.ndim == 1 else size for size in sizes]
 
 
 def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
-    """Read sizes: one number, one for each stage, or one for each of its microbatches."""
+    """Convert sizes to an array by stage, or by stage and microbatch; refuse negative sizes."""
     values = _read_numbers(name, value, shape)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"{name} must be finite numbers of at least 0, got {value!r}")
@@ -456,7 +456,7 @@ def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
 
 
 def _read_numbers(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
-    """Return numbers as (stages), or (stages, microbatches) if they differ by microbatch."""
+    """Convert numbers to an array (stages), or (stages, microbatches) if given by both."""
     values, (stages, microbatches) = as_floats(value, name), shape
     if values.shape not in ((), (stages,), shape):
         extra = f" and {microbatches} microbatches" if values.ndim == 2 else ""

@@ -1,4 +1,4 @@
-"""Staleness: age of the weights with which a table computes its gradients.
+"""Staleness: age, in updates, of the weights with which a table computes its gradients.
 
 A table with U cells fixes the weights of every gradient: those of its own stage by the order of the
 row, those of other stages by the times of the ops, so that messages change the delay. A block
@@ -37,7 +37,7 @@ PerGradient = Int[NumpyArray, "stages microbatches"]
 )
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """Weight versions and delays of a table. Where nothing updates within it, all delays are 0.
+    """Weight versions and gradient delays of a table; delays are 0 without update cells.
 
     The steady state is the middle half of the microbatches. A microbatch during which no other
     one updates any stage has delay 0: its gradient is that of the model that it updates.
@@ -78,26 +78,26 @@ class Staleness:
 
     @property
     def weight_versions(self) -> Int[NumpyArray, " workers"]:
-        """Return the largest number of versions of one stage that each worker holds at once."""
+        """Return the most versions of a stage that each worker holds at once (workers)."""
         return self.versions.max(axis=1)
 
     @property
     def max_delay(self) -> int:
-        """Return the largest delay of an update with respect to a stage, in the steady state."""
+        """Return the largest delay of any update relative to any stage, in the steady state."""
         return int((self.applied.max(axis=0) - self.read.min(axis=0)).max())
 
     @property
     def mean_delay(self) -> float:
-        """Return the mean delay over the updates of the steady state and all stages."""
+        """Return the mean delay over all updates of the steady state and all stages."""
         return float(self.applied.mean() - self.read.mean())
 
     @property
     def delays(self) -> Int[NumpyArray, "stages steady stages"]:
-        """Return delays by updated stage, microbatch of the steady state, and stage read from."""
+        """Return delays by updated stage, microbatch of the steady state, and stage read."""
         return self.applied[:, :, None] - np.moveaxis(self.read, 0, -1)[None]
 
     def histogram(self) -> Int[NumpyArray, " delays"]:
-        """Count the delays of the steady state: entry d is the number with delay d.
+        """Count the delays in the steady state: entry d is the number of delays equal to d.
 
         Example:
           >>> from pipejax import schedules
@@ -162,7 +162,7 @@ def staleness(
 def op_times(
     table: ScheduleTable, costs: Costs | None = None, *, link: str | Links = "delay"
 ) -> tuple[PerCell, PerCell]:
-    """Return start and finish (workers, slots) of each cell [s, or slots]; 0 if it is idle."""
+    """Return each cell's start and finish (workers, slots), in seconds, or slots without costs."""
     if costs is None:
         slots = dict.fromkeys(table.grammar.unit_slots, 1)
         return slot_times(table, slots, shares=False, link=link)
@@ -173,7 +173,7 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Return the block update that applies each gradient, and the model that its forward reads."""
+    """Return by gradient the number of its update, and of the newest one its forward reads."""
     tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs
@@ -200,7 +200,7 @@ def _block_updates(
 
 
 def _successors(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
-    """Return the block update that replaces the version each forward reads; huge if none does."""
+    """Return the update that replaces the weights each forward reads; a huge number if none."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)
     copy = (table.placement[pipe].T * table.num_stages + stage) * runs + microbatch % runs

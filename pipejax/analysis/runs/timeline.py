@@ -31,7 +31,7 @@ SEGMENTS = ("warmup", "steady", "cooldown")
 
 
 class Bar(NamedTuple):
-    """An op on a worker.
+    """An op (or fused pair) on a worker, from start to finish, for drawings.
 
     Attributes:
       worker: worker, or `NO_WORKER` for a collective, which runs beside compute.
@@ -53,17 +53,17 @@ class Bar(NamedTuple):
 
     @property
     def lane(self) -> str:
-        """Return the lane of the worker that runs the bar: "compute", or one beside it."""
+        """Return the lane of the worker on which the op runs, such as "compute"."""
         return self.ops[0].phase.kind.lane
 
     @property
     def number(self) -> str:
-        """Return the text of its microbatch, in a fused pair that of the forward."""
+        """Return the op's microbatch as text; for a fused pair, the forward's microbatch."""
         return format_number(self.ops[0].microbatch, self.slices)
 
     @property
     def label(self) -> str:
-        """Return the text of the cell."""
+        """Return the bar's ops as text, as in a cell of the table."""
         return format_cell(self.ops, self.slices)
 
 
@@ -79,13 +79,13 @@ class Arrow(NamedTuple):
 
 
 def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " nodes"]:
-    """Return nodes of all-reduces and updates without a cell that take any time."""
+    """Return those nodes of all-reduces and updates without a cell that take time."""
     nodes = evaluation.program.beside_cells
     return nodes[evaluation.node_finish[nodes] > evaluation.node_start[nodes]]
 
 
 def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
-    """List every op of the table, then all-reduces and updates that have a node.
+    """List a bar for each op of the table, then for each all-reduce and update.
 
     Without `untimed` it skips ops that take no time, which a picture cannot show.
     """
@@ -113,13 +113,13 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
 
 
 def bar_phases(bars: Iterable[Bar]) -> list[AnyPhase]:
-    """List the phases of some bars, each name once, in the order of their codes."""
+    """List the distinct phases of bars, in the order of their codes."""
     phases = {op.phase.name: op.phase for bar in bars for op in bar.ops}
     return sorted(phases.values(), key=int)
 
 
 def second_pipe(table: ScheduleTable) -> frozenset[Op]:
-    """Return the ops of a bidirectional schedule in every second pipe, to be drawn otherwise."""
+    """Return a bidirectional schedule's ops in every other pipe, which drawings mark."""
     is_second = table.pipe_of_microbatch % 2 == 1
     if not np.any(is_second):
         return frozenset()
@@ -128,13 +128,13 @@ def second_pipe(table: ScheduleTable) -> frozenset[Op]:
 
 
 def name_of_second(tables: Iterable[ScheduleTable]) -> str:
-    """Name the result of `second_pipe` for a legend; "" if no table has a second pipe."""
+    """Return the legend for the ops of `second_pipe`; "" if no table has a second pipe."""
     pipes = max((table.num_pipes for table in tables), default=1)
     return {1: "", 2: "second pipe"}.get(pipes, "every second pipe")
 
 
 def depths(table: ScheduleTable) -> list[float]:
-    """Return the rank of each stage on its worker: 1 for the first stage, 0 for the last."""
+    """Return each stage's position on its worker: 1 for its first stage, 0 for its last."""
     values = []
     for stage, worker in enumerate(table.placement[0].tolist()):
         stages = np.flatnonzero(table.placement[0] == worker)
@@ -143,7 +143,7 @@ def depths(table: ScheduleTable) -> list[float]:
 
 
 def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
-    """Name the shades of `depths` for a legend; "" if workers have one stage each."""
+    """Return the legend for the shades of `depths`; "" if each worker has a single stage."""
     stages = max((table.stages_per_worker for table in tables), default=1)
     return {1: "", 2: "darker: first stages"}.get(stages, "darker: earlier stages")
 
@@ -172,7 +172,7 @@ class Window(NamedTuple):
 
 
 def segment_window(run: Evaluation, segment: str) -> Window:
-    """Return when a segment of a run begins and ends."""
+    """Return the start and the end of a segment of a run: warmup, steady or cooldown."""
     name = resolve_choice(segment, SEGMENTS, "part")
     ops = run.table.ops
     worker = ops.cell // run.table.num_slots
@@ -202,7 +202,7 @@ def segment_window(run: Evaluation, segment: str) -> Window:
 def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Return the window from start to stop, or of a segment in all runs; None for no limits."""
+    """Return the window from start to stop, or that of a named segment in all runs, or None."""
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")
@@ -228,7 +228,7 @@ Times = Float[NumpyArray, " ops"]
 
 @short_repr
 class LaneTimes(NamedTuple):
-    """Times of one lane, by worker.
+    """Busy time and exposed time of a lane beside compute, by worker.
 
     Attributes:
       lane: its name.
@@ -242,7 +242,7 @@ class LaneTimes(NamedTuple):
 
 
 def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
-    """Return the busy and exposed times of the lanes beside compute in a table's cells.
+    """Return busy and exposed times of each lane beside compute, such as "host".
 
     Args:
       evaluation: a run.
@@ -270,7 +270,7 @@ def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
 
 
 def phases_beside(table: ScheduleTable) -> dict[str, list[AnyPhase]]:
-    """List the phases on each lane beside compute, by lane."""
+    """List the phases that run on each lane beside compute, by name of the lane."""
     phases_by_lane: dict[str, list[AnyPhase]] = {}
     for phase in table.used_phases:
         if phase.kind.time and phase.kind.lane != COMPUTING:
@@ -281,7 +281,7 @@ def phases_beside(table: ScheduleTable) -> dict[str, list[AnyPhase]]:
 def _busy_and_hidden(
     evaluation: Evaluation, worker: int, is_on_lane: NumpyArray
 ) -> tuple[float, float]:
-    """Return the time that a lane of a worker is busy, and the part that compute hides [s]."""
+    """Return a lane's busy time on a worker, and the part that compute hides [s]."""
     # `is_on_lane` (slots) marks the cells of the lane in the worker's row.
     start, finish = evaluation.start[worker][is_on_lane], evaluation.finish[worker][is_on_lane]
     # Compute done up to a time is a line that rises while an op runs. Ops from 1 to 3 and 4 to 5:

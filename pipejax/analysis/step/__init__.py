@@ -1,1 +1,1 @@
-"""Training steps of models on systems: their time, its parts, many systems, and measured rows."""
+"""Training steps of models on systems: predicted times, their parts, and measured runs."""

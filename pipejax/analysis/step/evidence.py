@@ -32,7 +32,7 @@ DEFAULT_LAUNCHERS = ("", "Megatron-LM", "Megatron-Bridge")  # whose kernels are 
 
 @short_repr
 class Regime(NamedTuple):
-    """Facts about a workload that decide which terms of the model a step time rests on."""
+    """Facts about a workload that decide which parts of the cost model matter most for it."""
 
     splits_weights: bool  # whether replicas split weights (ZeRO 3): exchanges beside every layer
     experts: int  # index in `EXPERTS`
@@ -40,7 +40,7 @@ class Regime(NamedTuple):
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Return each fact in words."""
+        """Return the facts of the regime in words."""
         zero = "ZeRO 3" if self.splits_weights else "ZeRO 0 to 2"
         return f"{self.bits} bits", zero, EXPERTS[self.experts]
 
@@ -50,7 +50,7 @@ class Regime(NamedTuple):
 
 @short_repr
 class Runs(NamedTuple):
-    """Measured runs of one source, machine, stack and regime."""
+    """Errors of predictions for measured runs of one source, system, stack and regime."""
 
     source: str
     system: str
@@ -62,7 +62,7 @@ class Runs(NamedTuple):
 
 @short_repr
 class ErrorRange(NamedTuple):
-    """Range of `PERCENT` % of measured / predicted step times."""
+    """Range that holds `PERCENT` % of the ratios measured / predicted step time."""
 
     low: float
     high: float
@@ -71,7 +71,7 @@ class ErrorRange(NamedTuple):
 
 @short_repr
 class Evidence(NamedTuple):
-    """Measured runs nearest to a workload, and the range of its step time."""
+    """Measured runs that are most like a workload, and the range of its step time."""
 
     regime: Regime  # of the runs
     errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
@@ -83,47 +83,47 @@ class Evidence(NamedTuple):
 
     @property
     def configurations(self) -> int:
-        """Return the number of different configurations."""
+        """Return the number of measured configurations."""
         return len(self.errors)
 
     @property
     def mean_error(self) -> float:
-        """Return the mean absolute error of their predictions [%]."""
+        """Return the mean absolute error of the runs' predictions [%]."""
         return float(np.mean(np.abs(self.errors)))
 
     @property
     def bias(self) -> float:
-        """Return the mean error of their predictions [%]; negative if these are too fast."""
+        """Return the mean error of the runs' predictions [%]; negative if predicted too fast."""
         return float(np.mean(self.errors))
 
     @property
     def spread(self) -> float:
-        """Return the mean absolute difference of two errors [%]; NaN if there is only one."""
+        """Return the mean absolute difference between two errors [%]; NaN for a single error."""
         differences = [abs(a - b) for a, b in itertools.combinations(self.errors, 2)]
         return float(np.mean(differences)) if differences else math.nan
 
     @property
     def is_many(self) -> bool:
-        """Return whether there are enough configurations to judge predictions by."""
+        """Return whether the configurations suffice to judge predictions."""
         return self.configurations >= MIN_CONFIGURATIONS
 
     @property
     def is_enough(self) -> bool:
-        """Return whether a step time is no extrapolation: runs of its kind, well predicted."""
+        """Return whether many runs of the workload's kind exist and were predicted well."""
         return not self.differs and self.is_many and self.mean_error <= MAX_MEAN_ERROR
 
     def range(self, step: float) -> tuple[float, float] | None:
-        """Return the range of measured times for a prediction [s]; None if unknown."""
+        """Return the range of measured times [s] to expect for a prediction; None if unknown."""
         return None if self.factors is None else (step * self.factors.low, step * self.factors.high)
 
 
 def operand_bits(precision: str) -> int:
-    """Return the bits of an operand of products, without its share of scales."""
+    """Return the number of bits of a matrix product's input, without shared scales."""
     return int(8 * OPERAND_BYTES.get(precision, 2.0))
 
 
 def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
-    """Return the regime of each row; `per_node` is for rows that do not give it."""
+    """Return each row's regime; `per_node` is the default number of accelerators per node."""
     # The accelerators that experts are spread over are neighbours: they fill a node first.
     nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
     experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
@@ -133,7 +133,7 @@ def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
 
 
 def workload_regime(workload: Workload, per_node: float) -> Regime:
-    """Return the regime of a workload on nodes of a number of accelerators."""
+    """Return a workload's regime on nodes with `per_node` accelerators."""
     experts = 0 if workload.model.moe is None else 1 + (workload.expert_parallel > per_node)
     return Regime(workload.zero >= 3, int(experts), operand_bits(workload.precision))
 
@@ -141,7 +141,7 @@ def workload_regime(workload: Workload, per_node: float) -> Regime:
 def group_errors(
     rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
 ) -> dict[Regime, tuple[float, ...]]:
-    """Return the errors of each regime [%], one for each configuration: the mean of its runs."""
+    """Return prediction errors [%] by regime: the mean over runs of each configuration."""
     texts = [rows.column(name).astype(str) for name in CONFIGURATION]
     runs = list(zip(*(column.tolist() for column in texts), strict=True))
     errors: dict[Regime, dict[tuple[str, ...], list[float]]] = {}
@@ -155,18 +155,18 @@ def group_errors(
 
 
 def as_numbers(errors: dict[Regime, tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
-    """Return errors as the file of a calibrated system holds them: a regime and errors [%]."""
+    """Convert errors to rows of a system's file: three numbers for a regime, then errors [%]."""
     return tuple((*map(int, regime), *values) for regime, values in errors.items())
 
 
 def from_numbers(row: Sequence[float]) -> tuple[Regime, tuple[float, ...]]:
-    """Read a regime and the errors of its configurations from a row of `as_numbers`."""
+    """Convert a row of `as_numbers` back to a regime and its configurations' errors."""
     splits, experts, bits, *errors = row
     return Regime(bool(splits), int(experts), int(bits)), tuple(errors)
 
 
 def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
-    """Return records in the form of `EVIDENCE` as runs."""
+    """Convert records, in the form of the file `EVIDENCE`, to `Runs`."""
     runs = []
     for record in records:
         memory = dict(map(from_numbers, record.get("memory", ())))
@@ -178,12 +178,12 @@ def as_runs(records: Iterable[Mapping[str, Any]]) -> tuple[Runs, ...]:
 
 @functools.cache
 def measured_runs() -> tuple[Runs, ...]:
-    """Return the runs that come with pipejax."""
+    """Return the measured runs that come with pipejax."""
     return as_runs(json.loads(EVIDENCE.read_text("utf-8")))
 
 
 def memory_factors(source: str, bits: int) -> list[float]:
-    """Return measured over predicted memory of a source's configurations with such operands."""
+    """List the sorted ratios measured / predicted memory of a source's runs in a precision."""
     groups = [x.memory for x in measured_runs() if (x.source, x.regime.bits) == (source, bits)]
     return sorted(1 / (1 + error / 100) for errors in groups for error in errors)
 
@@ -193,12 +193,12 @@ def _generation(system: str) -> str:
 
 
 def _with_equal_experts(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
-    """Return the runs of models that have experts as the regime does."""
+    """Return runs of models with experts, or without experts, as the regime has them."""
     return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
 
 
 def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange | None:
-    """Return the range of measured / predicted step times of a new source; None without runs.
+    """Return the range of measured / predicted step time for a new source; None without runs.
 
     The class of a workload is models with or without experts on one generation of machines. A new
     source is as likely to be like each of the K sources of the class as like none of them. In the
@@ -237,7 +237,7 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
 def find_evidence(
     regime: Regime, system: System, stack: str, launcher: str = ""
 ) -> Evidence | None:
-    """Return the runs that differ from a workload in the fewest facts, and the range of its times.
+    """Find the measured runs that are most like a workload, and the range of its step time.
 
     A calibrated machine has its own runs, and their band as the range. Other machines have runs
     that come with pipejax, of models with experts or without, on machines of one generation. The
@@ -289,7 +289,7 @@ def find_evidence(
 def are_tied(
     times: Sequence[float], evidence: Sequence[Evidence | None]
 ) -> Bool[NumpyArray, " layouts"]:
-    """Return which layouts predictions cannot tell from the fastest.
+    """Return whether predictions cannot tell a layout from the fastest layout (layouts).
 
     Layouts of one job share errors of the machine. They tie with the fastest if they are slower by
     at most the `spread` of errors in their evidence. Without evidence, none ties: its error is

@@ -95,17 +95,17 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
 
 
 class FaultRemoved:
-    """Run with changed costs, and the time that the change saves."""
+    """Runs of a table at scaled costs, to find the time that removing a fault would save."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.run, self.table = evaluation, evaluation.table
 
     def costs(self, rules: str) -> Costs:
-        """Return the costs of the run, scaled by rules."""
+        """Return the run's costs, scaled by rules such as compute@stage2*0.5."""
         return scaled_costs(self.run.costs, self.table, rules or None)
 
     def saves(self, rules: str) -> float:
-        """Return the time that the step saves at costs scaled by rules [s]."""
+        """Return how much shorter the step is at costs that are scaled by rules [s]."""
         program, vector = lower_and_price(self.table, self.costs(rules), self.run.links)
         return self.run.makespan - makespan_on_host(program, vector)
 
@@ -122,7 +122,7 @@ class ComputeTimes(NamedTuple):
 
     @classmethod
     def from_run(cls, evaluation: Evaluation) -> "ComputeTimes":
-        """Add up the compute ops of a run; both ops of a fused pair count as if they ran alone."""
+        """Sum a run's compute times; the ops of a fused pair count as if each ran alone."""
         ops, costs = evaluation.table.ops, evaluation.costs
         shape = evaluation.stages, evaluation.microbatches
         stage_seconds, microbatch_seconds = np.zeros(shape[0]), np.zeros(shape[1])
@@ -142,17 +142,17 @@ class ComputeTimes(NamedTuple):
 
     @property
     def even(self) -> str:
-        """Rules that give all stages the mean time."""
+        """Scaling rules that set the times of all stages to their mean."""
         return _evening_rules("stage", self.stages)
 
     @property
     def even_workers(self) -> str:
-        """Rules that give all workers the mean time."""
+        """Scaling rules that set the times of all workers to their mean."""
         return _evening_rules("worker", self.workers)
 
 
 def _evening_rules(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
-    """Return rules as "compute@stage0*1.5" that give all stages, or workers, the mean time."""
+    """Return rules such as compute@stage0*1.5 that set all stages or workers to their mean."""
     # idle ones stay idle
     factors = {k: float(seconds.mean() / value) for k, value in enumerate(seconds) if value > 0}
     changes = {k: factor for k, factor in factors.items() if abs(factor - 1) > 1e-12}
@@ -160,7 +160,7 @@ def _evening_rules(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
 
 
 def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " places"]:
-    """Divide each value by the median of the others; 1 if there are none or all are 0."""
+    """Divide each value by the median of all other values; 1 where both are equal."""
     if len(values) < 2:
         return np.ones(len(values))
     others = medians_of_others(values)
@@ -169,14 +169,14 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 
 
 def slowest_place(evaluation: Evaluation) -> Fault | None:
-    """Return the slow stage or worker whose removal saves most; None if none is slow."""
+    """Return the slow stage or worker whose speed-up would save most; None if none is slow."""
     trial, times = FaultRemoved(evaluation), ComputeTimes.from_run(evaluation)
     faults = [*_stages(trial, times), *_workers(trial, times)]
     return max(faults, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
 
 
 def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield a single stage or worker as the cause of imbalance, else the split over stages."""
+    """Yield a cause of imbalance: a single slow stage or worker, or an uneven split of layers."""
     times, table = ComputeTimes.from_run(trial.run), trial.table
     single = slowest_place(trial.run)
     even = [(trial.saves(rules), rules) for rules in (times.even, times.even_workers) if rules]
@@ -220,7 +220,7 @@ def _share(seconds: float, total: float) -> str:
 
 
 def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
-    """Yield stages that are slower than the median of the others."""
+    """Yield each stage that is slower than the median of the other stages."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
         if MIN_SLOW_RATIO < ratio < np.inf:
             rules = f"compute@stage{stage}*{1 / ratio!r}"
@@ -233,7 +233,7 @@ def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
 
 
 def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
-    """Yield workers that are slower than the median of the others, on all their stages."""
+    """Yield each worker that is slower than the other workers' median, on all its stages."""
     stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
         stages = np.flatnonzero((trial.table.placement == worker).any(axis=0))
@@ -248,7 +248,7 @@ def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
 
 
 def _links(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield the link slower than the median of the others whose removal saves most, if any."""
+    """Yield the slow link whose speed-up saves most; slow means above the other links' median."""
     faults = []
     groups = message_times(trial.table, trial.run.costs)
     seconds = np.array([np.mean(list(by_boundary.values())) for by_boundary in groups.values()])
@@ -277,7 +277,7 @@ def _place(fault: Fault) -> str:
 
 
 def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
-    """Yield imbalance and a link that hide each other: without one, ops wait for the other."""
+    """Yield two causes as one if ops wait for the second as soon as the first is removed."""
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
     if len(faults) > 1 and saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * total:
@@ -289,7 +289,7 @@ def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
 
 
 def _rules(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield the rules of the table among usual ops as a cause, if it has any."""
+    """Yield the table's additional ordering rules as a cause, if it has such rules."""
     table, run = without_rules(trial.table), trial.run
     if table is not None:
         texts = [text for text in trial.table.grammar.texts if text not in table.grammar.texts]
@@ -301,7 +301,7 @@ def _rules(trial: FaultRemoved) -> Iterator[Fault]:
 def message_times(
     table: ScheduleTable, costs: Costs
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
-    """Return mean times of messages [s] by pair of workers and stage boundary."""
+    """Return mean message times [s] by pair of workers, then by stage boundary."""
     edges = table.grammar.edges(table.num_stages)
     times = np.zeros((2, table.num_pipes, len(edges)))  # by direction, pipe and boundary
     for name in MESSAGE_FIELDS:
@@ -319,7 +319,7 @@ def message_times(
 
 
 def _longest_wait(run: Evaluation) -> str:
-    """Describe the transfer that waits longest in a queue, and the one in front of it."""
+    """Describe the transfer that waits longest in a queue, and the transfer in front of it."""
     try:
         longest = transfer_waits(run).transfers[0]
     except ValueError:  # other link models have no such queues
@@ -354,7 +354,7 @@ DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch
 
 
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
-    """Yield as causes the parts of the step with time to wait, and too few microbatches."""
+    """Yield causes for the parts of the step in which ops wait, and for few microbatches."""
     run = trial.run
     lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
     for name, why in {**WHY, **lanes}.items():

@@ -1,4 +1,4 @@
-"""The work of one schedule on many systems: costs, and shares of the critical path by resource.
+"""One schedule's work on many systems: costs, and each resource's share of the critical path.
 
 A sweep prices thousands of systems for each of a few schedules, once. So compiled functions serve
 all schedules, and for few systems quick compilation counts more than quick code.
@@ -38,36 +38,36 @@ MIN_STAGES, MIN_BOUNDARIES = 8, 16  # distinct ones are padded to a power of two
 
 
 class Slowed(NamedTuple):
-    """Factors of op times by slow workers, for a batch of costs."""
+    """Factors by which slow workers lengthen op times, to apply to a batch of costs."""
 
     factors: Float[NumpyArray, "..."]  # (stages), or (stages, microbatches) where copies differ
 
     @classmethod
     def from_stragglers(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
-        """Return the factors of a table's ops, from those of its slow workers."""
+        """Return the factors of a table's op times, given the factors of its slow workers."""
         factors = op_factors(table, stragglers)
         return cls(factors if stragglers else np.ones(table.num_stages))
 
     @property
     def differ(self) -> bool:
-        """Return whether copies of a stage differ, so that costs are by microbatch."""
+        """Return whether a stage's copies have different factors, and thus costs by microbatch."""
         return self.factors.ndim == 2
 
     def costs(self, costs: Costs) -> Costs:
-        """Multiply costs (batch, stages) by the factors; with microbatches if copies differ."""
+        """Multiply costs (batch, stages) by factors, with an axis of microbatches if needed."""
         return self._map_leaves(
             lambda leaf, factors: (leaf[..., None] if self.differ else leaf) * factors, costs
         )
 
     def counts(self, counts: Costs) -> Costs:
-        """Convert counts of slowed costs to counts of the costs without factors (batch, stages)."""
+        """Convert counts of slowed costs to counts (batch, stages) of costs before the factors."""
         return self._map_leaves(
             lambda leaf, factors: (leaf * factors).sum(axis=-1) if self.differ else leaf * factors,
             counts,
         )
 
     def _map_leaves(self, function: Callable[[Any, Any], Any], costs: Costs) -> Costs:
-        """Apply function(leaf, factors) to the costs that slow workers change."""
+        """Apply function(cost, factors) to each cost that slow workers change."""
         if np.all(self.factors == 1):
             return costs
         leaves = dict(vars(costs))
@@ -79,13 +79,13 @@ class Slowed(NamedTuple):
 
 
 class StagePlaces(NamedTuple):
-    """Index of each stage and each boundary among the distinct ones."""
+    """Index of every stage among the distinct stages, and of every boundary likewise."""
 
     stage: Int[NumpyArray, " stages"]
     boundary: Int[NumpyArray, "pipes boundaries"]
 
     def spread(self, costs: Costs) -> Costs:
-        """Copy costs (batch, distinct stages) to all stages, (batch, stages)."""
+        """Copy costs of distinct stages (batch, distinct stages) to all stages (batch, stages)."""
         return _map_leaves(
             costs,
             on_stages=lambda leaf: leaf[:, self.stage],
@@ -93,7 +93,7 @@ class StagePlaces(NamedTuple):
         )
 
     def gather(self, counts: Costs) -> Costs:
-        """Sum counts (batch, stages) over equal stages, to (batch, distinct stages)."""
+        """Sum counts (batch, stages) over equal stages; return (batch, distinct stages)."""
         # indices [0 1 1] are the matrix [[1 0] [0 1] [0 1]]: [a b c] @ it = [a, b + c]
         stage_matrix = _one_hot(self.stage, MIN_STAGES)
         boundary_matrix = _one_hot(self.boundary.ravel(), MIN_BOUNDARIES)
@@ -105,7 +105,7 @@ class StagePlaces(NamedTuple):
 
 
 class PricedSystems(NamedTuple):
-    """Work priced on a batch of systems."""
+    """The costs of one schedule's work on a batch of systems, and data for their slopes."""
 
     costs: Costs  # with the batch axis first [s]
     systems: System  # the batch
@@ -115,10 +115,10 @@ class PricedSystems(NamedTuple):
     quickly: bool  # whether few systems are priced in all
 
     def rows(self, rows: Rows) -> "PricedSystems":
-        """Return the prices of some of the systems."""
+        """Select systems of the batch by their row indices."""
 
         def select(leaf: Any) -> Any:
-            """Return the rows of a leaf; one of length 1 serves all systems."""
+            """Select the rows of an array, unless all systems share it (length 1)."""
             if isinstance(leaf, Many):
                 slopes = {name: select(slope) for name, slope in leaf.slopes.items()}
                 return Many(select(leaf.value), slopes)
@@ -137,7 +137,7 @@ def price_systems(
     quickly: bool = False,
     slopes: bool = False,
 ) -> PricedSystems:
-    """Return the costs of work on a batch of systems; nothing is compiled for them.
+    """Price work on a batch of systems, without compiling anything.
 
     Slopes by resource are taken beside them for few systems. For many they are compiled when they
     are asked for; with `quickly` that compiles fast and computes slowly.
@@ -159,7 +159,7 @@ def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
 
 
 def prices_faster_on_host(systems: System) -> bool:
-    """Return whether a batch is priced faster on the host than by a compiled function."""
+    """Return whether NumPy prices a batch of systems faster than a compiled function."""
     # So it is for few systems, or if only networks differ: each kernel is priced once then.
     if len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS:
         return True
@@ -169,11 +169,11 @@ def prices_faster_on_host(systems: System) -> bool:
 
 
 def many_systems(systems: System, *, slopes: bool = False) -> System:
-    """Turn the numbers of a batch of systems into `Many`, with slopes by resource if asked."""
+    """Convert the numbers of a batch of systems to `Many`, with slopes by resource if wanted."""
     resources = {FIELDS[name]: name for name in POWER if slopes}
 
     def to_leaf(path: Any, leaf: NumpyArray) -> Many | Any:
-        """Return a number as `Many`; a resource has the slope 1 by itself."""
+        """Convert a number to `Many`; the number of a resource has a slope of 1 by itself."""
         value, name = to_many(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
         return value if name is None else Many(many_values(value), {name: np.ones((1, 1))})
 
@@ -202,7 +202,7 @@ def resource_shares(
 def _slopes_by_resource(
     priced: PricedSystems, counts: Costs
 ) -> dict[str, Float[NumpyArray, " batch"]]:
-    """Return derivatives (batch) of step times by resource, from counts of costs on the paths."""
+    """Return slopes of step times (batch) by resource, given the counts of critical costs."""
     if priced.slope_costs is None:
         pull = functools.partial(_system_slopes, priced.work, priced.quickly)
         system_slopes = in_parts(pull, (priced.systems, counts))
@@ -219,7 +219,7 @@ def _slopes_by_resource(
 
 
 def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
-    """Return derivatives of step times by every number of a system, from a compiled pricer."""
+    """Return slopes of step times by every number of a system, from a compiled function."""
     systems, counts = solved
     slopes: System = pulled(_work_costs, work, systems, (), counts, quickly=quickly)[1]
     return slopes
@@ -230,7 +230,7 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
-    """Return work with one stage and one boundary of each kind, and the kind of all."""
+    """Reduce work to distinct stages and boundaries; return it with each stage's index."""
     stages = work.stages
     # places matter to stages with copies, and to the two ends of the pipeline
     has_no_place = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
@@ -270,7 +270,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
 def _distinct(
     rows: Any, min_size: int
 ) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
-    """Return an example of each distinct column, and the index of every column among these."""
+    """Return the position of each distinct column, and every column's index among these."""
     # Examples are padded to a power of two, by the last one.
     # one row [7 5 7] and size 4: the distinct columns 5, 7 have examples [1 0 0 0], indices [1 0 1]
     _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
@@ -280,19 +280,19 @@ def _distinct(
 
 
 def _padded_size(count: int, min_size: int) -> int:
-    """Return the next power of two, at least `min_size`."""
+    """Round a count up to a power of two, at least `min_size`."""
     return max(min_size, 1 << max(count - 1, 0).bit_length())
 
 
 def _one_hot(indices: Int[NumpyArray, " columns"], min_size: int) -> Int[NumpyArray, "columns new"]:
-    """Return the distinct column of each column, as a matrix of zeros and ones."""
+    """Encode indices as rows of zeros with a 1 at the index."""
     return np.eye(_padded_size(int(indices.max(initial=0)) + 1, min_size))[indices]
 
 
 def _map_leaves(
     costs: Costs, *, on_stages: Callable[[Any], Any], on_boundaries: Callable[[Any], Any]
 ) -> Costs:
-    """Apply a function to each leaf (batch, ...) with an axis of stages, or of boundaries."""
+    """Apply a function to each cost (batch, ...) by its last axis: stages or boundaries."""
     leaves = dict(vars(costs))
     for name, leaf in leaves.items():
         if leaf is not None and np.ndim(leaf) >= 2:

@@ -57,7 +57,7 @@ RULES = "rules"  # part of the rules of a table
 
 @short_repr
 class Part(NamedTuple):
-    """A part of a step.
+    """A part of a step's time, such as messages, and how much it adds.
 
     Attributes:
       name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, rules of the
@@ -94,7 +94,7 @@ FORWARD_MEANING: Mapping[str, str] = {  # of a table without backwards
 
 
 def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
-    """List the times added to ops alone: `WAITS`, then each lane beside compute."""
+    """Return the cost fields that each kind of wait adds: `WAITS`, then lanes beside compute."""
     phases = table.grammar.custom_phases
     lanes = dict.fromkeys(phase.kind.lane for phase in phases if phase.kind.lane != COMPUTING)
     fields = {lane: tuple(p.kind.time for p in phases if p.kind.lane == lane) for lane in lanes}
@@ -126,7 +126,7 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
 
 
 def without_rules(table: ScheduleTable) -> ScheduleTable | None:
-    """Return a table without its rules among usual ops, which order no data; None without any."""
+    """Remove a table's ordering rules that pass no data between ops; None if it has none."""
     rules = table.grammar.rules
     other_rules = [rule for rule in rules if {rule.consumer, *rule.producers} - {*Phase}]
     if len(other_rules) == len(rules):
@@ -135,7 +135,7 @@ def without_rules(table: ScheduleTable) -> ScheduleTable | None:
 
 
 def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
-    """Yield name and seconds of each part, in order: by how much it makes the makespan longer."""
+    """Yield each part's name and the time [s] that it adds to the makespan, in fixed order."""
     table, delay = evaluation.table, Links("delay")
     no_waits = {field: 0.0 for fields in _waits(table).values() for field in fields}
     compute_costs = with_leaves(evaluation.costs, no_waits)
@@ -159,7 +159,7 @@ def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
 
 def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
-    """Return the mean idle time of a worker to its first backward, then to its last forward [s]."""
+    """Return mean idle times [s] of a worker: to its first backward, and on to its last forward."""
     # Without backwards, the first forward takes the place of the first backward.
     # Ops of a row run one after the other: the idle time up to the end of an op is this end less
     # the durations so far. Durations 1 2, ends 1 5: idle 0, then 5 - (1 + 2) = 2.
@@ -180,7 +180,7 @@ def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tup
 
 
 def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Yield names of parts with the costs and links of the run that has them and all before."""
+    """Yield (part, costs and links of a run that includes this part and all parts before)."""
     # `costs` are those of compute ops alone; each level adds some of the evaluation's.
     links = Links("delay")
     yield "uneven microbatches", (with_equal_stages(costs, evaluation.table), links)
@@ -193,7 +193,7 @@ def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[C
 
 
 def with_equal_stages(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
-    """Give all stages the mean times of ops; with `microbatches` all microbatches too."""
+    """Set op times to their mean over stages; with `microbatches`, over microbatches too."""
     leaves = {}
     for name in (*ScaledFields.from_table(table).words["compute"], "pair_factor"):
         value = getattr(costs, name)
@@ -222,7 +222,7 @@ REPORTED_PARTS: Mapping[str, tuple[str, ...]] = {
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepReport:
-    """Parts of the time of a training step, and its throughput and price.
+    """Parts of a training step's time, with its throughput and price.
 
     Attributes:
       step_time: [s].
@@ -303,12 +303,12 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
 
 
 def mfu(flop: Number, step_time: Number, accelerators: Number, peak: Number) -> Number:
-    """Model FLOP utilisation: share of the peak [FLOP/s] that the model's own FLOP reach."""
+    """Return model FLOP utilization: model FLOP per second over the accelerators' peak."""
     return flop / (step_time * accelerators * peak)
 
 
 def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
-    """Return bounds of a step time by percent [s], from the errors of the system's calibration."""
+    """Return ranges of a step time [s] by percentage, from the system's calibration errors."""
     if system.calibration is None:
         return {}
     return {
@@ -318,7 +318,7 @@ def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
 
 
 def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dict[str, float]:
-    """Break a step down into parts that sum to it [s]."""
+    """Divide a step's time into parts [s], with compute divided into kernels, host and so on."""
     program, costs = evaluation.program, stage_parts(workload, system, evaluation.table)
     compute = {
         name: float(busy_times(program, np.asarray(cost_vector(program, costs[name]))).mean())
@@ -355,7 +355,7 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 def fitting_change(
     workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
 ) -> Change | None:
-    """Return the smallest change with which a workload fits in `room` bytes; None without one."""
+    """Find the cheapest change with which a workload fits in `room` bytes; None if none does."""
     # If a launcher is named, it must run the changed workload.
 
     def rank(change: Change) -> tuple[int, int]:
@@ -370,7 +370,7 @@ def fitting_change(
 
 
 def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
-    """Yield every combination of one or more possible changes, as fields of the workload."""
+    """Yield each combination of possible changes to save memory, as fields of the workload."""
     values: dict[str, list[Any]] = {name: [None] for name, _ in COST_RANKS}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         values["sequence_parallel"].append(True)

@@ -1,4 +1,4 @@
-"""Step times of measured rows, and their exact gradients by numbers of the system.
+"""Predicted step times of measured runs, and their exact gradients by a system's numbers.
 
 The work of every row is counted on the host, once, for no number of a system changes it. Rows whose
 work differs in numbers alone are priced by one compiled function of a matrix, with stages padded.
@@ -50,7 +50,7 @@ Values = Float[NumpyArray, "batch values"]
 
 
 class RowInputs(NamedTuple):
-    """Inputs of a row's price, apart from the system."""
+    """Inputs that price a measured row, apart from the system."""
 
     model: Model
     layout: Layout
@@ -60,7 +60,7 @@ class RowInputs(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Machine numbers of a row, and the fitted group of its layers."""
+    """A row's own numbers of the machine, and the group whose layer factor it uses."""
 
     gpus_per_node: Number  # 0 for that of the system
     # of messages within a node and between nodes, 0 for that of the system [B/s]
@@ -71,7 +71,7 @@ class Setting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PricingKind:
-    """Costs of one row, for the pricer."""
+    """Function that prices rows of one structure: from the numbers of a row to its costs."""
 
     fields: tuple[str, ...]  # fields of `Costs` that the programs read
     structure: Any  # of the tree of the row's work and setting
@@ -79,7 +79,7 @@ class PricingKind:
     names: tuple[str, ...] = ()  # numbers of the system that vary
 
     def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
-        """Return the work and the setting of a row from its numbers."""
+        """Rebuild a row's work and setting from its numbers."""
         # shapes (2,), (2, 2) split [a b c d e f] after 2 into [a b] and [[c d] [e f]]
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
         parts = zip(jnp.split(numbers, ends[:-1]), self.shapes, strict=True)
@@ -108,7 +108,7 @@ class PricingKind:
 
 
 class RowBatch(NamedTuple):
-    """Rows that are priced together."""
+    """Measured rows of one structure, which are priced together."""
 
     rows: Rows  # indices among all rows
     numbers: Float[NumpyArray, "rows numbers"]  # work and setting of each
@@ -117,7 +117,7 @@ class RowBatch(NamedTuple):
     ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> CostArrays:
-        """Return costs by field (batch, rows, ...) of all rows under each set of values."""
+        """Return costs by field (batch, rows, ...): of all rows, for each set of values."""
         from pipejax.engine.batched.pricing import priced  # rows are read without JAX
 
         price = functools.partial(priced, kind, system, quickly=True)
@@ -127,7 +127,7 @@ class RowBatch(NamedTuple):
     def slopes(
         self, kind: PricingKind, system: System, values: Values, counts: CostArrays
     ) -> Float[NumpyArray, "batch rows values"]:
-        """Return derivatives by the values of each row's step time, the sum of counts * costs."""
+        """Return slopes of each row's step time (the sum of counts * costs) by the values."""
         from pipejax.engine.batched.pricing import pulled
 
         slopes: NumpyArray = self._map_pairs(
@@ -136,7 +136,7 @@ class RowBatch(NamedTuple):
         return slopes
 
     def _map_pairs(self, function: Callable[..., Any], values: Values, counts: CostArrays) -> Any:
-        """Call a function on blocks of (values, row) pairs; return leaves (batch, rows, ...)."""
+        """Call a function on all pairs of values and rows; return arrays (batch, rows, ...)."""
         from pipejax.engine.batched.pricing import in_parts
 
         size, rows = len(values), len(self.rows)
@@ -154,7 +154,7 @@ class RowBatch(NamedTuple):
 
 
 class StepTimes:
-    """Step times of measured rows on any system; of rows of a profile, times of their ops."""
+    """Step times (or, for rows of a profile, op times) of measured rows on any system."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class StepTimes:
         layer_group: Rows | None = None,
         system: System | None = None,
     ) -> None:
-        """Build the schedule of every row, and lay the numbers of all rows out as arrays.
+        """Build the schedule and the inputs of every row.
 
         `link` is the link model of rows that name none, `layer_group` (rows) the index of a factor
         for `predict_and_grad`, which plans schedules for the times of `system`.
@@ -190,7 +190,7 @@ class StepTimes:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
 
     def _program(self, row: int, costs: Costs) -> Program:
-        """Return the program of a row, planned for its costs if its schedule is planned."""
+        """Return a row's program; if its schedule is planned, with the order for these costs."""
         builder, table = self._builders[row], self.tables[row]
         if not builder.planned:
             return self.programs[row]
@@ -203,7 +203,7 @@ class StepTimes:
 
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
-        """Group the rows by compiled function, and lay each group out as arrays."""
+        """Group the rows by structure of their inputs, each group as arrays for one function."""
         max_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
         groups: dict[tuple[Any, Shapes], list[int]] = {}
         leaves: list[list[NumpyArray]] = []
@@ -220,7 +220,7 @@ class StepTimes:
     def _make_batch(
         self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], structure: Any, shapes: Shapes
     ) -> RowBatch:
-        """Lay out rows as one batch; their leaves have one structure and equal shapes."""
+        """Combine rows into a batch; their inputs have one structure and equal shapes."""
         timed = [self.timed[row] for row in rows]
         programs = {k: self.programs[row] for k, row in enumerate(rows) if timed[k][0] == STEP}
         ops = _rows_by_op(timed)
@@ -243,7 +243,7 @@ class StepTimes:
         return seconds
 
     def _costs(self, system: System) -> list[Costs]:
-        """Return the costs of each row; equal rows are priced once."""
+        """Return each row's costs on a system; equal rows are priced once."""
         costs_by_key: dict[Hashable, Costs] = {}
         costs = []
         for k, inputs in enumerate(self.inputs):
@@ -258,7 +258,7 @@ class StepTimes:
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Return step times [s] of all rows under each set of values, and their derivatives.
+        """Return step times [s] of all rows for each set of values, and their slopes by the values.
 
         A set holds the numbers of the system in `names`, NaN for the system's own, then a factor
         of layer times for each group of layers.
@@ -280,7 +280,7 @@ def _work(row: RowInputs) -> StageWork:
 
 
 def _with_setting(system: System, setting: Setting) -> System:
-    """Return a system with the node size and bandwidths of a row's setting, where above 0."""
+    """Set a system's node size and bandwidths to those of a row's setting, where given."""
     per_node = xp.where(setting.gpus_per_node > 0, setting.gpus_per_node, system.gpus_per_node)
     return dataclasses.replace(
         system,
@@ -291,20 +291,20 @@ def _with_setting(system: System, setting: Setting) -> System:
 
 
 def _with_rate(link: Link, rate: Number) -> Link:
-    """Return a link that reaches a measured rate [B/s], or the link itself for 0."""
+    """Set the bandwidth so that the link reaches a measured rate [B/s]; 0 changes nothing."""
     bandwidth = xp.where(rate > 0, rate / link.efficiency, link.bandwidth)
     return dataclasses.replace(link, bandwidth=bandwidth)
 
 
 def _numbers(system: System) -> System:
-    """Return a system without its name, so that a new name needs no compilation."""
+    """Remove a system's name and other text, so that these cause no new compilation."""
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     numbers: System = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
     return numbers
 
 
 def row_workloads(rows: MeasuredRows) -> tuple[Workload, ...]:
-    """Return the workload of each row."""
+    """Return the workload that each measured row ran."""
     columns: dict[str, Sequence[Any]] = {
         "model": [rows.models[k] for k in rows.model.tolist()],
         "minibatch": (rows.microbatches * rows.microbatch_size).tolist(),
@@ -352,7 +352,7 @@ def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowIn
 
 
 def _pad_stages(stages: Stages, num_stages: int) -> Stages:
-    """Append stages without layers, which are never read, to the last axis of all leaves."""
+    """Pad the stages axis to `num_stages` with empty stages, which are never read."""
     padding = [(0, 0)] * 2 + [(0, num_stages - np.shape(stages.layers)[-1])]
     padded = Stages(*(np.pad(leaf, padding[-np.ndim(leaf) :]) for leaf in stages))
     return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
@@ -366,14 +366,14 @@ def _rows_by_op(timed: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows
 
 
 def _program_fields(programs: Iterable[Program]) -> set[str]:
-    """Name the times of ops that any of the programs reads."""
+    """Return the fields of op times that any of the programs reads."""
     layouts = {id(program): program.layout for program in programs}.values()
     phases = {phase for layout in layouts for phase in (*layout.phases, *layout.paired_phases)}
     return {PHASE_FIELDS[phase.name] for phase in (*phases, *STEP_END)}
 
 
 def _rows_by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:
-    """Return each program of a mapping from rows with all its rows."""
+    """Group rows by program; return each program with the rows that run it."""
     rows_by_program: dict[int, list[int]] = {}
     for row, program in programs.items():
         rows_by_program.setdefault(id(program), []).append(row)
@@ -383,7 +383,7 @@ def _rows_by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Ro
 def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
-    """Return times (batch, rows) [s], and counts of all costs on the critical paths."""
+    """Return step times (batch, rows) [s], and how often each cost is on the critical path."""
     # Costs and counts have shape (batch, rows, ...), by field. A row of a profile reads one op.
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
     seconds = np.empty(costs["forward"].shape[:2])
@@ -408,7 +408,7 @@ def _solve(
 
 
 def _solve_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
-    """Return makespans (batch) and counts of costs on their paths, from costs (batch, ...)."""
+    """Return makespans (batch) and counts of critical costs, given costs (batch, ...)."""
     from pipejax.engine.batched.makespans import makespans_and_grad
 
     size = len(next(iter(leaves.values())))
@@ -417,10 +417,10 @@ def _solve_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
 
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Return a function that indexes some rows in a leaf (batch, rows, ..), less padded stages."""
+    """Return a function that gives the index of these rows in a cost (batch, rows, ..)."""
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
-        """Return the index into the leaf of a field; there are fewer boundaries than stages."""
+        """Return the index of the rows in a field's costs, without padded stages."""
         if leaf.ndim <= 2:
             return slice(None), rows
         return slice(None), rows, ..., slice(stages - 1 if name in MESSAGE_FIELDS else stages)

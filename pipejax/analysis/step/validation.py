@@ -1,4 +1,4 @@
-"""Predictions held against measured runs: errors, groups, worst rows, reach of the bands."""
+"""Comparison of predictions with measured runs: errors, worst rows, coverage of error bands."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from pipejax.schedules.table.links import Links
 
 @short_repr
 class PredictionErrors(NamedTuple):
-    """Errors of predictions, predicted / measured - 1, summed up in percent.
+    """Statistics of prediction errors (predicted / measured - 1), in percent.
 
     Attributes:
       rows: number of measured rows.
@@ -47,14 +47,14 @@ class PredictionErrors(NamedTuple):
 def relative_errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> Float[NumpyArray, " rows"]:
-    """Return predicted / measured - 1, NaN where nothing was measured."""
+    """Return errors predicted / measured - 1 (rows); NaN where nothing was measured."""
     return np.asarray(predicted, float) / np.asarray(measured, float) - 1
 
 
 def prediction_errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> PredictionErrors:
-    """Sum up the errors of the measured rows; `measured` is NaN for the others.
+    """Return error statistics over measured rows; `measured` is NaN for unmeasured rows.
 
     Raises:
       ValueError: if nothing was measured, or a prediction is missing.
@@ -104,7 +104,7 @@ class Predictions(NamedTuple):
 
 @short_repr
 class MemoryVerdicts(NamedTuple):
-    """Predictions of which runs end for lack of memory.
+    """Quality of predictions of which runs end out of memory.
 
     Attributes:
       rows: number of runs that did.
@@ -151,7 +151,7 @@ Predict = Callable[[MeasuredRows, System], Predictions]
 @with_short_repr("time memory coverage_90 measured predicted")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured rows and their predictions.
+    """Measured runs and predictions of them, to compare.
 
     Attributes:
       measured: the rows.
@@ -163,17 +163,17 @@ class Validation:
 
     @property
     def time(self) -> PredictionErrors | None:
-        """Return the errors of the step times; None if none was measured."""
+        """Return error statistics of the step times; None if no step time was measured."""
         return _errors(self.predicted.seconds, self.measured.seconds)
 
     @property
     def memory(self) -> PredictionErrors | None:
-        """Return the errors of the fullest worker's memory; None if there is nothing to compare."""
+        """Return error statistics of the fullest worker's memory; None if nothing is comparable."""
         return _errors(self.predicted.memory_bytes, self.measured.memory_bytes)
 
     @property
     def out_of_memory(self) -> "MemoryVerdicts | None":
-        """Compare predicted with measured runs out of memory; None without any."""
+        """Compare predicted and measured runs out of memory; None if none was measured."""
         fits, is_measured = self.predicted.fits, self.measured.out_of_memory
         if fits is None or not is_measured.any():
             return None
@@ -184,7 +184,7 @@ class Validation:
 
     @property
     def errors(self) -> Float[NumpyArray, " rows"]:
-        """Return predicted / measured step time - 1 of each row."""
+        """Return each row's error predicted / measured - 1 of the step time (rows)."""
         return relative_errors(self.predicted.seconds, self.measured.seconds)
 
     @property
@@ -202,7 +202,7 @@ class Validation:
 
     @property
     def by_configuration(self) -> "Validation":
-        """Return one row for each configuration, with the mean of its measured step times."""
+        """Merge rows of equal configuration into a row with their mean measured step time."""
         columns = [self.measured.column(name).astype(str).tolist() for name in CONFIGURATION]
         rows_by_configuration: dict[tuple[str, ...], list[int]] = {}
         for row, configuration in enumerate(zip(*columns, strict=True)):
@@ -215,7 +215,7 @@ class Validation:
 
     @property
     def ranking(self) -> Ranking | None:
-        """Compare the orders of layouts of one job; None if no job has two layouts."""
+        """Compare predicted and measured order of each job's layouts; None if no job has two."""
         means = self.by_configuration
         is_finite = np.isfinite(means.errors)
         rows, times = means.measured.take(is_finite), means.predicted.seconds[is_finite]
@@ -243,7 +243,7 @@ class Validation:
 
     @property
     def names(self) -> NumpyArray:
-        """Return the group name of each row, with its file where there are several."""
+        """Return each row's group, preceded by its file if there are several files (rows)."""
         pairs = zip(self.parts, self.measured.group, strict=True)
         return np.array(
             [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
@@ -251,13 +251,13 @@ class Validation:
 
     @property
     def parts(self) -> NumpyArray:
-        """Return the file of each row where there are several, else its group."""
+        """Return each row's file if there are several files, else its group (rows)."""
         files = np.array([Path(file).stem for file in self.measured.file])
         return files if len(set(files)) > 1 else self.measured.group
 
     @property
     def groups(self) -> "dict[str, Validation]":
-        """Return the rows of each group by its name, in the order of the rows."""
+        """Return the rows of each group by name of the group, in the order of the rows."""
         names = self.names
         return ResultDict({x: self.take(names == x) for x in dict.fromkeys(names.tolist())})
 
@@ -284,7 +284,7 @@ class Validation:
 def _errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> PredictionErrors | None:
-    """Return errors of rows that are measured and predicted; None without any."""
+    """Return error statistics of rows that are measured and predicted; None if there are none."""
     has_both = np.isfinite(measured) & np.isfinite(predicted)
     return prediction_errors(predicted[has_both], measured[has_both]) if has_both.any() else None
 
@@ -361,7 +361,7 @@ def validate(
 
 
 def judge(ours: Validation, path: str | Path) -> tuple[Validation, Validation]:
-    """Return another simulator's predictions of measured rows, and ours of the same rows.
+    """Compare with another simulator: return its predictions, and ours, of the rows it predicts.
 
     Args:
       ours: rows of one file, with our predictions.
@@ -388,7 +388,7 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
 
 
 def _warn_overridden(rows: MeasuredRows, system: str) -> None:
-    """Warn of rows that name another system than the one that predicts them."""
+    """Warn about rows that name another system than the system that predicts them."""
     other_rows = rows.system[(rows.system != "") & (rows.system != system)]
     if len(other_rows):
         names = ", ".join(dict.fromkeys(other_rows.tolist()))
@@ -404,14 +404,14 @@ def _empty_predictions(rows: int) -> Predictions:
 
 
 def _fill(predictions: Predictions, mask: NumpyArray, selected: Predictions) -> None:
-    """Write the predictions of the rows under a mask into those of all rows."""
+    """Write predictions for the rows that a mask selects into the predictions of all rows."""
     for values, new in zip(predictions, selected, strict=True):
         if new is not None and values is not None:
             values[mask] = new
 
 
 def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
-    """Predict rows on a system, each with its stack; raise if a measured number has none."""
+    """Predict rows, each with its stack; raise if a measured number has no prediction."""
     predictions = _empty_predictions(len(rows))
     for name in dict.fromkeys(rows.stack.tolist()):
         mask = rows.stack == name
@@ -429,7 +429,7 @@ def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Prediction
 def predicted_by_costs(
     rows: MeasuredRows, system: System, link: str | Links = "delay"
 ) -> Predictions:
-    """Predict rows by the cost model, with the 90 % band of the machine's calibration."""
+    """Predict rows by the cost model, with the 90 % error band of the system's calibration."""
     check_machine_of_rows(rows, system)
     times = _step_times(rows, link)
     seconds = times.predict(system)
@@ -443,7 +443,7 @@ def predicted_by_costs(
 
 
 def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
-    """Refuse rows that need a number that the system lacks: a peak, or a rate of its host."""
+    """Refuse rows if the system lacks a number they need, such as a peak in FP8."""
     for k, workload in enumerate(row_workloads(rows)):
         try:
             check_machine(workload, system)
@@ -452,7 +452,7 @@ def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
 
 
 def _step_times(rows: MeasuredRows, link: str | Links) -> StepTimes:
-    """Build the schedules of all rows; raise an error that names a row without one."""
+    """Build the schedules of all rows; an error names the row whose schedule is impossible."""
     try:
         return StepTimes(rows, link=link)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Runs at uncertain costs: random costs, corners, and the influence of each cost."""
+"""Runs at uncertain costs: random durations, named sets of costs, influence of each cost."""

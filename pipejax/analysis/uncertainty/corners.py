@@ -1,4 +1,4 @@
-"""Corners: a run at several sets of costs, as in static timing analysis of chips."""
+"""Corners: runs at several named sets of costs, as in static timing analysis of chips."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from pipejax.engine.recurrence import (
 @with_short_repr("names makespan worst_slack binding target total_negative_slack")
 @dataclasses.dataclass(frozen=True)
 class Corners:
-    """A run under each of several costs. Times are seconds, arrays are NumPy's.
+    """Runs of a program at several sets of costs. Times are seconds, arrays are NumPy's.
 
     Attributes:
       names: of the corners.
@@ -116,7 +116,7 @@ def _run(
     duration: Float[Array, "corners nodes"],
     lag: Float[Array, "corners nodes max_preds"],
 ) -> tuple[Float[Array, " corners"], Float[Array, " corners"], Float[Array, "corners nodes"]]:
-    """Return makespans, total negative slack and slack of all corners; `ends` are last nodes."""
+    """Return all corners' makespans, total negative slack and slack (corners, nodes)."""
 
     def run_corner(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
         """Return makespan, total negative slack and slack (nodes) of one corner."""

@@ -101,7 +101,7 @@ class Distribution:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """A rare slowdown; unlike jitter it makes the mean larger, by probability * (slowdown - 1).
+    """A rare slowdown, which raises the mean duration by probability * (slowdown - 1).
 
     Attributes:
       probability: probability of a slowdown, in each sample on its own.
@@ -154,7 +154,7 @@ class Jitter:
 
 
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
-    """Return float32 factors (knots) at evenly spaced scores from -LARGEST_SCORE up."""
+    """Tabulate a distribution's factors (knots) at evenly spaced normal scores, in float32."""
     if distribution.spread == 0:
         return np.ones(KNOTS, np.float32)
     scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)

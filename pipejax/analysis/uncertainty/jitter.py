@@ -84,15 +84,15 @@ class Jittered:
 
     @property
     def worst_sample(self) -> int:
-        """Return the index of the sample with the longest makespan, the first at a tie."""
+        """Return the index of the sample with the longest makespan; at a tie, the first."""
         return int(self.makespans.argmax())
 
     def quantile(self, level: float) -> float:
-        """Return the makespan that a share `level` of the samples does not exceed [s]."""
+        """Return the makespan [s] that a share `level` of the samples does not exceed."""
         return float(np.quantile(self.makespans, level))
 
     def slowdown(self, level: float) -> float:
-        """Return a quantile of the makespan over the deterministic one; 1 if nothing takes time."""
+        """Return a makespan quantile over the deterministic makespan; 1 if nothing takes time."""
         return self.quantile(level) / self.deterministic if self.deterministic else 1.0
 
 
@@ -179,7 +179,7 @@ def jitter(
 
 
 class _Slowest:
-    """Slowest replica of each sample, and the ops and messages on its longest path."""
+    """Each sample's slowest replica, with counts of ops and messages on its critical path."""
 
     def __init__(self, samples: int, replicas: int) -> None:
         self.makespans = np.full(samples, -np.inf)
@@ -191,7 +191,7 @@ class _Slowest:
     def add(
         self, start: int, values: Samples, on_path: UInt[NumpyArray, "columns samples"]
     ) -> None:
-        """Merge the draws from `start` on: makespans [s], and counts of columns on their paths."""
+        """Merge a block of draws, which begins at `start`: makespans [s] and counts on paths."""
         # 2 replicas: draws 2 3 4 5 belong to samples 1 1 2 2. Sorted by sample, then makespan (of
         # equals the earlier draw is last), the last row of each sample is its slowest replica.
         draws = start + np.arange(len(values))
@@ -225,7 +225,7 @@ def _random_settings() -> Iterator[None]:
 def _sampler(
     per_op: PerOpCosts, factors: Jitter, workers: int, seed: int
 ) -> Callable[..., tuple[Array, ...]]:
-    """Return `_durations` of a program under a jitter: a function of first sample and size."""
+    """Return a function that draws durations, given the first sample and number of samples."""
     factor_tables = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
     stragglers = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
     return functools.partial(
@@ -243,7 +243,7 @@ def _sampler(
 def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
-    """Yield the first sample, makespans (samples) [s] and counts on their paths of each block."""
+    """Yield blocks of samples: first sample, makespans (samples) [s], counts on their paths."""
     # A column is an op or a message. The size of a block is a power of two within `max_bytes`.
     columns = len(per_op.op_seconds) + sum(map(len, per_op.message_seconds))
     max_size = max(LANES, min(MAX_BLOCK, max_bytes // (BYTES_OF_COLUMN * columns)))
@@ -269,7 +269,7 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Return durations [s] of ops (samples, ops), and of one or two sets of messages."""
+    """Draw durations [s] of ops (samples, ops), and of messages (samples, messages)."""
     # The factor tables are those of ops, workers and messages. `stragglers` has a row (probability,
     # slowdown) for workers and for ops.
     # Every sample has its own keys, so that blocks and the padding of columns do not matter.
@@ -281,11 +281,11 @@ def _durations(
         return jax.vmap(lambda sample_key: sampler(sample_key, (count,), jnp.float32))(keys)
 
     def draw_factors(stream: int, table: Array, count: int) -> Float[Array, "samples _"]:
-        """Draw factors of a distribution."""
+        """Draw `count` factors for each sample from a tabulated distribution."""
         return _look_up(table, draw(stream, jax.random.normal, count)).astype(jnp.float64)
 
     def draw_slowdowns(stream: int, straggler: Array, count: int) -> Float[Array, "samples _"]:
-        """Draw the slowdown with its probability, else 1."""
+        """Draw factors: the slowdown with the straggler's probability, else 1."""
         chance = draw(stream, jax.random.uniform, count)
         return jnp.where(chance < straggler[0], straggler[1], 1.0)
 
@@ -306,7 +306,7 @@ def _durations(
 def _look_up(
     table: Float[Array, " knots"], score: Float[Array, "samples _"]
 ) -> Float[Array, "samples _"]:
-    """Return the factors at normal scores, interpolated between the evenly spaced knots."""
+    """Return factors at normal scores, interpolated in a table with evenly spaced knots."""
     last = len(table) - 1
     position = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))  # 2.3: between knots 2 and 3
     knot = jnp.clip(position.astype(jnp.int32), 0, last - 1)
@@ -320,7 +320,7 @@ if TYPE_CHECKING:
 
 @short_repr
 class Robustness(NamedTuple):
-    """One schedule among others under the same jitter.
+    """A schedule's makespan and rank among schedules under the same jitter.
 
     Attributes:
       schedule: name.
@@ -443,7 +443,7 @@ def _setting_text(setting: tuple[object, int, int, int]) -> str:
 
 
 def _rank(values: NumpyArray, is_fit: Bool[NumpyArray, " runs"]) -> Int[NumpyArray, " runs"]:
-    """Rank values that fit from 1, smallest first, then the others; equals share a rank."""
+    """Rank values from 1, smallest first; runs that do not fit in memory rank last."""
     # row i, column j: whether run j ranks before run i; the rank is 1 + the row's sum
     is_smaller = (values[None, :] < values[:, None]) & (is_fit[None, :] == is_fit[:, None])
     return 1 + (is_smaller | (is_fit[None, :] & ~is_fit[:, None])).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Sensitivity: by how many percent the step time changes if a parameter changes by one.
+"""Sensitivity: by how many percent the step time changes if a parameter changes by 1 %.
 
 An elasticity is d log(step time) / d log(parameter). The step time is a sum of times on the
 critical path, so those of latencies, and of seconds per FLOP and per byte, are the shares of the
@@ -57,7 +57,7 @@ PARAMETERS = (
 
 @with_short_repr("step_time bound_by share elasticity")
 class Sensitivity(NamedTuple):
-    """Parameters that the step time depends on, and how strongly.
+    """How strongly the step time depends on each parameter of model and system.
 
     Attributes:
       step_time: [s].
@@ -135,7 +135,7 @@ def swings(
     factors: tuple[float, float] = (0.5, 2.0),
     link: str | Links = "delay",
 ) -> dict[str, tuple[float, float]]:
-    """Return by parameter the exact step times [s] with it alone smaller and larger.
+    """Return exact step times [s] with one parameter at a time made smaller, and larger.
 
     Efficiencies have none: they act as the rate that they belong to.
     """
@@ -156,7 +156,7 @@ def swings(
 
 
 def is_possible(model: Model, parameter: str, factor: float) -> bool:
-    """Return whether a model exists with a parameter times a factor, as 1.5 times the heads."""
+    """Return whether a model is valid after a parameter, such as heads, is multiplied."""
     name = parameter.removeprefix("model.")
     if name == parameter:
         return True
@@ -168,7 +168,7 @@ def is_possible(model: Model, parameter: str, factor: float) -> bool:
 
 
 class _Point(NamedTuple):
-    """The numbers that costs depend on: one compilation serves all values."""
+    """All numbers that costs depend on, which are arguments of the pricing function."""
 
     model: Model
     system: System
@@ -177,7 +177,7 @@ class _Point(NamedTuple):
 
 
 def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
-    """Return the numbers of a workload on a system in float64, without names."""
+    """Collect the numbers of a workload and a system in float64, without names."""
     check_machine(workload, system)
     check_whole(table, "sensitivity")
     model = dataclasses.replace(workload.model, name="", source="")
@@ -188,12 +188,12 @@ def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
 
 @dataclasses.dataclass(frozen=True)
 class _ScaledPrices:
-    """Costs by the logarithms of all factors, for the pricer."""
+    """Function that prices a workload with each parameter multiplied by a factor."""
 
     shape: PricingShape
 
     def __call__(self, point: _Point, logs: Any, _: tuple[()]) -> Costs:
-        """Return the costs of a point with each parameter times the exponential of its log."""
+        """Return a point's costs, with each parameter multiplied by the exponential of its log."""
         factor = {name: xp.exp(logs[index]) for index, name in enumerate(PARAMETERS)}
         model = {
             name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
@@ -223,7 +223,7 @@ def _prices(
     *,
     slopes: bool = False,
 ) -> tuple[Costs, Any]:
-    """Return costs (batch, ...) at logarithms of factors, and their slopes if asked."""
+    """Return costs (batch, ...), given logarithms of factors, and their slopes if wanted."""
     prices = _ScaledPrices(PricingShape.from_workload(workload, table))
     with np.errstate(all="ignore"):  # the caller checks what is not finite
         return priced_on_host(prices, _point(table, workload, system), logs, (), slopes=slopes)
@@ -233,7 +233,7 @@ TINY = np.finfo(float).tiny  # keeps the shares of pairs that take no time finit
 
 
 class PlaceSensitivity(NamedTuple):
-    """Step times if all compute, or all messages, at one place take less or more time.
+    """Step times if all compute, or all messages, at a place take less or more time.
 
     Attributes:
       place: stage, worker or boundary with its number, as rules of `scaled_costs` name them.
@@ -248,14 +248,14 @@ class PlaceSensitivity(NamedTuple):
     step_times: tuple[float, ...]
 
     def rule(self, factor: float) -> str:
-        """Return the rule that scales it, such as "compute@stage2*1.5"."""
+        """Return the rule that scales this place by a factor, such as "compute@stage2*1.5"."""
         return f"{self.what}@{self.place}*{factor!r}"
 
 
 def place_sensitivity(
     evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
 ) -> list[PlaceSensitivity]:
-    """Return exact step times with each stage, worker and stage boundary scaled, by rank."""
+    """Return exact step times with each stage, worker or boundary scaled, largest effect first."""
     check_types(evaluation=(evaluation, Evaluation))
     results = [
         PlaceSensitivity(place, what, share, _step_times(evaluation, f"{what}@{place}", factors))
@@ -265,7 +265,7 @@ def place_sensitivity(
 
 
 def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
-    """Yield ("stage2", "compute", share of the critical path there), then workers, boundaries."""
+    """Yield places such as "stage2", what is scaled there, and its share of the critical path."""
     program, makespan = evaluation.program, evaluation.makespan or 1.0
     workers = np.asarray(program.worker)
     is_critical = evaluation.critical & (workers != NO_WORKER)
@@ -286,7 +286,7 @@ def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
 def _by_stage(
     evaluation: Evaluation, seconds: Float[NumpyArray, " nodes"]
 ) -> Float[NumpyArray, " stages"]:
-    """Sum seconds of nodes by stage; a fused pair is divided between its two ops."""
+    """Sum node times [s] by stage; a fused pair's time is divided between its two ops."""
     program, count = evaluation.program, evaluation.stages
     is_fused = np.zeros(program.num_nodes, bool)
     is_fused[np.asarray(program.fused)[:, 0]] = True
@@ -305,7 +305,7 @@ def _by_stage(
 
 
 def _step_times(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the step time [s] with costs like "compute@stage2" times each factor."""
+    """Return the step times [s] with a cost such as "compute@stage2" times each factor."""
     table, links = evaluation.table, evaluation.links
     scaled = (scaled_costs(evaluation.costs, table, f"{what}*{factor!r}") for factor in factors)
     return tuple(makespan_on_host(*lower_and_price(table, costs, links)) for costs in scaled)
