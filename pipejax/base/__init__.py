@@ -1,1 +1,1 @@
-"""Tools that do not depend on pipelines: array types, checks, units, files, longest paths."""
+"""General tools, independent of pipelines: array types, checks, units, files, longest paths."""

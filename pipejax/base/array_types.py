@@ -30,7 +30,7 @@ else:
     else:
 
         class _Unchecked:
-            """Stands for `Kind[Array, "axes"]` and means `Array`."""
+            """Stand-in for types with axes: `Float[Array, "axes"]` means just `Array`."""
 
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]

@@ -14,7 +14,7 @@ MAX_RESULTS = 8  # cached results per object and function: the latest ones
 def cached_method(
     function: Callable[Concatenate[Owner, Arguments], Result],
 ) -> Callable[Concatenate[Owner, Arguments], Result]:
-    """Cache a function of a frozen object on that object, by its other (hashable) arguments."""
+    """Cache a function's results on its first argument, a frozen object, by other arguments."""
     # Results are shared, so callers must not change them.
 
     @functools.wraps(function)

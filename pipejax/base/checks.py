@@ -22,7 +22,7 @@ MAX_COUNT = 10**9  # limit of all counts, so that products of two are exact
 
 
 class ArgumentError(ValueError):
-    """The value of an argument is illegal; the command line names the option."""
+    """An argument has an illegal value; the command line names its option in the error."""
 
     # `value` distinguishes several arguments of one name
 
@@ -38,14 +38,14 @@ class UnknownNameError(ArgumentError):
 
 
 class MismatchError(ArgumentError):
-    """Two valid values contradict each other, as may happen at some points of a grid."""
+    """Two values, each valid alone, contradict each other, as at some points of a sweep."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)
 
 
 def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
-    """Return the error of an illegal argument; `where` begins with its name."""
+    """Build the error about an illegal argument; `where` begins with the argument's name."""
     return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
 
 
@@ -69,7 +69,7 @@ def divisors(total: int) -> list[int]:
 
 
 def legal_divisors(total: int, value: int) -> str:
-    """Return a text that lists the divisors of `total`; of many, those nearest to `value`."""
+    """List divisors of `total` as text; of many divisors, only those nearest to `value`."""
     legal = divisors(total)
     if len(legal) <= MAX_LISTED:
         return f"legal are {', '.join(map(str, legal))}"
@@ -172,7 +172,7 @@ def positive(value: Any, where: str) -> float:
 
 
 def match_name(value: Any, valid_names: Collection[Any]) -> Any:
-    """Return the valid name that a value stands for, or None; case does not matter."""
+    """Return the valid name that a value matches, in upper or lower case, or None."""
     if isinstance(value, str):
         matches = [name for name in valid_names if str(name).casefold() == value.casefold()]
         if value not in matches:
@@ -183,14 +183,14 @@ def match_name(value: Any, valid_names: Collection[Any]) -> Any:
 def unknown(
     kind: str, value: Any, valid_names: Collection[Any], more: str = ""
 ) -> UnknownNameError:
-    """Return the error that lists the valid names and the nearest one."""
+    """Build the error about an unknown name; it lists valid names and the nearest name."""
     listed = ", ".join(map(_quote_empty, valid_names)) or "none"
     text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, valid_names)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
 
 
 def _quote_empty(name: Any) -> str:
-    """Return a name for a list of names; an empty name gets quotes."""
+    """Return a name as lists of names show it; an empty name becomes a pair of quotes."""
     return str(name) or repr(name)
 
 
@@ -201,7 +201,7 @@ SYNONYMS = {"gpus": "accelerators", "devices": "accelerators", "ranks": "acceler
 
 
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
-    """Return a question that suggests names with this first word, or else a similar name."""
+    """Return a question that suggests names with the same first word, or a similar name."""
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
     if SYNONYMS.get(word) in lower_names:
@@ -216,7 +216,7 @@ def nearest(value: Any, valid_names: Collection[Any]) -> str:
 
 
 def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str = "") -> Any:
-    """Return the valid name that a value stands for; raise an UnknownNameError if there is none."""
+    """Return the valid name that a value matches; raise an UnknownNameError if none matches."""
     name = match_name(value, valid_names)
     if name is None:
         raise unknown(kind, value, valid_names, more)
@@ -224,7 +224,7 @@ def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str 
 
 
 def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any:
-    """Return the valid value that an argument stands for; raise if there is none."""
+    """Return the valid value that an argument matches; raise an error if none matches."""
     match = match_name(value, valid_values)
     if match is None:
         listed = ", ".join(map(_quote_empty, valid_values))
@@ -256,7 +256,7 @@ def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int
 
 
 def memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes this process can have: least of machine, container and process limits."""
+    """Return the bytes this process can use: the least of machine, container, process limits."""
     limits = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -27,7 +27,7 @@ _COMPILED = f"{_COMPILE}backend_compile_duration"
 
 
 class _Compilations:
-    """Jitted functions of this package, and compilations since their programs were dropped."""
+    """Register of this package's jitted functions, and a count of recent compilations."""
 
     def __init__(self) -> None:
         self.functions: list[Any] = []  # results of jax.jit, each with a cache
@@ -36,7 +36,7 @@ class _Compilations:
         self.steps: list[tuple[float, float]] = []
 
     def listen(self, event: str, duration_secs: float, **_: Any) -> None:
-        """Record an event of JAX; drop the programs of `functions` if there are too many."""
+        """Record a compilation event of JAX; drop compiled programs if there are too many."""
         if event.startswith(_COMPILE):
             begin = time.perf_counter() - duration_secs
             while self.steps and self.steps[-1][0] >= begin:  # a trace contains inner steps
@@ -61,7 +61,7 @@ jax_on_demand.with_jax(
 
 
 def seconds_compiling(since: float) -> float:
-    """Return the seconds that this process has compiled since a moment of `time.perf_counter`."""
+    """Return how long JAX has compiled [s] since a moment of `time.perf_counter`."""
     return sum(duration for begin, duration in _compilations.steps if begin >= since)
 
 
@@ -93,7 +93,7 @@ def cpu_options(**options: int | bool) -> Options:
 
 @functools.cache
 def _knows(name: str, value: int | bool) -> bool:
-    """Return whether XLA knows an option; another version may not."""
+    """Return whether this version of XLA has an option."""
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
     except jax.errors.JaxRuntimeError:

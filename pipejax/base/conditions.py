@@ -20,7 +20,7 @@ _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def split_condition(text: str) -> tuple[str, str, str] | None:
-    """Return name, sign and value of a condition; None for any other text."""
+    """Split a condition into name, comparison sign and value; None if it is not a condition."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         return None

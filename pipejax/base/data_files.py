@@ -1,4 +1,4 @@
-"""JSON and CSV files, and units: only this module knows prefixes."""
+"""Readers of JSON and CSV files, and conversion of units; only this module knows prefixes."""
 
 import csv
 import io
@@ -159,7 +159,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return the largest time unit of at most the longest time: its seconds and its name."""
+    """Return seconds and name of the largest time unit that is at most the longest time."""
     for name in ("s", "ms", "us", "ns"):
         if abs(longest) >= UNITS[name][1]:
             return UNITS[name][1], name

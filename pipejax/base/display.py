@@ -1,4 +1,4 @@
-"""Views of results: a short `repr`, and in notebooks tables in HTML and pictures.
+"""Display of results: a short `repr`, and HTML tables and pictures in notebooks.
 
 A record has a list of facts: names of fields and properties, the most important ones first.
 Without a list, the facts are the first field and all fields that differ from their defaults. `repr`
@@ -107,7 +107,7 @@ def _join_fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Return whether a field has its default; plain ones by value: unpickling makes new objects."""
+    """Return whether a field has its default; simple values compare by value, others by id."""
     is_plain = isinstance(default, float | int | str) or hasattr(default, "_facts")
     return value is default or (is_plain and repr(value) == repr(default))
 
@@ -156,7 +156,7 @@ def facts_html(
 
 
 def list_html(records: Collection[Any]) -> str:
-    """Render records of one type as a table with a row for each, other values as one cell."""
+    """Render a list of records as a table with a row per record; other lists as one cell."""
     if not all(hasattr(record, "_facts") or isinstance(record, Mapping) for record in records):
         return _table("", [_row("td", [_value([*records])])])
     if not records:
@@ -210,7 +210,7 @@ def _value(value: Any) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    """Render the entries of a mapping; of too many numbers, the largest ones."""
+    """Render a mapping's entries; if there are too many numbers, only the largest."""
     entries = [*value.items()]
     is_numeric = all(isinstance(number, float | int) for _, number in entries)
     if len(entries) > MAX_ENTRIES and is_numeric:
@@ -231,7 +231,7 @@ def _lines(texts: Iterable[str], count: int, between: str = "<br/>") -> str:
 
 
 def _array(value: Any) -> str:
-    """Describe a short array by its numbers, another one by type, shape and range."""
+    """Describe a short array by its numbers, and a long array by type, shape and range."""
     numbers = np.asarray(value)
     if numbers.ndim == 1 and numbers.size <= MAX_NUMBERS:
         return ", ".join(abbreviated(number) for number in numbers.tolist())
@@ -260,7 +260,7 @@ def _escape(text: str) -> str:
 
 
 class Drawn:
-    """Base class of results that a timeline shows."""
+    """Base class of results that can be drawn as a timeline."""
 
     def plot(self, **options: Any) -> Any:
         """Draw a timeline; options and result are those of `pipejax.plot`."""
@@ -283,6 +283,6 @@ class Drawn:
         return text
 
     def above_picture(self, text: str) -> str:
-        """Append the timeline to HTML, because a notebook prefers HTML to SVG."""
+        """Append the timeline to HTML, because notebooks show HTML instead of SVG."""
         picture = self._repr_svg_()
         return text if picture is None else f"<div>{text}{picture}</div>"

@@ -1,4 +1,4 @@
-"""Fields of input files: values, unit and default of each in one record.
+"""Descriptions of fields of input files: kind of values, unit and default.
 
 Readers of JSON, TOML and CSV and the JSON Schema of a file come from the same records. A key of a
 quantity is its name and a unit, as in "bandwidth_GB_per_s"; `UNITS` lists the units.
@@ -27,7 +27,7 @@ Record = TypeVar("Record")
 
 
 class FieldKind(NamedTuple):
-    """Values that a field may have.
+    """Kind of values that a field of a file may have: a reader and a JSON schema.
 
     Attributes:
       read: checks a value and returns it; the second argument is its place, for errors.
@@ -43,7 +43,7 @@ class FieldKind(NamedTuple):
 
 
 class FileField(NamedTuple):
-    """One field of a section of a file.
+    """Description of a field in a section of a file: kind of values, default and unit.
 
     Attributes:
       kind: its values, in the unit of its key.
@@ -62,7 +62,7 @@ Fields = Mapping[str, FileField]
 
 
 def form_kind(has_form: Callable[[Any], Any], form: str, json_type: str) -> FieldKind:
-    """Return the kind of values of a form; errors and the schema quote its description."""
+    """Return the kind of values that `has_form` accepts; `form` describes them in errors."""
 
     def read(value: Any, where: str) -> Any:
         if not has_form(value):
@@ -108,18 +108,18 @@ def whole(minimum: int = 1, maximum: int = MAX_COUNT) -> FieldKind:
 
 
 def choice(names: Collection[str]) -> FieldKind:
-    """Return the kind of some names; case does not matter."""
+    """Return the kind of a choice among names, in upper or lower case."""
     return FieldKind(lambda value, where: resolve_choice(value, names, where), {"enum": [*names]})
 
 
 def section(fields: Fields, make: Callable[..., Any] | None = None) -> FieldKind:
-    """Return the kind of objects with some fields, which make a record, or a mapping by field."""
+    """Return the kind of objects with given fields, read as a record or as a mapping."""
     read = partial(read_fields, fields) if make is None else partial(read_record, make, fields)
     return FieldKind(read, fields=fields)
 
 
 def sections(entry: FieldKind) -> FieldKind:
-    """Return the kind of objects with free names and entries of one kind."""
+    """Return the kind of objects whose keys are free names and whose values have one kind."""
 
     def read(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -130,13 +130,13 @@ def sections(entry: FieldKind) -> FieldKind:
 
 
 def several(kind: FieldKind) -> FieldKind:
-    """Return the kind of fields with one value or a list; `read` takes each value."""
+    """Return the kind of fields that hold a value or a list of values of another kind."""
     entries = {"type": "array", "items": kind.schema}
     return FieldKind(kind.read, {"anyOf": [kind.schema, entries]})
 
 
 def unit_factors(name: str, dimension: str) -> dict[str, float]:
-    """Return the keys that a field may have, each with the factor of its unit."""
+    """Return the keys by which files may name a field, each with its unit's factor."""
     if not dimension:
         return {name: 1.0}
     units = ((unit, factor) for unit, (kind, factor) in UNITS.items() if kind == dimension)
@@ -144,7 +144,7 @@ def unit_factors(name: str, dimension: str) -> dict[str, float]:
 
 
 def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None:
-    """Refuse anything but an object with keys of some fields."""
+    """Refuse a value that is not an object, or that has other keys than its fields."""
     keys = [key for name in fields for key in unit_factors(name, fields[name].dimension)]
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object with the keys {', '.join(keys)}")
@@ -164,7 +164,7 @@ def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None
 
 
 def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dict[str, Any]:
-    """Read a section into values by field, quantities in SI units."""
+    """Read a section of a file; return values by field, with quantities in SI units."""
     check_keys(data, fields, where, what)
     return {name: read_field(name, field, data, where) for name, field in fields.items()}
 
@@ -186,7 +186,7 @@ def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str 
 
 
 def read_record(make: Callable[..., Record], fields: Fields, data: Any, where: str) -> Record:
-    """Read a section into a record, whose fields are the targets."""
+    """Read a section of a file as a record of a type."""
     values = read_fields(fields, data, where)
     return make(**{field.target or name: values[name] for name, field in fields.items()})
 
@@ -206,7 +206,7 @@ def read_cell(kind: FieldKind, text: str, where: str) -> Any:
 def read_cells(
     path: Path, fields: Fields, read: Callable[[int, dict[str, Any]], Record]
 ) -> list[Record]:
-    """Apply `read` to each row of a CSV file: its number from 1, and its cells but empty ones.
+    """Apply `read` to each row of a CSV file: to its number, from 1, and its non-empty cells.
 
     The file has a header. Cells come as values by field, quantities in SI units. An error of a row
     names file and row.
@@ -235,7 +235,7 @@ def read_cells(
 def check_header(
     path: Path, header: Collection[str], fields: Fields
 ) -> dict[str, tuple[str, float]]:
-    """Check the columns of a CSV file; return the field of each, and the factor of its unit."""
+    """Check a CSV file's columns; return each column's field and the factor of its unit."""
     check_keys(dict.fromkeys(header), fields, str(path), "column")
     columns: dict[str, tuple[str, float]] = {}
     for name, field in fields.items():
@@ -249,7 +249,7 @@ def check_header(
 
 
 def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete the values of a row by defaults."""
+    """Return a row's values, with defaults for missing fields."""
     for name, field in fields.items():
         if field.default is NEEDED and name not in values:
             raise ValueError(f"{name} is missing")
@@ -257,7 +257,7 @@ def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Return the JSON Schema of an object with some fields; `meanings` describe their targets."""
+    """Return the JSON Schema of an object with given fields; `meanings` describe the fields."""
     properties: dict[str, Any] = {}
     required: list[str] = []
     choices: list[Any] = []  # of units

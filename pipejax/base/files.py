@@ -35,7 +35,7 @@ def own_version() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Return the attributes that are stored with a result."""
+    """Return the facts about its origin that are stored with a result, such as the version."""
     from importlib.metadata import version
 
     return {
@@ -48,7 +48,7 @@ def provenance() -> dict[str, str]:
 
 
 def is_dataset(path: Path) -> bool:
-    """Return whether a folder is a Zarr store of pipejax, by its attributes."""
+    """Return whether a folder is a Zarr store that pipejax wrote, to judge by its attributes."""
     try:
         attributes = json.loads((path / ATTRIBUTES).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -97,7 +97,7 @@ CACHE = "PIPEJAX_CACHE"  # environment variable: the cache folder
 def atomic_write(
     path: str | Path, *, replace: bool = True, is_locked: bool = False
 ) -> Iterator[Path]:
-    """Yield a path for a draft of a file or folder, which moves to `path` at the end of the block.
+    """Yield a path to write a draft to; at the end of the block the draft moves to `path`.
 
     If the block raises, `path` stays as it was. The draft has the same name, for writers
     that look at the suffix. Without `replace`, an existing `path` is an error. With `is_locked` the
@@ -145,7 +145,7 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Name `path` in each OSError of the block that names no file, or a draft."""
+    """Put `path` into each OSError of the block that names no file, or names a draft."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Import of JAX on demand, since it is slow, and pytrees that work before the import.
+"""Import of JAX at first use, because it is slow, and pytrees that work before the import.
 
 A module that often runs without JAX imports `jax` and `jnp` from here; their attributes import JAX.
 It tests for an array of JAX by `is_array`.
@@ -51,12 +51,12 @@ def is_loaded() -> bool:
 
 
 def is_array(value: Any) -> "TypeGuard[jax.Array]":
-    """Return whether a value is an array of JAX, traced or not."""
+    """Return whether a value is a JAX array, traced or not."""
     return is_loaded() and isinstance(value, sys.modules["jax"].Array)
 
 
 def defer() -> None:
-    """From now on, delay actions that need JAX until it is imported."""
+    """Delay all later actions that need JAX until JAX is imported."""
     global _deferred
     _deferred = []
 
@@ -83,7 +83,7 @@ Names = tuple[str, ...]
 
 
 class _Node(NamedTuple):
-    """One level of a tree: names and subtrees of the children, and the inverse function."""
+    """A node of a tree: names and subtrees of its children, and a function that rebuilds it."""
 
     names: tuple[Any, ...]
     children: tuple[Tree, ...]
@@ -132,7 +132,7 @@ def register(
 
 
 def _dataclass_record(kind: type) -> _Record:
-    """Make the functions of a dataclass; its static fields are the static data."""
+    """Build the functions that flatten and rebuild a dataclass; static fields are no leaves."""
     fields = dataclasses.fields(kind)
     static_names = tuple(field.name for field in fields if field.metadata.get("static"))
     names = tuple(field.name for field in fields if field.name not in static_names)
@@ -168,7 +168,7 @@ def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
 
 
 def mapped(function: Callable[..., Any], tree: Tree, *other_trees: Tree) -> Tree:
-    """Apply a function to the leaves of trees of one form, as `jax.tree.map`."""
+    """Apply a function to the leaves of trees with equal structure, as `jax.tree.map`."""
     if is_loaded():
         return jax.tree.map(function, tree, *other_trees)
     return _map(function, tree, other_trees)
@@ -203,7 +203,7 @@ def _walk(tree: Tree, name: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _map(function: Callable[..., Any], tree: Tree, other_trees: Sequence[Tree]) -> Tree:
-    """Apply a function to each leaf of `tree` and the leaves of others at the same path."""
+    """Apply a function to each leaf of `tree`, with the leaves of other trees at its path."""
     node = _node(tree)
     if node is None:
         return function(tree, *other_trees)

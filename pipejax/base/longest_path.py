@@ -1,4 +1,4 @@
-"""Graphs without cycles, on the host: order, finish times, critical path and tails.
+"""Longest paths in graphs without cycles, in NumPy: finish times, critical path, slack.
 
     finish[v] = duration[v] + max over u of (finish[u] + lag[u, v])
 
@@ -30,7 +30,7 @@ EdgeEnds = Int[NumpyArray, " edges"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Return edges sorted by head, and their columns in a table of predecessors, and its shape."""
+    """Return edges sorted by head, their columns in a predecessor table, and its shape."""
     edge_order = np.argsort(head, kind="stable")
     counts = np.bincount(head, minlength=num_nodes)
     offsets = np.cumsum(counts) - counts  # number of edges into all heads before
@@ -58,7 +58,7 @@ def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Time
 
 
 def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
-    """Return start times (nodes): the last arrival, because finish - duration would round."""
+    """Return start times (nodes), from the latest arrival: finish - duration would round."""
     arrival = finish[preds]
     return (arrival if lag is None else arrival + lag).max(axis=1)
 
@@ -70,7 +70,7 @@ def run_edges(
     order: Int[NumpyArray, " nodes"] | None = None,
     width: int = 1,
 ) -> tuple[Times, Times]:
-    """Return start and finish times (nodes) of a graph of edges; nodes have any order.
+    """Return start and finish times (nodes) of a graph given by edges, with nodes in any order.
 
     `order` is a topological order, computed if missing; `width` is as in `topological_order`.
     """
@@ -89,7 +89,7 @@ def run_edges(
 
 
 def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, Times]:
-    """Return start and finish times (nodes), computed for all nodes of a wave at once."""
+    """Return start and finish times (nodes), computed in waves of independent nodes."""
     start = np.zeros(len(duration) + 1)  # the last entry collects the padding of `_waves`
     finish = np.zeros(len(duration))
     for wave, successors in _waves(len(duration), tail, head):
@@ -117,7 +117,7 @@ def longest_paths_of_many(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return the longest path's length (runs), and how often it counts each cost (costs, runs).
+    """Return the longest path's length (runs), and how often each cost is on it (costs, runs).
 
     Durations and lags are rows of `costs` (costs, runs), whose row 0 is 0. Whole numbers are added
     exactly. At a tie, the path takes the first sink and the first predecessor.
@@ -168,7 +168,7 @@ def _longest_paths_one_by_one(
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:
-    """Return whether nodes and edges are on the longest path; of equal ones, to the first sink."""
+    """Return whether each node and edge is on the longest path; at a tie, to the first sink."""
     on_path, edge_on_path = np.zeros(len(finish), bool), np.zeros(preds.shape, bool)
     has_successor = np.zeros(len(finish), bool)
     has_successor[preds] = True
@@ -205,7 +205,7 @@ def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None)
 
 
 class CycleError(ValueError):
-    """The graph has no topological order; `cycle` lists nodes, each before the one it blocks."""
+    """The graph has a cycle: `cycle` lists its nodes, each before the node that waits for it."""
 
     def __init__(self, cycle: list[int]) -> None:
         super().__init__(f"cycle through nodes {cycle}")
@@ -240,14 +240,14 @@ def topological_order(
 
 
 def _has_wide_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
-    """Return whether waves are fast: wide, with successors that fill a quarter of their table."""
+    """Return whether waves of nodes are wide enough to compute faster than node by node."""
     return width >= WIDE and num_nodes * int(np.bincount(tail).max(initial=0)) <= 4 * len(tail)
 
 
 def _waves(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds
 ) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
-    """Yield nodes in waves: in each, all nodes whose predecessors were in earlier waves."""
+    """Yield waves of nodes: a wave has all nodes whose predecessors are in earlier waves."""
     # The waves in sequence are the topological order. Each comes with its successors (wave,
     # max_successors), padded with `num_nodes`.
     edge_order, column, shape = lay_out_edges(num_nodes, tail)

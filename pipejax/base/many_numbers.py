@@ -23,7 +23,7 @@ Function = Callable[[Any, Any], Any]
 
 
 def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any], "Many"]:
-    """Make an operator of two arrays, as `_binary`; without `slope_rule` it has no slopes."""
+    """Make an operator of two arrays; without a `slope_rule` its result has no slopes."""
 
     def apply(first: Any, second: Any) -> "Many":
         return _binary(function, first, second, slope_rule)
@@ -143,7 +143,7 @@ class Many:
         )
 
     def sum(self, axis: int | None = None) -> "Many":
-        """Sum over an axis, or over all."""
+        """Sum over an axis of one configuration's array, or over all its axes."""
         if axis is None:
             return self.ravel().sum(axis=0) if self.ndim != 1 else self.sum(axis=0)
         return _map_linear(
@@ -196,7 +196,7 @@ def _is_zero(many: Many) -> bool:
 
 
 def _zeros(first: Many, second: Many) -> Many:
-    """Return zeros of the shape of a product; they have no slopes."""
+    """Return zeros in the shape that the product of two arrays has, without slopes."""
     return Many(np.zeros((1, *np.broadcast_shapes(first.shape, second.shape))))
 
 
@@ -263,7 +263,7 @@ def _minimum(first: Any, second: Any) -> Many:
 
 
 def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
-    """Return both derivatives of an extremum of two: equal values get half each, as in JAX."""
+    """Return an extremum's derivatives by its two operands: 1/2 each if equal, as in JAX."""
     first = wins + 0.5 * ties
     return first, 1 - first
 
@@ -275,7 +275,7 @@ def _joiner(function: Callable[..., NumpyArray]) -> Any:
         manys = [_to_many(operand) for operand in operands]
 
         def join_arrays(arrays: Sequence[NumpyArray], batch_axes: BatchAxes) -> NumpyArray:
-            """Join arrays after those that all configurations share got the batch's length."""
+            """Join arrays, with those that all configurations share repeated along the batch."""
             batch = max(map(len, arrays))
             full_arrays = [np.broadcast_to(array, (batch, *array.shape[1:])) for array in arrays]
             return function(full_arrays, axis=_batch_axis(axis, batch_axes))
@@ -301,7 +301,7 @@ def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
 
 
 def _split(many: Many, ends: Sequence[int]) -> list[Many]:
-    """Cut along the first axis; a piece that all configurations share is stored once."""
+    """Split along the first axis; a piece that all configurations share is stored once."""
     pieces = [many[low:high] for low, high in zip([0, *ends], [*ends, len(many)], strict=True)]
     return [
         Many(

@@ -1,4 +1,4 @@
-"""Medians, which a few numbers that are far off do not move."""
+"""Medians, which outliers do not change much."""
 
 import numpy as np
 

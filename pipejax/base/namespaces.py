@@ -13,7 +13,7 @@ from typing import Any
 
 
 def lazy(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a namespace, as its stub imports them."""
+    """Return `__getattr__`, `__dir__` and `__all__` of a namespace for the names in its stub."""
     stub = Path(str(sys.modules[namespace].__file__)).with_suffix(".pyi")
     modules = {}  # module by exported name, as in "from module import name as name"
     for statement in ast.parse(stub.read_text(encoding="utf-8")).body:

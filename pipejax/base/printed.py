@@ -1,4 +1,4 @@
-"""Texts of a sweep's axes and measures: column heads with units, and numbers."""
+"""Text for a sweep's axes and measures: column heads with units, and numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def cell(name: str, value: Any, scale: Scale) -> str:
 
 
 def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
-    """Write several values of an axis; "any" if they are all of its `count` values."""
+    """Write a set of an axis's values; "any" if it holds all `count` values of the axis."""
     if len(values) == count:
         return "any"
     cells = [cell(name, value, scale) for value in values]

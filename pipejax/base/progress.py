@@ -1,4 +1,4 @@
-"""Long calls: progress, notices, actions on an interruption, jobs in threads.
+"""Support for long calls: progress, notices, interruption, jobs in threads.
 
 A long call reports the amount of work done, the total if known, and a text. The report goes to the
 caller's function; without one, to a progress bar in a notebook once the call has taken a second,
@@ -118,7 +118,7 @@ def act() -> str | None:
 
 
 class Notice(UserWarning):
-    """Something that a user should know, in one line."""
+    """Warning category for one-line notices to the user."""
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def notices_as_lines() -> Iterator[None]:
 def merge_progress(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
 ) -> Generator[News, None, None]:
-    """Run each job in a thread and yield the news that jobs report, until all have ended.
+    """Run each job in a thread, and yield the jobs' reports of progress until all have ended.
 
     A job takes a function that reports one piece of news, and waits until the caller has used it:
     so the work does not depend on the caller's speed. An error of a job is raised here. When the
@@ -150,7 +150,7 @@ def merge_progress(
     reports, is_closed = queue.SimpleQueue(), threading.Event()
 
     def report_news(news: News) -> None:
-        """Queue news, and wait until the caller has used it or closed the iterator."""
+        """Queue a report, and wait until the caller has used it or closed the iterator."""
         if not is_closed.is_set():
             reports.put((news, is_read := threading.Event()))
             while not (is_read.wait(0.05) or is_closed.is_set()):

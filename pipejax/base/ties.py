@@ -1,4 +1,4 @@
-"""The least of several names, where numbers equal up to rounding are a tie."""
+"""Names of the least numbers, where numbers that are equal up to rounding tie."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ TIE = 1e-9  # costs that differ by less, relative to the least, are equal up to 
 def least_named(
     costs: Float[NumpyArray, " names *places"], names: Sequence[str]
 ) -> tuple[list[str], Int[NumpyArray, "*places"]]:
-    """Return the winners' texts, ties as "a = b", and the text's index at each place (places)."""
+    """Return the names of the least costs, ties as "a = b", and each place's index into them."""
     min_costs = costs.min(axis=0)
     is_finite = np.isfinite(min_costs)  # elsewhere the index is -1
     limits = min_costs[is_finite] + TIE * np.abs(min_costs[is_finite])
