@@ -274,7 +274,7 @@ def test_values_may_have_units(answer, what):
         ([*TIMES, "--workers-per-node", "2", "--comm", "5us,1"], "1"),
     ],
 )
-def test_a_number_beside_times_with_units_is_warned_of(call, options, bare):
+def test_a_number_beside_times_with_units_gives_a_warning(call, options, bare):
     code, _, err = call("evaluate", *ONE, *options, "--json")
     assert (code, f": {bare} has no unit and is read as seconds" in err) == (0, True)
 

@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # of the makespan: times that differ by less are one
 
 @short_repr
 class TransferWait(NamedTuple):
-    """How long a transfer waits in a queue, and for which transfer. Times are seconds.
+    """Wait of a transfer in a queue [s], and the transfer that it waits for.
 
     Attributes:
       send: its SEND.
