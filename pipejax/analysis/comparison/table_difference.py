@@ -102,7 +102,7 @@ def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDiffer
 def row_exchanges(
     table: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
 ) -> Iterator[float | None]:
-    """Yield `table`'s makespan [s] if one worker's row comes from `other`; None for a deadlock."""
+    """Yield `table`'s makespan [s] with a worker's row from `other`; None if that is illegal."""
     rows, other_rows = _rows(table), _rows(other, table.grammar)
     for worker in workers:
         new_rows = [*rows[:worker], other_rows[worker], *rows[worker + 1 :]]
