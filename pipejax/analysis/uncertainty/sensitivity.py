@@ -57,7 +57,7 @@ PARAMETERS = (
 
 @with_short_repr("step_time bound_by share elasticity")
 class Sensitivity(NamedTuple):
-    """How strongly the step time depends on each parameter of model and system.
+    """Relative change of the step time per relative change of each parameter, and what bounds it.
 
     Attributes:
       step_time: [s].
