@@ -195,7 +195,8 @@ class PlacedCosts(NamedTuple):
     @property
     def nodes(self) -> Int[NumpyArray, " places"]:
         """Node number of each place (places)."""
-        return np.unique((self.level > 0).argmin(axis=1), return_inverse=True)[1]
+        _, nodes = np.unique((self.level > 0).argmin(axis=1), return_inverse=True)
+        return nodes
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
         """Return for each placement what its costs depend on; equal rows have equal costs."""
@@ -236,8 +237,8 @@ class PlacedCosts(NamedTuple):
     def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
         """Count, by link level, the stage boundaries whose messages use such links (levels)."""
         changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        levels = self._boundary_levels(np.array([places]))[0][changes_worker]
-        return np.bincount(levels, minlength=int(self.level.max()) + 1)
+        (levels,) = self._boundary_levels(np.array([places]))
+        return np.bincount(levels[changes_worker], minlength=int(self.level.max()) + 1)
 
     @property
     def fastest(self) -> Costs:

@@ -70,7 +70,8 @@ def finish_times(program: Program, costs: Costs) -> NodeTimes:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992).
     """
     check_types(program=(program, Program), costs=(costs, Costs))
-    return _scan(*_graph(program, costs))[0]
+    finish, _ = _scan(*_graph(program, costs))
+    return finish
 
 
 @in_float64
@@ -122,7 +123,8 @@ def _graph(program: Program, costs: Costs) -> Graph:
 
 @jax.custom_jvp
 def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
-    return _scan(preds, duration, lag)[0].max()
+    finish, _ = _scan(preds, duration, lag)
+    return finish.max()
 
 
 @_longest.defjvp
@@ -223,7 +225,8 @@ def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, T
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
     tails, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
-    return _scan(preds, duration, lag)[0], tails
+    finish, _ = _scan(preds, duration, lag)
+    return finish, tails
 
 
 def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:

@@ -172,8 +172,8 @@ class _Columns:
                 microbatch_shift = self.microbatch[pred] - self.microbatch[node]
                 column_shift = self.column[node] - self.column[pred]
                 edges.append((self.kind[pred], microbatch_shift, column_shift, lag))
-        pair_backward = self.backward.get(node)
-        shift = None if pair_backward is None else pair_backward[1] - self.microbatch[node]
+        _, backward_microbatch = self.backward.get(node, (None, None))
+        shift = None if backward_microbatch is None else backward_microbatch - self.microbatch[node]
         return self.kind[node], self.durations[node], shift, tuple(edges)
 
     def work(self, node: int) -> list[Kind]:
@@ -277,11 +277,11 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
             covered |= set(counts)
         if covered == kinds:
             return spans
-    kind = sorted(kinds - covered)[0]
+    phase, stage, *_ = min(kinds - covered)
     raise ValueError(
         f"{columns.num_columns} columns of the table hold no period: {len(kinds - covered)} of "
-        f"{len(kinds)} kinds of ops never come again in step, among them phase {kind[0]} of stage "
-        f"{kind[1]}; if it repeats itself at all, lower it with more microbatches, say four times "
+        f"{len(kinds)} kinds of ops never come again in step, among them phase {phase} of stage "
+        f"{stage}; if it repeats itself at all, lower it with more microbatches, say four times "
         "as many as workers"
     )
 

@@ -84,7 +84,8 @@ class _Search:
         self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}  # theta -> counts of a path
         # 2^shift is above every makespan of the offsets near rays
         largest_offsets = np.full((1, num_parameters), MAX_OFFSET, object)
-        self.max_offset_length = int(solve(largest_offsets)[0][0])
+        (length,), _ = solve(largest_offsets)
+        self.max_offset_length = int(length)
         self.shift, self.evaluations = self.max_offset_length.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
@@ -145,7 +146,8 @@ class _Search:
             offsets = self.draw.integers(1, 1 << OFFSET_BITS, (len(tied), self.num_parameters))
             points[tied] = (starts[tied] << OFFSET_BITS) + offsets
             self.evaluations += len(tied)
-            tied = tied[(self.solve(points[tied])[1] != facets[tied]).any(axis=1)]
+            _, counts = self.solve(points[tied])
+            tied = tied[(counts != facets[tied]).any(axis=1)]
             if not len(tied):
                 return points
         raise AssertionError(f"no point was found for {len(tied)} facets")  # chance below 2**-100

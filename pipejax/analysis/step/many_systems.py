@@ -221,7 +221,8 @@ def _slopes_by_resource(
 def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
     """Return slopes of step times by every number of a system, from a compiled function."""
     systems, counts = solved
-    slopes: System = pulled(_work_costs, work, systems, (), counts, quickly=quickly)[1]
+    slopes: System
+    _, slopes = pulled(_work_costs, work, systems, (), counts, quickly=quickly)
     return slopes
 
 

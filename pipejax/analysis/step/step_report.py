@@ -154,7 +154,8 @@ def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
     if ruleless is not None:
         levels.insert(0, (RULES, (even_costs, delay)))
     for name, (costs, links) in levels:
-        previous, makespan = makespan, float(_run(table, costs, links)[1].finish.max())
+        _, level_run = _run(table, costs, links)
+        previous, makespan = makespan, float(level_run.finish.max())
         yield name, makespan - previous
 
 

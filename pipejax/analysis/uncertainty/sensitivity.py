@@ -114,11 +114,11 @@ def sensitivity(
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
         program = lower(table, link=link, costs=jax.tree.map(lambda leaf: leaf[0], costs))
         times, counts = makespans_and_grad(program, costs, batch_size=1)
-    time = float(times[0])
+    time = float(times.item())
     check_finite({"step time": time}, ())
     with np.errstate(all="ignore"):
         # step time = sum of counts * costs, and slopes have an axis of parameters
-        slopes = path_slopes(counts, cost_slopes)[0]
+        (slopes,) = path_slopes(counts, cost_slopes)
         elasticities = np.asarray(slopes) / time
     check_finite({"elasticity": elasticities}, ())
     elasticity = dict(zip(PARAMETERS, elasticities.tolist(), strict=True))

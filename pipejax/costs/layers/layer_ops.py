@@ -191,7 +191,7 @@ def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     tokens, width = accelerator_tokens(model, layout), model.ffn_hidden / layout.tensor
-    return _two_products("mlp", model, layout, (tokens, width), 1.0)
+    return _two_products("mlp", model, layout, (tokens, width), batch=1.0)
 
 
 def _two_products(

@@ -60,7 +60,7 @@ def read_csv(path: Path) -> dict[str, Any]:
     """Read a CSV file of costs, and return what a JSON file of these costs would contain."""
     # Headers are `stage` and columns with a unit: F_ms, latency_us, bandwidth_GB_per_s. A message
     # stands in the row of the stage before its boundary, so the last row has none.
-    header = read_lines(path)[0]
+    header, *_ = read_lines(path)
     if "stage" not in header:
         raise ValueError(
             f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "

@@ -217,7 +217,7 @@ class MegatronLog(NamedTuple):
             "pipeline": self.whole("pipeline_model_parallel_size"),
         }
         shards = self._zero()
-        overlaps = self.is_on("overlap_grad_reduce"), self.is_on("overlap_param_gather")
+        gradients, weights = map(self.is_on, ("overlap_grad_reduce", "overlap_param_gather"))
         columns: dict[str, Any] = {
             **sizes,
             "accelerators": self.whole("world_size"),
@@ -227,7 +227,7 @@ class MegatronLog(NamedTuple):
             "precision": self._precision(),
             "zero": shards,
             "sequence_parallel": int(self.is_on("sequence_parallel")),
-            "overlap": sum(overlaps) / 2 if shards else float(overlaps[0]),
+            "overlap": (gradients + weights) / 2 if shards else float(gradients),
             "tensor_overlap": float(self.is_on("tp_comm_overlap")),
             "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
             "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
@@ -238,7 +238,7 @@ class MegatronLog(NamedTuple):
         if layout := self._pipeline_layout(sizes["pipeline"], columns["stages_per_worker"]):
             columns["pipeline_layout"] = layout
         # as in Megatron Core, one layer at each end by default
-        ends = [self.whole(f"num_layers_at_{end}_in_bf16", 1, 0) for end in ("start", "end")]
+        ends = [self.whole(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ("start", "end")]
         if self.is_on("first_last_layers_bf16"):
             columns["wide_first"], columns["wide_last"] = ends
         if self.is_on("enable_zbh1_pipeline"):
@@ -334,16 +334,14 @@ class MegatronLog(NamedTuple):
         kind = self.text("position_embedding_type") or "learned_absolute"
         is_off = self.arguments.get("add_position_embedding") == "False"
         rotary = self.is_on("use_rotary_position_embeddings")
-        return kind.rpartition(".")[2] in ("learned_absolute", "absolute") and not (
-            is_off or rotary
-        )
+        *_, name = kind.rpartition(".")
+        return name in ("learned_absolute", "absolute") and not (is_off or rotary)
 
     @property
     def _has_flash(self) -> bool:
         """Return whether attention is a single fused kernel: by argument, or Transformer Engine."""
-        unfused = "unfused" in self.text("attention_backend") or "local" in self.text(
-            "attention_backend"
-        )
+        backend = self.text("attention_backend")
+        unfused = "unfused" in backend or "local" in backend
         engine = self.text("transformer_impl") == "transformer_engine"
         return not unfused and (engine or self.is_on("use_flash_attn"))
 

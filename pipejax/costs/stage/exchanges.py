@@ -143,12 +143,12 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
         crosses_nodes = has_many_systems and np.any(np.asarray(size) > np.asarray(inside))
         kinds.append((item.kind, crosses_nodes))
     times: dict[int, Float[Computed, ...]] = {}
-    for kind in dict.fromkeys(kinds):
-        indices = [index for index, other in enumerate(kinds) if other == kind]
+    for kind, crosses_nodes in dict.fromkeys(kinds):
+        indices = [index for index, other in enumerate(kinds) if other == (kind, crosses_nodes)]
         # all numbers of these exchanges in a row, and back
         rows = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in indices]
         volume, size, inside, repeats, copies = map(xp.concatenate, zip(*rows, strict=True))
-        seconds = collective_time(system, kind[0], volume, Group(size, inside), repeats, copies)
+        seconds = collective_time(system, kind, volume, Group(size, inside), repeats, copies)
         seconds = xp.where(volume > 0, seconds, 0.0)
         ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in indices])
         for index, part in zip(indices, xp.split(seconds, ends[:-1]), strict=True):

@@ -281,10 +281,11 @@ def stage_bytes(
         table.grammar.slices,
         has_r=has_r,
     )
-    has_cells = in_cells(table)
-    if has_cells is not None and has_cells[0]:  # cells gather whole stages: counted elsewhere
+    cells = in_cells(table)
+    has_unshard, _, has_reduce_grad = (0.0, 0.0, 0.0) if cells is None else cells
+    if has_unshard:  # cells gather whole stages: counted elsewhere
         memory = memory._replace(gathered=0.0 * memory.gathered)
-    if has_cells is not None and has_cells[-1]:  # whole gradients are held until REDUCE_GRAD
+    if has_reduce_grad:  # whole gradients are held until REDUCE_GRAD
         unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
         unsplit_memory = bytes_of_stages(
             workload.model, unsplit, stages, workload.recompute_in_layer
@@ -295,7 +296,8 @@ def stage_bytes(
         return memory
     # the workload's share is of all memory while I runs
     activations: Any = memory.activations
-    in_input_grad = activations + memory.at_work[1]
+    _, held_in_input_grad, _ = memory.at_work
+    in_input_grad = activations + held_in_input_grad
     share = workload.weight_share * in_input_grad / xp.where(activations == 0, 1.0, activations)
     return memory._replace(weight_share=share)
 

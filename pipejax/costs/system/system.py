@@ -138,7 +138,7 @@ def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
 
 
 def _band(ends: Any, where: str) -> Band:
-    percent = where.rpartition(" ")[2]
+    *_, percent = where.rpartition(" ")
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
     if not (is_pair and 0 < ends[0] <= ends[1] and percent.isdigit() and 0 < int(percent) < 100):
         raise ValueError(f'{where} must be as "90": [0.9, 1.2], two factors above 0, got {ends!r}')

@@ -137,10 +137,8 @@ def allocate(
 
 
 def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
-    """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots.
-
-    `written` and `last_reader` are the moments of each op's first and last use.
-    """
+    """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots."""
+    # `written` and `last_reader` are the moments of each op's first and last use.
     # The slot freed last is used first, for it is still in cache: free slots are a stack. Putting a
     # slot there and taking it match like brackets, at one height of the stack; an op takes a new
     # slot if the stack is empty:

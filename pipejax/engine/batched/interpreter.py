@@ -177,13 +177,11 @@ def _levels(ops: BinaryOps) -> Ops:
 
 
 def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
-    """Add an op that copies a value, for each value that is read an even number of levels later.
-
-    Return both operands, the cost positions of lag and duration, and the levels of all ops.
-    """
+    """Add an op that copies a value, for each value that is read an even number of levels later."""
+    # Returns both operands, the cost positions of lag and duration, and the levels of all ops.
     # A copy is an op one level after its value, in the other buffer, where those readers find it.
     # The makespan, the value of the last op, is copied too if it is on an odd level.
-    operands = ops.first.copy(), ops.second.copy()
+    first, second = operands = ops.first.copy(), ops.second.copy()
     is_even = [(operand >= 0) & ((level - level[operand]) % 2 == 0) for operand in operands]
     is_copied = np.zeros(ops.num_ops, bool)
     for operand, reads_copy in zip(operands, is_even, strict=True):
@@ -195,8 +193,8 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
         operand[reads_copy] = ops.num_ops + np.searchsorted(copied, operand[reads_copy])
     no_cost = np.full(len(copied), ZERO)
     return (
-        np.append(operands[0], copied),
-        np.append(operands[1], np.full(len(copied), NO_OPERAND)),
+        np.append(first, copied),
+        np.append(second, np.full(len(copied), NO_OPERAND)),
         np.append(ops.lag, no_cost),
         np.append(ops.duration, no_cost),
         np.append(level, level[copied] + 1),

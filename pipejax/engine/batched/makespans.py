@@ -329,7 +329,8 @@ def _plan(program: Program, costs: Costs) -> _Plan:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _values(problem: _Problem, leaves: Leaves) -> Values:
     """Return makespans (batch) [s], as a function that JAX differentiates."""
-    return _solve(problem, leaves)[0]
+    values, _ = _solve(problem, leaves)
+    return values
 
 
 @_values.defjvp
@@ -400,12 +401,13 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
         Return the solution, and that all its leaves have the axis from vmap.
         """
         # (vmap or 1, batch or 1, ..) each
-        expanded = {n: leaf if in_batched[0][n] else leaf[None] for n, leaf in leaves.items()}
+        (has_vmap,) = in_batched  # by leaf: whether it has the axis from vmap
+        expanded = {n: leaf if has_vmap[n] else leaf[None] for n, leaf in leaves.items()}
         size = max(leaf.shape[1] for leaf in expanded.values())
         flattened = {}
         for name, leaf in expanded.items():
             trailing = leaf.shape[2:]
-            if leaf.shape[1] > 1 or in_batched[0][name]:  # else a value that all share
+            if leaf.shape[1] > 1 or has_vmap[name]:  # else a value that all share
                 leaf = jnp.broadcast_to(leaf, (axis_size, size, *trailing))
             flattened[name] = leaf.reshape(-1, *trailing)
         solution = _solve(problem, flattened, with_counts=with_counts)
@@ -456,11 +458,9 @@ def _join(*arrays: Any) -> Any:
 def _parts(
     leaves: Leaves, size: int, max_bytes: int, num_results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
-    """Yield parts of a batch whose costs and results take at most `max_bytes` on the device.
-
-    Each part comes with its costs, size and sharding. `num_results` counts the results of a
-    configuration. A batch that is sharded over several devices is one part.
-    """
+    """Yield parts of a batch whose costs and results take at most `max_bytes` on the device."""
+    # Each part comes with its costs, size and sharding. `num_results` counts the results of a
+    # configuration. A batch that is sharded over several devices is one part.
     sharding = batch_sharding(leaves)
     if sharding is not None:
         yield leaves, size, sharding
@@ -497,11 +497,9 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
-    """Return each cost field that the program reads as a matrix (batch or 1, entries).
-
-    A large batch compiles for its shapes. A small one is copied into one matrix of a bucket of
-    sizes, whose padding is never read.
-    """
+    """Return each cost field that the program reads as a matrix (batch or 1, entries)."""
+    # A large batch compiles for its shapes. A small batch is copied into one matrix of a padded
+    # size, whose padding is never read.
     if over is None and jax.default_backend() == "cpu":  # as NumPy arrays they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     pieces, num_columns = rows.pieces(leaves), width(rows) - 1  # the column of zeros is no cost

@@ -195,7 +195,7 @@ def programs_of_batch(
     if not links.eager_below:
         yield lower(table, link=links), None
         return
-    is_below = below_threshold(costs.transmit, links.eager_below, 1)
+    is_below = below_threshold(costs.transmit, links.eager_below, batch_axes=1)
     _, first, kind = np.unique(
         is_below.reshape(len(is_below), -1), axis=0, return_index=True, return_inverse=True
     )

@@ -129,10 +129,8 @@ def _add_posting(
     cells: Int[NumpyArray, "2 transfers"],
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
-    """Let each transfer wait for the ops before its SEND and before its RECV in their rows.
-
-    The builder's table lacks the communication cells of `table`, but has the same ops in order.
-    """
+    """Let each transfer wait for the ops before its SEND and before its RECV in their rows."""
+    # The builder's table lacks the communication cells of `table`, but has the same ops in order.
     node_order, op_order = (
         row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)
     )
@@ -218,8 +216,8 @@ def _chain_shared_links(
     #     group  0 0 0 1 1
     #     user   0 3 4 0 2      ranks 3 < 0 < 4 and 0 < 2: chains 3 - 0 - 4 and 0 - 2
     user_nodes = np.append(nodes, builder.reductions.node)
-    uses = _link_uses(builder, sent)
-    user, sender, receiver = uses[:, user_nodes[uses[0]] != SOURCE]
+    user, _, _ = uses = _link_uses(builder, sent)
+    user, sender, receiver = uses[:, user_nodes[user] != SOURCE]
     shared_use, group = find_shared_links(
         builder.links, builder.table.num_workers, sender, receiver
     )
@@ -317,8 +315,9 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     if is_wrong.any():
         message = int(np.flatnonzero(is_wrong)[0])
         here, there = ("not ", "") if sent.eager[message] else ("", " not")
+        send, _ = sent.cells(message)
         raise ValueError(
-            f"the transmit time of {sent.cells(message)[0]} is {here}below eager_below = "
+            f"the transmit time of {send} is {here}below eager_below = "
             f"{links.eager_below:g} s, and the program is for one that is{there}: lower the table "
             "for these costs (lower(costs=..))"
         )

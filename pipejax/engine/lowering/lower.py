@@ -136,10 +136,8 @@ def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tu
 def _distinct_pairs(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
-    """List the distinct fused pairs (pairs, 3), and each cell's index into them, or -1 (cells).
-
-    The three columns are the stage of the forward, the phase and the stage of the backward.
-    """
+    """List the distinct fused pairs (pairs, 3), and each cell's index into them, or -1 (cells)."""
+    # The three columns are the stage of the forward, the phase and the stage of the backward.
     fused = np.flatnonzero(table.is_fused.ravel())
     columns = (table.cells.stage, table.partners.phase, table.partners.stage)
     rows = np.stack([column.ravel()[fused] for column in columns], axis=1)
