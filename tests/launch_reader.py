@@ -150,14 +150,17 @@ def _deepspeed(options, launch, begin):
     axes = dict(re.findall(r"(num_\w+)=(\d+)", launch.program))
     interval = re.search(r"activation_checkpoint_interval=(\d+)", launch.program)
     group = 0 if interval is None else int(interval[1])
+    exchanges = options["zero_optimization"]
     fields = {
         "size": options["train_micro_batch_size_per_gpu"],
         "minibatch": options["train_batch_size"] // int(axes["num_dp"]),
         "tensor_parallel": int(axes["num_mp"]),
         "data_parallel": int(axes["num_dp"]),
-        "zero": options["zero_optimization"]["stage"],
+        "zero": exchanges["stage"],
         "recompute": "none" if not group else "full" if group == 1 else f"uniform:{group}",
     }
+    if "overlap_comm" in exchanges:
+        fields["overlap"] = float(exchanges["overlap_comm"])
     return int(axes["num_pp"]), "1f1b", 1, "", fields | NO_UNITS
 
 

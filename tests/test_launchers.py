@@ -508,6 +508,25 @@ def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, sta
         assert ("compile.enable" in launch["options"]) == is_compiled, command
 
 
+@pytest.mark.parametrize(
+    ("zero", "overlap", "option"),
+    [
+        (0, 0.0, None),
+        (0, 1.0, None),
+        (1, 0.0, False),
+        (2, 1.0, True),
+        (3, 0.0, False),
+        (3, 0.5, True),
+    ],
+)
+def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, option):
+    # its default is true at stage 3 alone, so a price without overlap needs the option
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=4)
+    workload = pj.Workload(LLAMA, minibatch=4, data_parallel=8, zero=zero, overlap=overlap)
+    (launch,) = pj.costing.launches(workload, table, "DeepSpeed")
+    assert launch.options["zero_optimization"].get("overlap_comm") is option
+
+
 def test_megatrons_have_an_option_of_graphs():
     # full recomputation is refused beside graphs of layers, which some recipes of Bridge have
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)

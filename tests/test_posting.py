@@ -325,7 +325,7 @@ def test_the_command_line_posts_and_shares(answer):
         ("ada-offload", "--memory-limit 2 --offload 1 --host-links 0+1", ""),
     ],
 )
-def test_links_that_carry_nothing_are_warned_of(call, schedule, options, warning):
+def test_links_that_carry_nothing_give_a_warning(call, schedule, options, warning):
     run = ["evaluate", "-s", schedule, "-P", "4", "-M", "8", "-T", "F=1,I=1,W=1"]
     code, _, err = call(*run, *options.split())
     assert (code, f"{warning} has no effect" in err) == (0, bool(warning))

@@ -487,6 +487,8 @@ def _deepspeed(job: _Job) -> Options:
         "gradient_accumulation_steps": job.table.num_microbatches,
         "zero_optimization": {"stage": workload.zero},
     }
+    if workload.zero:  # by default only stage 3 overlaps
+        options["zero_optimization"]["overlap_comm"] = workload.overlap > 0
     if workload.tensor_parallel > 1 and job.workers == 1:
         options["tensor_parallel"] = {"autotp_size": workload.tensor_parallel}
     if workload.expert_parallel > 1:

@@ -251,7 +251,7 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
     name = find_launcher(launcher).name
     if name not in by_name:
         names = ", ".join(by_name)
-        reason = f"got {name}, whose options need the batch size of a model"
+        reason = f"got {name}, whose options need the batch size of a model: leave it out"
         raise wrong("launcher", f"must be one of {names} at measured times, {reason}")
     return by_name[name]
 
