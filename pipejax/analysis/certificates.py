@@ -83,7 +83,7 @@ def new_certificate(
     claim: Mapping[str, Any],
     proof: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a certificate, which JSON can hold."""
+    """Build a certificate as a dictionary that JSON can hold."""
     table_content = json.loads(to_json(table))
     all_costs = {"links": json.loads(json.dumps(dataclasses.asdict(links))), **costs}
     parts = {"costs": all_costs, "claim": dict(claim), "proof": dict(proof)}
@@ -214,7 +214,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """Return departure and arrival of each message [s], by name."""
+    """Return each message's departure and arrival [s], by name of the message."""
     table, messages = evaluation.table, evaluation.program.messages
     cells = table_messages(table)  # in the order of `messages`
     transfers = {}

@@ -100,7 +100,7 @@ class Scenario:
 
     @cached_method
     def table(self) -> ScheduleTable:
-        """Return the table, built at first use."""
+        """Return the schedule's table with all edits; it is cached."""
         if isinstance(self.schedule, ScheduleTable):
             table = self.schedule
         elif isinstance(self.schedule, TableFile) and self.num_workers is None:
@@ -141,12 +141,12 @@ class Scenario:
 
     @cached_method
     def table_costs(self) -> Costs:
-        """Return the costs of the table [s], priced at first use."""
+        """Return the costs of the table [s]; they are cached."""
         return self.price(self.table())
 
     @cached_method
     def evaluate(self) -> Evaluation:
-        """Evaluate the table at its costs, at first use."""
+        """Evaluate the table at its costs; the result is cached."""
         return evaluate(self.table(), self.table_costs(), link=self.links)
 
     def replace(self, **changes: Any) -> "Scenario":
@@ -170,12 +170,12 @@ class Scenario:
         )
 
     def with_workload(self, workload: Workload) -> "Scenario":
-        """Return the scenario of a model with another workload."""
+        """Replace the workload of a scenario whose costs come from a model."""
         return self.replace(costs=dataclasses.replace(self.source, workload=workload))
 
     @property
     def microbatches(self) -> Microbatches:
-        """Return lengths, scale and order of the microbatches."""
+        """Return the lengths, scale and order of the microbatches as one edit."""
         edit = self.find_edit(Microbatches) or Microbatches()
         lengths = self.source.lengths
         return edit if lengths is None else dataclasses.replace(edit, lengths=tuple(lengths))

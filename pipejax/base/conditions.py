@@ -29,7 +29,7 @@ def split_condition(text: str) -> tuple[str, str, str] | None:
 
 
 def si_number(value: str, unit: str, where: str) -> float | None:
-    """Read a number with a unit of the dimension of an SI unit; None if it has no unit."""
+    """Convert text such as "40us" to a number in an SI unit; None for numbers without a unit."""
     return read_quantity(value, unit, where) if unit in WRITTEN else None
 
 

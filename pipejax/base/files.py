@@ -234,7 +234,7 @@ def read_file(path: str | Path) -> bytes:
 
 
 def cache_folder(part: str) -> Path:
-    """Return one folder of the user's cache."""
+    """Return the path of a folder in the user's cache."""
     chosen = os.environ.get(CACHE)
     if chosen:
         return Path(chosen) / part

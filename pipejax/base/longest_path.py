@@ -101,7 +101,7 @@ def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, 
 
 
 def run_in_place(preds: Preds, times: Float[NumpyArray, "nodes runs"]) -> None:
-    """Replace durations (nodes, runs) of one graph by finish times, without lags."""
+    """Replace the durations (nodes, runs) of a graph without lags by finish times, in place."""
     # `lay_out_edges` puts predecessors into the leading columns; the source, 0, fills the others
     num_preds = np.maximum((preds != 0).sum(axis=1), 1).tolist()
     for node, row in enumerate(preds[1:], 1):

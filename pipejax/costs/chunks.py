@@ -31,7 +31,7 @@ def chunk_costs(
     latency: float = 0.0,
     transmit_per_token: float = 0.0,
 ) -> Costs:
-    """Time the chunks of a prompt on every stage, for the schedule `chunked-prefill`.
+    """Return the costs of a prompt's chunks on every stage, for the schedule `chunked-prefill`.
 
     Args:
       sizes: (..., chunks) tokens of each chunk; several cuts are a batch for `makespans`.

@@ -43,7 +43,7 @@ _WAYS = dict.fromkeys(
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Costs:
-    """Seconds per op and per message.
+    """Times of all ops and messages of a schedule, in seconds.
 
     An op time is one number for every stage, or has one entry per stage, or one per stage and
     microbatch: (stages, microbatches), or (1, microbatches) where stages are alike. A message time
@@ -146,7 +146,7 @@ class Costs:
         latency: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
-        """Give every stage the same op times and every boundary the same message time.
+        """Make costs with equal op times on every stage and equal times of all messages.
 
         Args:
           table: the schedule to be priced; its stages decide nothing here, for costs are equal.
@@ -184,7 +184,7 @@ class Costs:
         transfer: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
-        """Divide the times of a microbatch on one worker over its stages there.
+        """Make costs from a microbatch's times per worker, divided over the worker's stages.
 
         Schedules with several stages per worker then do the same work as those with one:
         interleaved stages take a V-th each, those of a Hanayo wave a 2 * waves-th; a Chimera
@@ -269,7 +269,7 @@ class Costs:
         return costs
 
     def check_known(self, phases: Iterable[AnyPhase]) -> None:
-        """Check that each of these phases has a cost.
+        """Check that each of the given phases has a cost.
 
         Args:
           phases: phases with a duration.
@@ -325,7 +325,7 @@ class Costs:
         num_boundaries: int | None = None,
         places: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """Check that every cost has one entry, or one per stage or boundary, and no batch axis.
+        """Check the shape of every cost: one entry, or one per stage or boundary; no batch axis.
 
         A cost may also have one entry per stage or boundary and microbatch.
 

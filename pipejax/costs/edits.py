@@ -23,7 +23,7 @@ class Edit:
     """A change of a run's costs or of its table; this base class changes neither."""
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Return the changed costs of a table."""
+        """Return a table's costs after the change."""
         return costs
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
@@ -108,7 +108,7 @@ def has_host_times(costs: Costs) -> bool:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Microbatches(Edit):
-    """Microbatches of different lengths, and their order."""
+    """Different lengths or times of microbatches, and the order in which they run."""
 
     lengths: tuple[Any, ...] | None = None  # tokens or sequences of each
     scale: tuple[float, ...] | None = None  # factor on the times of each
@@ -214,7 +214,7 @@ class ScaledTimes(Edit):
             raise MismatchError(text, "scale")
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Scale the times by the rules."""
+        """Scale the costs of a table by the rules."""
         self.check_places(table)
         try:
             return scaled_costs(costs, table, self.rules)

@@ -1,4 +1,4 @@
-"""Scaled costs: by rules such as "transmit*2", for slow workers, for long microbatches.
+"""Scaling of costs by rules such as "transmit*2", for slow workers and long microbatches.
 
 A rule scales one field, or a group of fields, everywhere or at one stage, worker, microbatch or
 stage boundary. The results are leaves of `Costs`, with one more axis if the place needs it.

@@ -1,4 +1,4 @@
-"""Sources of costs: each prices any table, and `Scenario` holds one."""
+"""Sources of costs, such as a file or a model: each gives the costs of any table."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class CostSource:
         raise NotImplementedError
 
     def assumption(self, table: ScheduleTable) -> str:
-        """Describe assumptions for times that the table needs and the source lacks."""
+        """State what is assumed for times that the table needs but the source lacks."""
         return ""
 
 

@@ -225,7 +225,7 @@ class PlacedCosts(NamedTuple):
         return unchecked_costs(others | messages | copies)
 
     def at(self, places: Seats) -> Costs:
-        """Return the costs of one placement."""
+        """Return the costs of a single placement of the workers."""
         batch = self.batch(np.array([places]))
         return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 

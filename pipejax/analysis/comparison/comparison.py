@@ -43,7 +43,7 @@ Ratio = tuple[str, Callable[[Shape], float]]
 
 
 class Times(NamedTuple):
-    """Times of ops on one stage [s]."""
+    """Times [s] of F, I, W and a fused pair on a stage, on which published formulas depend."""
 
     f: float
     i: float
@@ -369,7 +369,7 @@ def compare(
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
-    """Name the reasons why a run differs from the idealised table."""
+    """Return, as text, the reasons for which a run differs from the idealised table."""
     reasons: list[str] = []
     for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)

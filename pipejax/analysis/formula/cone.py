@@ -61,7 +61,7 @@ class Cone(NamedTuple):
         )
 
     def is_facet(self, inequality: int) -> bool:
-        """Return whether an inequality bounds the cone by a facet, one dimension less."""
+        """Return whether an inequality bounds the cone by a facet: a face of dims - 1 dims."""
         return rank(self.rays[self.tight[:, inequality]]) == self.rays.shape[1] - 1
 
     @property

@@ -89,7 +89,7 @@ class _Search:
         self.shift, self.evaluations = self.max_offset_length.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
-        """List (gap, counts of a longest path) at rays below the makespan, largest gap first.
+        """List (gap, longest path's counts) at rays where facets miss the makespan, by falling gap.
 
         The cone's rays are (theta, z): z is the largest facet at the parameters theta.
         """
@@ -104,7 +104,7 @@ class _Search:
         return sorted(((gap, counts) for counts, gap in gaps.items()), reverse=True)
 
     def add(self, path_counts: list[tuple[int, ...]], max_facets: int) -> None:
-        """Cut the cone by `z >= counts . theta` for each path; its counts become a facet."""
+        """Add a facet for each path's counts: cut the cone by `z >= counts . theta`."""
         for counts in path_counts[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1

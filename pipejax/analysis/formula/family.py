@@ -119,7 +119,7 @@ def formula_family(
     symbol: str = "M",
     degree: int = 1,
 ) -> Family:
-    """Find how the facets of closed forms depend on a number, of microbatches or workers.
+    """Find how the facets of closed forms depend on the number of microbatches or workers.
 
     A family must hold on the later half of the numbers at least: on a few numbers within one period
     a schedule may look as if it had a shorter one.

@@ -154,7 +154,7 @@ def _check_box(names: Sequence[str], box: Box) -> None:
 
 
 def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
-    """Read a saved closed form without checking its proof, as `verify` does.
+    """Read a saved closed form; its proof is not checked here, but by `verify`.
 
     Args:
       source: file of `pipejax formula --out`, or a certificate of a form, or its content.

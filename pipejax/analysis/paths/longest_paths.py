@@ -177,7 +177,7 @@ class PathRanking:
         return True
 
     def _path(self, rank: int) -> RankedPath:
-        """Follow the path of this rank from the sink back to the source."""
+        """Return the path of this rank, followed from the sink back to the source."""
         path = self._known_paths(self._sink)[rank]
         length, nodes, columns = path.length, list[int](), list[int]()
         node = self._pred(self._sink, path.column)
@@ -339,7 +339,7 @@ def _last_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
 def _message_texts(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
-    """Return the text of each message by the node that carries it, or by its edge."""
+    """Return the text of each message, by the node or the edge that represents it."""
     # An edge is (producer, consumer, index of its lag in the cost vector).
     messages = program.messages
     columns = (messages.carrier, messages.producer, messages.consumer, messages.lag_index)

@@ -58,7 +58,7 @@ class _Slice:
     tid: int = 0
 
     def event(self) -> Event:
-        """Return the slice as an event with a duration."""
+        """Return the slice as an event of the trace, with a duration."""
         fields = {"dur": _duration(self.start, self.end), "cat": self.track.category}
         fields["args"] = self.args
         return _event("X", self.track.worker, self.tid, self.name, self.start, **fields)

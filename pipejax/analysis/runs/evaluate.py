@@ -36,7 +36,7 @@ PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
 )
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Drawn):
-    """Run of one schedule at one set of costs. Times are seconds, arrays are NumPy's.
+    """Run of a schedule at one set of costs. Times are seconds, arrays are NumPy's.
 
     Attributes:
       schedule: name.
@@ -104,7 +104,7 @@ class Evaluation(Drawn):
 
 
 def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") -> Evaluation:
-    """Evaluate a schedule once, in float64.
+    """Run a schedule once at the given costs, and return all its times, in float64.
 
     The all-reduce of gradients and the optimizer update take part where they cost anything.
 
@@ -210,7 +210,7 @@ def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
 
 
 def busy_times(program: Program, vector: Vector) -> PerWorker:
-    """Sum the durations of the ops on each worker: (workers) compute time [s]."""
+    """Sum the durations [s] of the compute ops on each worker (workers)."""
     if not program.layout.per_microbatch:
         return op_counts(program) @ vector
     # a matrix of counts would have a column for every op

@@ -1,4 +1,4 @@
-"""Bars, arrows and segments of a run, for the terminal, drawings and traces.
+"""Ops (bars), messages (arrows) and segments of a run, for the terminal, drawings and traces.
 
 The three segments are warm-up, steady state and cool-down. On a worker the warm-up ends at the
 start of its first backward, and the cool-down begins at the end of its last forward. In the steady

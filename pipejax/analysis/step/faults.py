@@ -268,7 +268,7 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
 
 
 def _place(fault: Fault) -> str:
-    """Name the place of a fault: a link, a stage, a worker, or the split over all stages."""
+    """Describe the place of a fault: a link, a stage, a worker, or the split over all stages."""
     if fault.link is not None:
         return f"the link between workers {fault.link[0]} and {fault.link[1]}"
     if fault.stage is not None:

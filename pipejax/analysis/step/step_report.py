@@ -102,7 +102,7 @@ def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
 
 
 def step_parts(evaluation: Evaluation) -> list[Part]:
-    """Break a run down into parts that sum to its makespan.
+    """Divide a run's makespan into parts, such as messages, that sum to it.
 
     Args:
       evaluation: a run.

@@ -88,7 +88,7 @@ class PricingKind:
         return row
 
     def __call__(self, system: System, values: Array, numbers: Array) -> Leaves:
-        """Return the costs of one row, by field, for numbers of the system and layer factors.
+        """Return a row's costs by field, for the given numbers of the system and layer factors.
 
         `values` holds first the numbers of the system in `names`, then a factor per layer group.
         """
@@ -359,7 +359,7 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
 
 
 def _rows_by_op(timed: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
-    """Group rows of profiles by op: a field of `Costs`, the rows, and their stages."""
+    """Group rows of profiles by op; return the op's cost field, the rows and their stages."""
     row_ops, stages = (np.array(column) for column in zip(*timed, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}
     return tuple((PHASE_FIELDS[op], rows, stages[rows]) for op, rows in by_op.items() if len(rows))

@@ -189,7 +189,7 @@ class Validation:
 
     @property
     def coverage_90(self) -> float | None:
-        """Return the share of measured step times in the 90 % band [%]; None without bands."""
+        """Return the share [%] of measured step times in the 90 % band; None without bands."""
         low, high, seconds = self.predicted.low, self.predicted.high, self.measured.seconds
         has_band = np.isfinite(low) & np.isfinite(high) & np.isfinite(seconds)
         if not has_band.any():

@@ -1,4 +1,4 @@
-"""Random factors on durations: distributions by name, all of mean 1.
+"""Distributions of random factors on durations, by name; all have mean 1.
 
 A distribution is a table: the factor at each of many standard normal scores. So one compiled
 sampler serves all, and runs with one seed compare. With spread 0 every factor is exactly 1.
@@ -131,7 +131,7 @@ class Straggler:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Jitter:
-    """Random variation of durations around their costs; factors on one op are multiplied.
+    """Random factors on durations: several factors on the same op are multiplied.
 
     Attributes:
       op: factor of each op, also of all-reduces and updates.

@@ -401,7 +401,7 @@ def robustness(
 
 
 def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
-    """Return the samples of schedules under the same jitter as a dataset; needs xarray.
+    """Convert samples of schedules under the same jitter to a dataset of xarray.
 
     It has makespan (schedule, sample) and deterministic (schedule) [s], and all settings as
     attributes.

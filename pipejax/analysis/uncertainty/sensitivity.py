@@ -201,7 +201,7 @@ class _ScaledPrices:
         factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
         def scale(path: Any, leaf: Number) -> Number:
-            """Multiply a number of the system by the factor of its field."""
+            """Multiply a number of the system by its parameter's factor, if it has one."""
             # the leaves of an efficiency are the entries of its curve, without names of their own
             field = tuple(key.name for key in path if hasattr(key, "name"))
             return leaf * factor_by_field.get(field, 1.0)

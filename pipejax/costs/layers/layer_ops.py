@@ -1,4 +1,4 @@
-"""Kernels of a transformer layer: FLOP, bytes and launches of each on one accelerator.
+"""Kernels of a transformer layer: the FLOP, bytes and launches of each on an accelerator.
 
 A layer is a list of ops: products (`gemm`), attention (`attention`: batched products, or one flash
 kernel), and ops that only move bytes (`memory`: norms, softmax, activation functions, residuals).

@@ -1,4 +1,4 @@
-"""Training logs without layouts: torchtitan, DeepSpeed, NeMo, nanotron, MaxText, Hugging Face.
+"""Training logs that lack the layout, as torchtitan, DeepSpeed, NeMo and MaxText write them.
 
 A line of an iteration says its seconds, or a rate from which they follow. The sizes that a log does
 not say are columns for the user to give, never a guess.

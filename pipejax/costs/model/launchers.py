@@ -479,7 +479,7 @@ def _lacks_of_experts(workload: Workload) -> Iterator[str]:
 
 
 def _deepspeed(job: _Job) -> Options:
-    """Return the content of DeepSpeed's file that runs a job."""
+    """Return the content of the configuration file with which DeepSpeed runs a job."""
     workload = job.workload
     options: Options = {
         "train_batch_size": job.global_batch,

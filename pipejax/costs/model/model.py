@@ -34,7 +34,7 @@ from pipejax.costs.system.system import Number, names_in, read_named
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values unfold from one small vector per token.
+    """Multi-head latent attention: keys and values are computed from a small vector per token.
 
     A head of queries and keys has `head_width` units of the model without positions and
     `rope_width` with; the latter part of the keys is one for all heads.
@@ -66,7 +66,7 @@ class LatentAttention:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class MixtureOfExperts:
-    """An MLP of many experts, of which each token passes a few.
+    """An MLP that consists of many experts; each token is sent to a few of them.
 
     Attributes:
       experts: routed experts of a layer.
@@ -112,7 +112,7 @@ _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class Model:
-    """A transformer language model, a pytree of its numbers.
+    """A transformer language model: its sizes, as a pytree.
 
     Attributes:
       name: name.

@@ -1,4 +1,4 @@
-"""Content of each stage of a pipeline: the layout strings and lists of Megatron-LM.
+"""Layers of each pipeline stage, in the strings and lists by which Megatron-LM states them.
 
 E is the embedding, t a transformer layer, m a layer that predicts a further token (MTP), L the head
 with its loss; | ends a stage, x*n repeats a letter or a |, (..)*n a group. Stages stand in the
@@ -43,7 +43,7 @@ _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class PipelineLayout:
-    """Content of each stage, in the words of Megatron-LM's `--pipeline-model-parallel-layout`.
+    """Layers of each stage, as in Megatron-LM's option `--pipeline-model-parallel-layout`.
 
     Attributes:
       stages: letters of each stage.

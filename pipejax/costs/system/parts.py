@@ -58,7 +58,7 @@ class Efficiency(FloatFields):
     shares: tuple[Number, ...] = (1.0,)
 
     def at(self, size: Number) -> Number:
-        """Return the share of the peak at a size [FLOP or bytes]."""
+        """Return the share of the peak that an op of a size [FLOP or bytes] reaches."""
         share = xp.asarray(self.shares[0], float)
         for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
             share = xp.where(size >= step, value, share)
@@ -68,7 +68,7 @@ class Efficiency(FloatFields):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Link(FloatFields):
-    """A connection between two workers.
+    """A kind of link, described by its bandwidth, latency and efficiency.
 
     Attributes:
       bandwidth: one direction [B/s].

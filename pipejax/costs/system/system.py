@@ -178,7 +178,7 @@ DATA = Path(__file__).parents[1] / "data"
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class System(FloatFields):
-    """A machine: accelerators in nodes, nodes in a network.
+    """A machine: accelerators in nodes that a network connects, described by its numbers.
 
     Attributes:
       peak_flops: dense peak of one accelerator [FLOP/s].

@@ -239,7 +239,7 @@ def _run_level(
     """Run the ops of a level; they read buffer `read` and write `written`, (slots, lanes) [s]."""
 
     def stride(k: Array, written: Array) -> Array:
-        """Run the ops of stride k."""
+        """Run stride k, the `STRIDE` ops from op k * STRIDE on."""
         for u in range(STRIDE):
             op = k * Unsigned(STRIDE) + Unsigned(u)
             columns = (program.code[op, c] for c in range(program.code.shape[1]))
@@ -427,7 +427,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
     empty = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
     def step(k: Int[Array, ""], solutions: Solution) -> Solution:
-        """Solve block k, and write its solution into those of the batch."""
+        """Solve block k, and write its makespans and counts into the batch's arrays."""
         start = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
         return jax.tree.map(
             lambda array, part: jax.lax.dynamic_update_slice_in_dim(array, part, start, -1),

@@ -65,7 +65,7 @@ def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take_row(array: Array, index: Number) -> Array:
-    """Return one row of an array: (1, ...)."""
+    """Return the row at an index of an array, with its first axis kept: (1, ...)."""
     return jax.lax.dynamic_index_in_dim(array, index)
 
 
@@ -75,7 +75,7 @@ def put_row(array: Array, row: Array, index: Number) -> Array:
 
 
 def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], start: Any) -> Any:
-    """Return the carry after body(k, carry) for k = first, first + 1, ..., end - 1."""
+    """Run body(k, carry) for k = first, ..., end - 1; return the last carry."""
 
     def step(k: Array, carry: Any) -> Any:
         return body(k.astype(Unsigned), carry)
@@ -132,7 +132,7 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
     for piece in pieces:
 
         def copy_entry(e: Array, columns: Array, piece: Array = piece, row: int = row) -> Array:
-            """Copy entry e of a piece for all configurations of the tile."""
+            """Copy one cost, entry e of a piece, for all configurations of the tile."""
             if len(piece) > 1:
                 column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
             else:
@@ -166,7 +166,7 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
     weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Run the `GROUP` ops of group g."""
+        """Run group g, the `GROUP` ops from op g * GROUP on."""
         state, choices, weights = carry
         for u in range(GROUP):
             op = g * Unsigned(GROUP) + Unsigned(u)

@@ -149,7 +149,7 @@ def makespans(
     unroll: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Makespans:
-    """Return the makespans of a batch of costs.
+    """Return the makespan of every configuration in a batch of costs.
 
     A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. Outside of jit
     it always takes the fastest way, under grad and vmap too; if jit traces the costs, the same

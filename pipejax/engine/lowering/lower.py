@@ -1,4 +1,4 @@
-"""Lowering: from a table to a program.
+"""Lowering: the translation of a schedule table to a program, a graph of ops and messages.
 
 Ops become nodes; rows, lanes and host links become chains of nodes. A link model turns every
 message between workers into an edge with a lag or into a node. The step ends with an all-reduce of
@@ -37,7 +37,7 @@ def lower(
     step_end: bool = True,
     costs: Costs | None = None,
 ) -> Program:
-    """Lower a table to a program.
+    """Lower a schedule table to a program: a graph of ops and messages, without costs.
 
     Args:
       table: the schedule.

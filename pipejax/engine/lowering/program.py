@@ -196,7 +196,7 @@ class MessageTable(NamedTuple):
 @with_short_repr("name num_workers num_microbatches num_nodes max_preds links messages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Predecessors of every node and the positions of its costs, in topological order.
+    """A lowered schedule: each node's predecessors and cost positions, in topological order.
 
     Costs are not part of it: the same program is priced with any number of cost vectors.
     Padding, if there is any, has the source as predecessor and the constant 0 as cost.
