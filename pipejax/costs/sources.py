@@ -189,7 +189,7 @@ class SlotCosts(CostSource):
     in_units: bool = False
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return costs equal to slots, as one entry."""
+        """Return a list with a single entry, the costs that equal the slots."""
         return [slot_costs(table, table.grammar.unit_slots if self.in_units else table.slots)]
 
 

@@ -173,7 +173,7 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Return by gradient the number of its update, and of the newest one its forward reads."""
+    """Return by gradient the number of its update, and of the last update its forward reads."""
     tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs

@@ -1,4 +1,4 @@
-"""Causes of a slow step, each with the time that the step would save without it.
+"""Causes of a slow step, each with the time that its removal would save.
 
 A run without the cause gives the saving. Stages, workers and links compare with the median of the
 others; start and end with those of 2 P microbatches, where they are below a third of the step.
@@ -36,7 +36,7 @@ NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
 @short_repr
 class Fault(NamedTuple):
-    """Cause of a slow step, and the time that the step would save without it.
+    """Cause of a slow step, and the time that its removal would save.
 
     Attributes:
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by

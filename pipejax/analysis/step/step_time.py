@@ -330,11 +330,11 @@ def row_workloads(rows: MeasuredRows) -> tuple[Workload, ...]:
 
 
 def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
-    """Build the schedule of each row; rows of one shape share a table."""
+    """Build the schedule of each row; rows with equal sizes share a table."""
 
     @functools.cache
     def build(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
-        """Build a schedule, or return the one of this shape that was built before."""
+        """Build a schedule of these sizes, once for all rows that have them."""
         options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
         table = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
         check_whole(table, "a measured row")

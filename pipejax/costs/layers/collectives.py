@@ -90,7 +90,7 @@ def _hierarchical(spread: Spread) -> Route:
 
 
 def _pairs(spread: Spread) -> Route:
-    """Return the route of an all-to-all of n accelerators: each sends 1 / n to every other."""
+    """Return the route of an all-to-all: each of n accelerators sends 1 / n to every other."""
     # If a piece goes to k accelerators, one copy travels to each node with any of them, and is
     # passed on inside the node. Each of N nodes has one with probability 1 - (1 - 1 / N)^k, each of
     # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)

@@ -140,7 +140,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
-        """Return how much squared error falls if steps before and after a cut have own means."""
+        """Return by how much separate means before and after a cut reduce the squared error."""
         difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
         return cut * (count - cut) * difference**2
 
@@ -163,7 +163,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
 
 
 def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
-    """Refuse user-given columns that the log contains too."""
+    """Refuse columns from the user that the log contains too."""
     if repeated := sorted({*cells} & {*columns}):
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
 

@@ -793,6 +793,6 @@ def launcher_defaults(
 
 
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge fields into defaults; a pipeline layout drops default embedding and head weights."""
+    """Merge fields into defaults; a pipeline layout resets embedding_units and loss_units."""
     units = {"embedding_units": 0, "loss_units": 0} if fields.get("pipeline_layout") else {}
     return {**defaults, **units, **fields}

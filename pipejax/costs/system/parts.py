@@ -281,7 +281,7 @@ NO_LINK, HALVING, NO_CONTENTION = Link(0.0, 0.0), Collectives(), Contention()
 
 
 def _curve(dimension: str) -> FieldKind:
-    """Return the file kind of a share: one number, or a list of steps {"from_..", "share"}."""
+    """Return the kind of a share in files: a number, or a list of steps {"from_..", "share"}."""
     step = section({"from": FileField(NUMBER, dimension=dimension), "share": FileField(EFFICIENCY)})
 
     def read(value: Any, where: str) -> Efficiency:
