@@ -123,7 +123,7 @@ def launches(
       >>> print(megatron.text)
       CUDA_DEVICE_MAX_CONNECTIONS=1 --micro-batch-size 2 --global-batch-size 32
       --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 4
-      --use-distributed-optimizer --grad-reduce-in-bf16
+      --use-distributed-optimizer --grad-reduce-in-bf16 --seq-length 8192
       >>> others[0].lacks
       ('sequence parallelism beside tensor parallelism',)
 
