@@ -269,7 +269,7 @@ class System(FloatFields):
         """
         changed: System = with_number(self, name, value)
         if not is_traced(value):
-            _warn_of_unusual_numbers(changed, "with_number", [name])
+            _warn_of_unusual_numbers(changed, "with_number", [name], FAR_IN_STUDIES)
         return changed
 
     def reached(self, peers: Number) -> Number:
@@ -386,6 +386,7 @@ def _system(values: Mapping[str, Any]) -> System:
 
 
 FAR = 30.0  # times outside the range of all systems here: a unit is likely to be another
+FAR_IN_STUDIES = 500.0  # the same for studies, which leave that range: a unit is off by 1000
 OF_SHEETS = (
     *("compute.peak", "memory.bandwidth", "memory.capacity"),
     *("node.bandwidth", "network.bandwidth"),
@@ -399,12 +400,14 @@ def _built_in_range(name: str) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _warn_of_unusual_numbers(system: System, where: str, names: Iterable[str]) -> None:
+def _warn_of_unusual_numbers(
+    system: System, where: str, names: Iterable[str], far: float = FAR
+) -> None:
     """Warn about numbers far outside those of all built-in systems: a unit may be wrong."""
     for name in {*OF_SHEETS}.intersection(names):
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
         above, below = values.max() / high, low / values.min()
-        if max(above, below) > FAR:
+        if max(above, below) > far:
             side = "times the largest" if above > below else "times below the smallest"
             warnings.warn(
                 f"{where}: {name} is {max(above, below):.0f} {side} of all systems that come "
