@@ -714,3 +714,31 @@ def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, field
         assert hosts[0].seconds == pytest.approx(saved, rel=1e-6)
         assert hosts == sorted(result.faults, key=lambda fault: -fault.seconds)[:1]
         assert "CUDA graphs" in hosts[0].why
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "workers", "fields"),
+    [
+        ("gpt3-175b", "a100", 8, {"minibatch": 128, "tensor_parallel": 8, "data_parallel": 2}),
+        ("llama3-70b", "h100", 4, {"minibatch": 32, "tensor_parallel": 8, "data_parallel": 4}),
+        ("llama3-70b", "h100", 8, {"minibatch": 32, "tensor_parallel": 4, "data_parallel": 4}),
+    ],
+)
+def test_less_recomputation_is_tried_with_settings_that_save_memory(model, system, workers, fields):
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=32)
+    system = pj.load_system(system)
+    workload = pj.Workload(pj.load_model(model), recompute="full", **fields)
+    result = pj.explain(table, workload, system=system, schedules=["1f1b"])
+    zeros = (0, 1, 2, 3) if workload.data_parallel > 1 else (0,)
+    seconds = []
+    for recompute, sequence, zero in itertools.product(("none", "selective"), (False, True), zeros):
+        other = dataclasses.replace(
+            workload, recompute=recompute, sequence_parallel=sequence, zero=zero
+        )
+        if np.all(pj.memory_bytes(other, table) <= result.memory.limit):
+            seconds.append(pj.evaluate(table, pj.stage_costs(other, system, table)).step_time)
+    remedy = next(r for r in result.remedies if r.what.startswith("recomputation"))
+    assert " with " in remedy.what
+    assert remedy.step_time == pytest.approx(min(seconds), rel=2e-3)
+    assert result.bottleneck.kind == "recompute"
+    assert remedy.what in result.bottleneck.why

@@ -24,7 +24,7 @@ from pipejax.search.orders.microbatches import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
 from pipejax.search.partition.partition import layers as split_layers
-from pipejax.search.remedies.candidates import Candidate, TableSearch
+from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
@@ -347,19 +347,52 @@ def in_flight(run: Candidate) -> Iterator[Candidate]:
             return
 
 
-def settings(run: Candidate) -> Iterator[Candidate]:
+def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate]:
     """Yield candidates with other recomputation, sequence parallelism or overlap."""
+    # Less recomputation that does not fit in memory is also tried with settings that save memory.
     workload = run.scenario.source.workload
     if workload is None:
         return
     for what, fields in _other_settings(workload):
-        try:
-            scenario = run.scenario.with_workload(dataclasses.replace(workload, **fields))
-            other = run.changed(what, scenario)
-            other.run  # noqa: B018 - evaluated here for its errors
-        except (ValueError, MismatchError):
+        other = _with_fields(run, workload, what, fields)
+        if other is None:
             continue
         yield other
+        if memory is None or "recompute" not in fields or memory.fits(other):
+            continue
+        for saving, saving_fields in _memory_savings(workload):
+            saved = _with_fields(
+                run, workload, f"{what} with {saving}", {**fields, **saving_fields}
+            )
+            if saved is not None and memory.fits(saved):
+                yield saved
+                break
+
+
+def _with_fields(
+    run: Candidate, workload: Workload, what: str, fields: Mapping[str, Any]
+) -> Candidate | None:
+    """Return the candidate with changed fields of the workload; None if it cannot run."""
+    try:
+        scenario = run.scenario.with_workload(dataclasses.replace(workload, **fields))
+        other = run.changed(what, scenario)
+        other.run  # noqa: B018 - evaluated here for its errors
+    except (ValueError, MismatchError):
+        return None
+    return other
+
+
+def _memory_savings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield titles and fields of settings that save memory, the cheapest first."""
+    has_replicas = workload.data_parallel * workload.context_parallel > 1
+    can_split_sequence = workload.tensor_parallel > 1 and not workload.sequence_parallel
+    for zero in range(workload.zero, 4 if has_replicas else workload.zero + 1):
+        titles = [] if zero == workload.zero else [f"ZeRO {zero}"]
+        if titles:
+            yield titles[0], {"zero": zero}
+        if can_split_sequence:
+            title = " and ".join([*titles, "sequence parallelism"])
+            yield title, {"zero": zero, "sequence_parallel": True}
 
 
 def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -253,6 +253,7 @@ def explain(
         launcher = run_launch(base.scenario, launcher, base.layers).launcher
     memory = Memory(base, _limit(memory_limit, base))
     kinds = {**KINDS, **(SEARCHES if search else {})}
+    kinds["settings"] = functools.partial(changes.settings, memory=memory)
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
@@ -473,11 +474,12 @@ class _Shelves:
         has_options: bool,
     ) -> Remedy | None:
         """Combine candidates of several kinds; return the best combination, if two kinds help."""
-        # If memory rules out a good schedule, a second order starts with smaller microbatches.
+        # If memory rules out good changes, a second order starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]
         max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
-        if any(c.step_time < max_time and not memory.fits(c) for c in candidates["schedule"]):
+        first = (*candidates["schedule"], *candidates["settings"])
+        if any(c.step_time < max_time and not memory.fits(c) for c in first):
             orders.append(SMALLER_FIRST)
         combined = (
             self._apply_in_turn({kind: kinds[kind] for kind in order}, candidates, has_options)
