@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import pipejax as pj
 from pipejax.costs.layers.formulas import WHOLE, edge_activation_bytes, layer_activation_bytes
+from pipejax.costs.model.launchers import launcher_defaults
 from pipejax.costs.model.layout import Layout
+from pipejax.costs.system.system import DATA
 
 # A public report of 2023 on Megatron-LM without Transformer Engine: 7 billion parameters, flash
 # attention, SwiGLU as function and product, dropout; max_memory_allocated on 8 GPUs.
@@ -93,6 +96,63 @@ def test_softmax_in_float32():
     assert more(GPT, "softmax", recompute="selective") == 0
 
 
+def test_gathered_inputs_of_products():
+    # attention and MLP keep h in place of h / 4; a layer of experts keeps that of attention
+    layout = Layout(tensor=4.0, sequence_parallel=1.0)
+    gathered = 2 * 8192 * (4096 - 1024)
+    assert more(LLAMA, "gather", layout) == 2 * gathered
+    assert more(LLAMA, "gather", layout, recompute="mlp") == gathered
+    assert more(LLAMA, "gather", layout, recompute="layernorm") == 0
+    assert more(MIXTRAL, "gather", layout, kind="moe") == 2 * 32768 * (4096 - 1024)
+    assert more(LLAMA, "gather", Layout(tensor=4.0)) == 0  # they are whole anyway
+    apart = dataclasses.replace(LLAMA, unfused="gather")
+    head, less = (edge_activation_bytes(model, layout)[1] for model in (apart, LLAMA))
+    assert head - less == gathered
+
+
+@pytest.mark.parametrize(("unfused", "copies"), [("logits", 1), ("loss", 1), ("logits+loss", 2)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_loss_holds_copies_of_its_logits_once(unfused, copies, schedule):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
+    model = dataclasses.replace(LLAMA, gradient_bytes=2)
+    needs = [
+        pj.memory_bytes(pj.Workload(m, 16, tensor_parallel=2), table)
+        for m in (dataclasses.replace(model, unfused=unfused), model)
+    ]
+    copy = 4 * 2 * 8192 * 128256 / 2  # two sequences of a microbatch, half of the vocabulary
+    assert needs[0] - needs[1] == pytest.approx([0, 0, 0, copies * copy])
+
+
+@pytest.mark.parametrize("kind", ["slow", "fast"])
+def test_nanotron_reserves_as_much_more_at_every_tensor_parallelism(kind):
+    # one kind of jobs gathers again in the backward, the other keeps what it gathered
+    runs = pj.validate(DATA / "measured" / "nanotron_h100.csv")
+    rows = runs.measured
+    is_kind = np.char.endswith(rows.release.astype(str), "slow links") == (kind == "slow")
+    ratio = rows.memory_bytes / runs.predicted.memory_bytes
+    for tensor in (2, 4, 8, 16, 32):
+        is_part = is_kind & (rows.tensor == tensor) & (rows.pipeline == 1)
+        assert 1.05 < np.nanmedian(ratio[is_part]) < 1.25
+
+
+def test_torchtitan_reserves_little_more_without_a_pipeline():
+    runs = pj.validate(DATA / "measured" / "torchtitan_h100.csv")
+    ratio = runs.measured.memory_bytes / runs.predicted.memory_bytes
+    is_fsdp = (runs.measured.zero == 3) & (runs.measured.tensor == 1)
+    assert is_fsdp.sum() == 10
+    assert ((ratio[is_fsdp] > 1.0) & (ratio[is_fsdp] < 1.15)).all()
+
+
+@pytest.mark.parametrize("stack", ["torchtitan-2024", "nanotron-2024", "megatron-core-2024"])
+def test_a_stack_says_which_kernels_keep_more(stack):
+    unfused = pj.load_stack(stack).unfused
+    model, software, _ = launcher_defaults(None, LLAMA, pj.load_system("h100"), stack)
+    assert model.unfused == unfused == software.unfused
+    assert bool(unfused) == (stack != "megatron-core-2024")
+    own = dataclasses.replace(LLAMA, unfused="norm")  # a model that says it keeps what it says
+    assert launcher_defaults(None, own, pj.load_system("h100"), stack)[0] == own
+
+
 def test_activation_functions():
     assert more(GPT, "activation") == 0  # of GELU its input and output, fused or not
     # of every token 2 experts of 14336
@@ -113,5 +173,5 @@ def test_what_is_recomputed_is_whole_with_its_unfused_tensors():
 
 
 def test_an_unknown_kernel_is_refused():
-    with pytest.raises(ValueError, match="unfused must be one of activation, attention, norm"):
+    with pytest.raises(ValueError, match="unfused must be one of activation, attention, gather"):
         dataclasses.replace(LLAMA, unfused="swiglu")

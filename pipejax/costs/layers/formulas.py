@@ -230,6 +230,8 @@ def layer_weight_grad_bytes(
     else:
         split += ("mlp" not in modules) * (operand + activation_input) * model.ffn_hidden
     adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
+    has_mlp_input = kind == "dense" and "mlp" not in modules
+    split += _gathered_width(model, layout, modules, 1 + has_mlp_input) * operand
     per_token = unsplit / layout.shared_by + split / layout.tensor + adapters
     return accelerator_tokens(model, layout) * per_token
 
@@ -276,6 +278,15 @@ def operand_bytes(model: Model, layout: Layout) -> Number:
     return OPERAND_BYTES.get(layout.precision, model.element_bytes)
 
 
+def _gathered_width(model: Model, layout: Layout, modules: Set[str], inputs: int) -> Number:
+    """Return the width that gathered inputs of products add to split ones, if they are kept."""
+    # Under sequence parallelism over t accelerators, a norm's output of width h / t is gathered to
+    # h for the next product, so that h - h / t is kept in addition. It is (t - 1) h over t.
+    if "gather" not in unfused_kernels(model) or "layernorm" in modules:
+        return 0.0
+    return inputs * model.hidden * (layout.shared_by - 1)
+
+
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
     """Return the activation bytes that a microbatch keeps in the embedding, and in the head."""
     # The head keeps its norm's input and output, and the softmax of its logits in float32 or, with
@@ -286,6 +297,8 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
     trained = layout.trains_base
     mask = trained * tokens * model.hidden / layout.shared_by if model.dropout else 0.0
     inputs = tokens * (1 + trained) * model.element_bytes * model.hidden / layout.shared_by
+    gathered = trained * model.element_bytes * _gathered_width(model, layout, set(), 1)
+    inputs = inputs + tokens * gathered / layout.tensor
     if "norm" in unfused_kernels(model):
         inputs = inputs + tokens * FLOAT32 * model.hidden / layout.shared_by
     per_logit = model.element_bytes if model.fused_loss else 4
@@ -329,8 +342,12 @@ def buffer_bytes(
     layer_bytes = tokens * (width + 2 * h)
     trained = layout.trains_base
     head_bytes = head * (tokens * 2 * h + trained * model.head_parameters / t)
+    # beside the loss's softmax: a copy of the logits in float32, and the gradient of the softmax
+    copies = len({"logits", "loss"} & unfused_kernels(model))
+    logit_bytes = head * copies * tokens * FLOAT32 * model.vocabulary / t
     is_wider = model.accumulated_bytes > e
-    return is_wider * e * (trained * weights + _larger(layer_bytes, head_bytes))
+    activations = _larger(is_wider * e * layer_bytes, is_wider * e * head_bytes + logit_bytes)
+    return is_wider * e * trained * weights + activations
 
 
 def _larger(first: Numbers, second: Numbers) -> Numbers:

@@ -67,6 +67,7 @@ SIZES: Mapping[str, FileField] = {
     "sequence": FileField(whole(), None, target="sequence"),
     "vocabulary": FileField(whole(0), None, target="vocabulary"),
     "gradient_bytes": FileField(whole(1, 4), None, target="gradient_bytes"),
+    "unfused": FileField(TEXT, None, target="unfused"),
     **{
         name: FileField(whole(0), None, target=f"moe.{name}")
         for name in ("experts", "top_k", "dense_layers")

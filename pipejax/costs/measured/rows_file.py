@@ -131,10 +131,15 @@ class RowReader:
         if not self.stack and "stack" not in cells:
             self.without_stack.append(number)
         columns: dict[str, Any] = {name: self._count(cells, name) for name in COUNTS}
+        name = self.stack or file_beside(self.path, cells.get("stack", ""))
+        if name not in self.stacks:
+            self.stacks[name] = load_stack(name)
+        stack = self.stacks[name]
+        cells = ({"unfused": stack.unfused} if stack.unfused else {}) | cells
         columns["model"], model = self._model(cells)
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
-        columns |= self._names(cells, columns) | self._software(cells)
+        columns |= self._names(cells, columns) | self._software(cells, stack) | {"stack": name}
         _check_degrees(columns, model, cells)
         columns |= _profiled_op(columns, cells)
         names = (*MEASURED, *BANDWIDTHS, "out_of_memory", *TEXTS)
@@ -193,15 +198,12 @@ class RowReader:
         names["sequence_parallel"] = self._value(cells, "sequence_parallel", int(is_split), rule)
         return names
 
-    def _software(self, cells: dict[str, Any]) -> dict[str, Any]:
+    def _software(self, cells: dict[str, Any], stack: Stack) -> dict[str, Any]:
         """Return workload fields that depend on software: from the row, its stack, or defaults."""
-        name = self.stack or file_beside(self.path, cells.get("stack", ""))
-        if name not in self.stacks:
-            self.stacks[name] = load_stack(name)
-        values = {**self.stacks[name].workload, **cells}
+        values = {**stack.workload, **cells}
         if "overlap" not in values:
             self.defaults["overlap"] = 0  # other defaults mean that a feature is not used
-        return {"stack": name} | {key: values.get(key, _SOFTWARE[key]) for key in OF_WORKLOAD}
+        return {key: values.get(key, _SOFTWARE[key]) for key in OF_WORKLOAD}
 
     def _model(self, cells: dict[str, Any]) -> tuple[int, Model]:
         """Return a row's model and its index; rows with equal sizes share a model."""

@@ -778,7 +778,7 @@ def launcher_defaults(
     # the machine's calibration.
     software = machine_software(system, stack)
     if name is None:
-        return model, software, {**software.workload}
+        return software.model(model), software, {**software.workload}
     launcher = find_launcher(name)
     if launcher.gradient_bytes is not None and model.gradient_bytes is None:
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
@@ -789,7 +789,8 @@ def launcher_defaults(
             workload = {**default.workload, **launcher.workload}
             software = dataclasses.replace(default, workload=workload)
     alone = launcher.alone if workers == 1 else {}
-    return model, software, {**launcher.workload, **software.workload, **alone}
+    defaults = {**launcher.workload, **software.workload, **alone}
+    return software.model(model), software, defaults
 
 
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pipejax.base.file_fields import (
     section,
 )
 from pipejax.base.progress import Notice
+from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
 from pipejax.costs.system.parts import ATTENTION, system_number
 from pipejax.costs.system.system import System, names_in, read_named
@@ -52,6 +53,7 @@ class Stack:
       launch: what the host takes to start one kernel [s]; None for the system's number.
       launch_blocking: whether each kernel ends before the host starts the next, as with
         CUDA_LAUNCH_BLOCKING=1.
+      unfused: kernels that keep more memory (`Model.unfused`), for models that name none.
       workload: fields of `Workload` (`OF_WORKLOAD`) where a run does not say otherwise.
 
     Example:
@@ -66,7 +68,14 @@ class Stack:
     elementwise: float = 1.0
     launch: float | None = None
     launch_blocking: bool = False
+    unfused: str = ""
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def model(self, model: Model) -> Model:
+        """Return the model with the stack's kernels, if the model names none that are not fused."""
+        if model.unfused or not self.unfused:
+            return model
+        return dataclasses.replace(model, unfused=self.unfused)
 
     def on(self, system: System) -> System:
         """Return the system with the speed that this software reaches on it.
@@ -164,6 +173,7 @@ FILE: Fields = {
             {
                 "attention": FileField(choice(("", *ATTENTION)), ""),
                 "elementwise": FileField(NUMBER, 1.0),
+                "unfused": FileField(TEXT, ""),
             }
         ),
         {},

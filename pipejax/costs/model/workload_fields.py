@@ -32,7 +32,7 @@ MODULES = (
     "shared_experts",
 )
 # kernels of a model that may be separate, and so keep more
-UNFUSED = ("activation", "attention", "norm", "softmax")
+UNFUSED = ("activation", "attention", "gather", "logits", "loss", "norm", "softmax")
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
