@@ -2,9 +2,11 @@
 
 import csv
 import gzip
+import os
 
 import pytest
 
+from pipejax.costs.measured.megatron_log import read_log as read_any_log
 from pipejax.costs.measured.rows_file import read_rows
 
 COLUMNS = "tensor=2,pipeline=2,accelerators=8,microbatch_size=1,recompute=full"
@@ -231,6 +233,7 @@ def titan_lines(seconds):
         ([16] * 5 + [8] * 20, "the last 20 of 25 steps take 0.5 times as long as those before"),
         ([8] * 12 + [32] + [8] * 12, "1 of 25 steps take up to 32 s, the median is 8 s"),
         ([8] * 12 + [32] + [8] * 5 + [64] + [8] * 6, "2 of 25 steps take up to 64 s"),
+        ([0.5] * 2 + [8] * 4, "2 of 6 steps take down to 0.5 s, the median is 8 s"),
     ],
 )
 def test_a_mean_that_hides_slow_steps_says_so(seconds, note, tmp_path, answer):
@@ -239,6 +242,49 @@ def test_a_mean_that_hides_slow_steps_says_so(seconds, note, tmp_path, answer):
     assert mean == pytest.approx(sum(seconds) / len(seconds), rel=1e-5)
     assert note in notes
     assert note or "mean of all" not in notes
+
+
+STEPS = "completed step: {}, seconds: {}"  # one is cut after its step
+OTHER_NUMBERS = {
+    "exponents": (STEPS, ("4.5E+01", "1.2E+01", "1.2e+01"), BATCH, 16, 12.0),
+    "a cut number": (STEPS, ("45", "8.0", ".", "8."), BATCH, 16, 8.0),
+    # 0.5 s x 64 samples/s are 32 sequences
+    "no time": (
+        ENGINE,
+        ("9 samples/sec: 3.55", "0 samples/sec: inf", "0.5 samples/sec: 64"),
+        "",
+        32,
+        0.5,
+    ),
+    # newer nanotron counts the batch in tokens
+    "tokens": (
+        NANOTRON.replace("elapsed_time", "time").replace("1.02K", "4.19M"),
+        ("9.9K", "1.25K", "1.35K"),
+        ",global_batch=512",
+        512,
+        1.3,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("name", OTHER_NUMBERS)
+def test_numbers_in_other_forms_are_read(name, tmp_path, answer):
+    form, numbers, more, batch, seconds = OTHER_NUMBERS[name]
+    lines = "\n".join(form.format(step, number) for step, number in enumerate(numbers, 1))
+    assert read_log(tmp_path / "a.log", lines, COLUMNS + more, answer)[:2] == (seconds, batch)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="pipes have no path here")
+def test_a_pipe_is_read_once(tmp_path):
+    # more than one reader looks at a log, and a pipe is empty for the second one
+    for seconds in (8.0, 9.0):  # two pipes may have the same path
+        reading, writing = os.pipe()
+        os.write(writing, STEPS.format(1, seconds).encode())
+        os.close(writing)
+        log = read_any_log(f"/dev/fd/{reading}")
+        assert log.iterations[0]["seconds"] == seconds
+        os.close(reading)
 
 
 METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}"

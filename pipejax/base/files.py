@@ -217,10 +217,23 @@ def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = Fals
 def read_file(path: str | Path) -> bytes:
     """Read a file; refuse one whose table would need more than this machine's memory."""
     status = os.stat(path)
+    if not stat.S_ISFIFO(status.st_mode):
+        return _read_content(path, status.st_size)
     # /dev/stdin and <(...) lead to pipes that have no name
-    if stat.S_ISFIFO(status.st_mode) and os.path.exists(os.path.realpath(path)):
+    if os.path.exists(os.path.realpath(path)):
         raise ValueError(f"{path}: a named pipe may never end: give a file, or /dev/stdin")
-    size, maximum = status.st_size, memory() // BYTES_PER_CHARACTER
+    return _read_pipe(path, status.st_ino)
+
+
+@functools.cache
+def _read_pipe(path: str | Path, inode: int) -> bytes:
+    """Read a pipe, which is empty when it is read again; `inode` tells pipes of a name apart."""
+    return _read_content(path, 0)
+
+
+def _read_content(path: str | Path, size: int) -> bytes:
+    """Read a file of a known size, or a pipe of size 0."""
+    maximum = memory() // BYTES_PER_CHARACTER
     if size <= maximum:
         with open(path, "rb") as file:
             content = file.read(maximum + 1)

@@ -26,7 +26,8 @@ from pipejax.costs.model.model import Model, read_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS, check_recompute
 
-_ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)\s*$")  # dots fill 48 characters
+# dots fill 48 characters; GPT-NeoX says after the value whether it is the default
+_ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)(?:\.+(?:default|updated))?\s*$")
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _MEMORY = {  # bytes of the unit of each form: Megatron-LM counts in 2^20, Megatron-Bridge in 10^9
     r"memory \(MB\) \|.*?max allocated: ([\d.]+)": 2**20,

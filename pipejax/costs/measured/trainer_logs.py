@@ -18,10 +18,10 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_NUMBER = r"(nan|inf|[\d.,]+(?:e[+-]?\d+)?[KMB]?)"
+_NUMBER = r"(nan|inf|\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d+)?[KMB]?)"
 _FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times that a mean should not hide
-MAX_BIAS = 0.02  # of a mean by single slow steps, relative to the median
+MAX_BIAS = 0.02  # of a mean by single odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
 
@@ -43,7 +43,7 @@ class Trainer(NamedTuple):
         quantities: dict[str, float] = {}
         for name, mark in self.marks.items():
             if match := re.search(mark + r"\s*" + _NUMBER, line):
-                text = match[1].replace(",", "").rstrip(".")
+                text = match[1].replace(",", "")
                 factor = _FACTORS.get(text[-1:], 1.0)
                 quantities[name] = float(text.rstrip("KMB")) * factor
         if "ms" in quantities:
@@ -136,7 +136,7 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
 
 
 def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
-    """Yield a note if step times change lastingly, or if slow steps raise their mean."""
+    """Yield a note if step times change lastingly, or if single steps shift their mean."""
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
@@ -154,11 +154,13 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
             )
             return
     median = statistics.median(seconds)
-    slow = [value for value in seconds if value > UNSTEADY * median]
-    if slow and mean > (1 + MAX_BIAS) * median:
+    odd = [value for value in seconds if not median < UNSTEADY * value < UNSTEADY**2 * median]
+    if odd and abs(mean - median) > MAX_BIAS * median:
+        extreme = max(odd, key=lambda value: abs(value - median))
         yield (
-            f"{len(slow)} of {count} steps take up to {max(slow):.4g} s, the median is "
-            f"{median:.4g} s: the row has the mean of all, {mean:.4g} s"
+            f"{len(odd)} of {count} steps take {'up' if extreme > median else 'down'} to "
+            f"{extreme:.4g} s, the median is {median:.4g} s: the row has the mean of all, "
+            f"{mean:.4g} s"
         )
 
 
@@ -228,7 +230,8 @@ class TrainerLog(NamedTuple):
             for name in ("sequence", "global_batch", "accelerators")
         )
         if not batch and "samples" in quantities:  # lines round it differently
-            batch = round(statistics.median(line["seconds"] * line["samples"] for line in lines))
+            batches = (line["seconds"] * line["samples"] for line in lines)  # NaN: 0 s at rate inf
+            batch = round(statistics.median([*filter(math.isfinite, batches)] or [0]))
         timed = []
         for line in lines:
             size = batch or self._whole_batch(line["batch"], columns)
