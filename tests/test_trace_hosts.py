@@ -57,6 +57,15 @@ def test_labels_alone_do_not_tell_a_slow_host(change, noun, tmp_path, call):
     assert (hint in " ".join(lines)) == (noun == "worker")
 
 
+def test_the_stage_of_a_slow_worker_is_named_where_workers_run_backwards(tmp_path, call):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    run, _ = host_runs.host_run(table, slow={1: 1.5}, waits=True)
+    WRITERS["labels"](tmp_path, run[::-1])  # stage 1 is on worker 2
+    _, text, _ = call("trace", str(tmp_path))
+    assert text.startswith("straggler: worker 2 (stage 1) takes")
+    assert "does not tell stage 1 from the machine of its worker" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("form", ["csv", "chrome"])
 @pytest.mark.parametrize(("source", "target"), [(1, 2), (3, 2)])
 def test_a_link_that_is_slow_in_one_replica_is_named(source, target, form, tmp_path, answer):

@@ -488,6 +488,39 @@ def test_replicas_and_missing_ranks(tmp_path):
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
 
 
+@pytest.mark.parametrize("world", [0, 16])
+def test_every_fourth_rank_is_a_pipeline(world, tmp_path):
+    # four ranks split the ops of each stage; the files of one of them are enough
+    for stage in range(4):
+        slices = [(f"PP:{stage}F0", stage, 1), (f"PP:{stage}B0", 8 - stage, 1)]
+        path = labelled(tmp_path / f"rank{4 * stage}", slices, rank=4 * stage, world=16)
+        if not world:
+            content = json.loads(path.read_text())
+            path.write_text(json.dumps({"traceEvents": content["traceEvents"]}))
+    trace = read(tmp_path)
+    assert (trace.workers, trace.worker.tolist()) == (4, trace.stage.tolist())
+    assert any("every 4th is given" in note for note in trace.inferred)
+    assert trace.ranks == {(0, worker): 4 * worker for worker in range(4)}
+    (tmp_path / "rank4").unlink()
+    with pytest.raises(ValueError, match="there is no sound file of"):
+        read(tmp_path)
+
+
+def test_ranks_that_no_file_states_follow_stages(tmp_path):
+    # processes of a file in any order, and files whose names run against the stages
+    events = [
+        {"ph": "X", "name": f"PP:{s}F0", "pid": f"p{s}", "tid": 0, "ts": 1e3 * s, "dur": 1e3}
+        for s in (2, 0, 3, 1)
+    ]
+    (tmp_path / "processes.json").write_text(json.dumps(events))
+    for event in events:
+        (tmp_path / f"{'dcba'[int(event['pid'][1])]}.json").write_text(json.dumps([event]))
+    for paths in ([tmp_path / "processes.json"], sorted(tmp_path.glob("?.json"))):
+        trace = read(paths)
+        assert sorted(trace.stage.tolist()) == [0, 1, 2, 3]
+        assert trace.worker.tolist() == trace.stage.tolist()
+
+
 def test_two_files_of_a_rank_are_parts_copies_or_two_jobs(tmp_path):
     for part in range(2):
         slices = [(f"PP:0F{m}", 100 * part + 10 * m, 9) for m in range(2)]

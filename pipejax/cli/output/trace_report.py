@@ -161,10 +161,9 @@ def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
     """Return a suspect, its evidence and its cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
-    same_place = {"worker": "stage", "stage": "worker"}.get(suspect.kind)
-    has_one_stage = np.array_equal(table.placement, [range(table.num_workers)])  # on each worker
-    if subject and same_place and has_one_stage:
-        subject += f"({same_place} {suspect.place[suspect.kind]}) "
+    if subject and (places := _paired_places(table, suspect)):
+        same_place = {"worker": "stage", "stage": "worker"}[suspect.kind]
+        subject += f"({same_place} {places[same_place]}) "
     cost = seconds(suspect.seconds)
     if suspect.kind == "step" and suspect.place["step"] not in analysis.attribution.steps:
         cost += ", which the means leave out"
@@ -173,16 +172,29 @@ def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
     return f"{ACTIONS[suspect.kind][0]}: {subject}{suspect.why}; it costs {cost}"
 
 
+def _paired_places(table: pj.ScheduleTable, suspect: "Suspect") -> dict[str, int]:
+    """Return the stage and worker of a suspect; empty unless both have only each other."""
+    workers = table.placement[0].tolist()
+    is_place = suspect.kind in ("worker", "stage")
+    if not is_place or len(table.placement) > 1 or len(workers) > table.num_workers:
+        return {}
+    place = suspect.place[suspect.kind]
+    stage = place if suspect.kind == "stage" else workers.index(place)
+    return {"stage": stage, "worker": workers[stage]}
+
+
 def _equal_causes(analysis: "Analysis") -> Iterator[object]:
     """Yield causes that these files cannot distinguish, and files that could."""
     finding, trace = analysis.finding, analysis.pipelines.trace
     if finding is None or finding.kind not in ("worker", "stage", "link"):
         return
     is_replica = "replica" in finding.place or len(trace.replicas) > 1
-    if finding.kind != "link" and not is_replica and trace.stages == trace.workers:
+    places = _paired_places(analysis.pipelines.table, finding)
+    if places and not is_replica:
         yield plain(
-            f"one replica does not tell stage {finding.name} from the machine of its worker: give "
-            "more, with --replicas if labels lack them, or exchange two machines and record again"
+            f"one replica does not tell stage {places['stage']} from the machine of its worker: "
+            "give more, with --replicas if labels lack them, or exchange two machines and record "
+            "again"
         )
     if not trace.budgets and not (finding.kind == "stage" and is_replica):
         yield plain(

@@ -1,6 +1,5 @@
 """Reader of Chrome traces, from PyTorch's profiler (a file per rank) and from our own exports."""
 
-import itertools
 import json
 import re
 from array import array
@@ -278,9 +277,14 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     by_label = parse_labels(names)
     cells = [by_label.get(name, ()) for name in names]
     all_rows = [rows for file in files for rows in file.ranks]
-    numbers, notes = itertools.count(), []
+    notes = []
     if all_rows and all(rows.rank == NONE for rows in all_rows):
-        notes.append("no file says ranks: they follow file names, then processes")
+        notes.append("no file says ranks: they follow stages, then file names, then processes")
+        stages = [
+            min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)
+            for rows in all_rows
+        ]
+        numbers = iter(np.argsort(np.argsort(stages, kind="stable")).tolist())
         files = [
             file._replace(ranks=[rows._replace(rank=next(numbers)) for rows in file.ranks])
             for file in files
@@ -342,11 +346,12 @@ def _rank_rows(
     waits += events.receives
     is_one = len(events.slices) == 1
     results = []
-    for process, slices in events.slices.items():
+    for process in sorted(events.slices, key=lambda process: name_order(str(process))):
         number = events.process_ranks.get(process, NONE)
         if is_one and rank is not None:
             number = rank
-        rows = Rows.from_slices(number, {*slices})  # a set: duplicates would begin a step
+        slices = {*events.slices[process]}  # a set: duplicates would begin a step
+        rows = Rows.from_slices(number, slices)
         rows = rows._replace(marks=number_marks(events.marks), is_cut=is_cut)
         rows = rows._replace(world=world if type(world) is int and 0 < world < MAX_COUNT else 0)
         if is_one:  # work of a device names no process

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,15 +208,21 @@ def join_ranks(
         for op in cell
         if op.phase == "F"
     )
-    stride = 1 if is_numbered else math.gcd(*ranks) or 1
+    stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
+    if is_numbered:
+        # every k-th rank may be a pipeline, if labels state all stages
+        stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
+        is_whole = [*range(0, file_world or stride * len(ranks), stride)] == sorted(ranks)
+        is_whole &= stages == {*range(len(stages))}
+        stride = stride if is_whole and not _have_replicas(ranks, cells) else 1
+        file_world //= stride
     if stride > 1:
         notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
     by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
     is_ours = any(rows.is_ours for rows in by_rank)
-    file_world = max(rows.world for rows in by_rank)
     user_world = sizes.world // stride
     numbers = [rows.rank for rows in by_rank]
-    has_replicas = _have_replicas(by_rank, cells)
+    has_replicas = _have_replicas(ranks, cells)
     accepted = 0 if is_ours else user_world
     notes += check_ranks(numbers, file_world, accepted, left_out, has_replicas=has_replicas)
     world = user_world or max(file_world, 1 + numbers[-1])
@@ -257,9 +263,9 @@ def join_ranks(
     return deal_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
 
 
-def _have_replicas(by_rank: Sequence[Rows], cells: Sequence[Cell]) -> bool:
+def _have_replicas(ranks: Mapping[int, Rows], cells: Sequence[Cell]) -> bool:
     """Return whether two ranks run the forward of one stage and microbatch."""
-    counts = Counter(label for rows in by_rank for label in np.unique(rows.label).tolist())
+    counts = Counter(label for rows in ranks.values() for label in np.unique(rows.label).tolist())
     shared = [cells[label] for label, count in counts.items() if count > 1]
     return any(cell and cell[0].phase == "F" and cell[0].stage >= 0 for cell in shared)
 

@@ -93,7 +93,7 @@ _OP_SECONDS = (3e-4, 20.0)  # plausible median of ops
 _EPOCH, _LATEST = (1.4e9, 2.5e9), 4e9  # [s] of recorded runs since 1970; of any clock
 
 
-def name_order(path: Path) -> list[tuple[str, int]]:
+def name_order(path: Path | str) -> list[tuple[str, int]]:
     """Return a sort key for file names, by which 2 comes before 10."""
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 
