@@ -40,9 +40,9 @@ def make_costs(table):
 
 def sample_costs(run, costs, sample):
     """Durations and lags of one sample: those of its slowest replica."""
-    per_op = jitter.per_op_costs(run.evaluation.program, jitter._price(run.evaluation, costs))
-    with jitter._random_settings():
-        draw = jitter._sampler(per_op, run.jitter, run.evaluation.workers, run.seed)
-        durations = draw(np.uint32(run.draws[sample]), size=jitter.MIN_BLOCK)
-    row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
-    return NodeCosts(row[per_op.duration_index], row[per_op.lag_index])
+    program = run.evaluation.program
+    per_op = jitter.per_op_costs(program, jitter._price(run.evaluation, costs))
+    group, column = divmod(int(run.draws[sample]), jitter.GROUP)
+    times = jitter._durations(per_op, run.jitter, run.evaluation.workers, run.seed, group)
+    row = times[:, column]
+    return NodeCosts(row[per_op.program.duration_index], row[per_op.program.lag_index])

@@ -32,6 +32,7 @@ COMMANDS = (
     "init system --out system.json",
     "schedules",
     "staleness -s pipedream -P 4 -M 8",
+    f"jitter -S gpipe,1f1b {TIMES} --op lognormal:0.05",
 )
 ALONE = """
 import sys, json
@@ -168,7 +169,7 @@ def test_compiled_programs_are_kept_where_they_can_be(case, tmp_path, monkeypatc
 
 CACHED = """
 import sys
-sys.argv[1:] = "jitter -S gpipe,1f1b -P 8 -M 32 -W F=1,B=2 --op lognormal:0.05 --json".split()
+sys.argv[1:] = "plan -m llama3-8b -y a100 --gpus 2 --minibatch 2 -f csv".split()
 from pipejax.cli import main
 main()
 """

@@ -19,8 +19,7 @@ RUNS = {
     "show": f"show {ONE}",
     "drawing": f"show {ONE} --out x.svg",
     "named": f"export {ONE} --format json --out \u00e9.json",
-    "jitter": "jitter --schedules 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2"
-    " --op lognormal:0.05 --samples 16",
+    "plan": "plan --model llama3-8b --system a100 --gpus 2 --minibatch 2",
     "optimize": f"optimize {ONE} --stage-times F=1,I=1,W=1 --memory-limit 4 --time-limit 1",
     "mistake": "evaluate --bogus",
 }
@@ -31,7 +30,7 @@ RIGHT = {  # what stands in an answer
     "show": "worker 3",
     "drawing": "wrote x.svg",
     "named": "?.json",  # what has no letter in ASCII
-    "jitter": "p95",
+    "plan": "per step",
     "optimize": "optimal: no order of these stages on these workers is faster",
 }
 # id -> (command, how the shell runs it, exit code, stderr)
@@ -42,7 +41,7 @@ CASES = {
     "stderr closed": ("mistake", "{} 2>&-", 2, ""),
     "stdout and stderr closed": ("evaluate", "{} >&- 2>&-", 2, ""),
     "ascii": ("named", "PYTHONIOENCODING=ascii {}", 0, ""),
-    "no platform": ("jitter", "JAX_PLATFORMS=foo {}", 2, "error: JAX_PLATFORMS=foo .*\n"),
+    "no platform": ("plan", "JAX_PLATFORMS=foo {}", 2, "error: JAX_PLATFORMS=foo .*\n"),
 }
 QUIET = {  # id -> (command, how the shell runs it): answered, and nothing on stderr
     "stdin closed": ("evaluate", "{} <&-"),
@@ -76,15 +75,15 @@ SLOW = {
     "store cannot be": ("optimize", "PIPEJAX_CACHE=/proc/x {}", 0, "warning: store: /proc/x .*\n"),
     "store is a file": ("optimize", "touch f; PIPEJAX_CACHE=f {}", 0, "warning: store: f .*\n"),
     "drawing, folder deleted": ("drawing", "mkdir d; cd d; rmdir ../d; {}", 2, "error: --out .*\n"),
-    "no such platform": ("jitter", "JAX_PLATFORMS=cuda {}", 2, "error: JAX_PLATFORMS=cuda .*\n"),
-    "no truth value": ("jitter", "JAX_DEBUG_NANS=abc {}", 2, "error: .*'abc'.*'JAX_DEBUG_NANS'\n"),
+    "no such platform": ("plan", "JAX_PLATFORMS=cuda {}", 2, "error: JAX_PLATFORMS=cuda .*\n"),
+    "no truth value": ("plan", "JAX_DEBUG_NANS=abc {}", 2, "error: .*'abc'.*'JAX_DEBUG_NANS'\n"),
     "no cache of JAX": (
-        "jitter",
+        "plan",
         "JAX_COMPILATION_CACHE_DIR=/proc/x {}",
         0,
         "(warning: .*/proc/x'\n)*",
     ),
-    "XLA's flags": ("jitter", "XLA_FLAGS=--bogus {}", 1, ".*Unknown flag in XLA_FLAGS: --bogus\n"),
+    "XLA's flags": ("plan", "XLA_FLAGS=--bogus {}", 1, ".*Unknown flag in XLA_FLAGS: --bogus\n"),
 }
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 
 import jax
 import numpy as np
@@ -14,7 +13,6 @@ from legal_sizes import at_least
 import pipejax as pj
 from pipejax.analysis.uncertainty.jitter import jitter_dataset
 from pipejax.costs.costs import unchecked_costs
-from pipejax.engine.batched import interpreter
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import format_cell
@@ -106,21 +104,6 @@ def test_more_samples_parts_and_precision_change_no_sample():
     with jax.enable_x64(False):
         single = pj.jitter(table, costs, ALL, samples=2800, link="queued")
     assert whole.makespans.tolist() == single.makespans.tolist()
-
-
-def test_spreads_and_distributions_do_not_recompile():
-    module = sys.modules["pipejax.analysis.uncertainty.jitter"]
-    table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
-    pj.jitter(table, costs, ALL, samples=60)
-    before = module._durations._cache_size(), interpreter._compile()._cache_size()
-    pj.jitter(table, costs, pj.analysis.Jitter(message=D("exponential", 0.3)), samples=50, seed=8)
-    pj.jitter(
-        build("gpipe"),
-        pj.Costs(forward=2.0, backward=0.0),
-        pj.analysis.Jitter(op_straggler=S(0.1, 2.0)),
-        samples=59,
-    )
-    assert (module._durations._cache_size(), interpreter._compile()._cache_size()) == before
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -124,25 +124,33 @@ def longest_paths_of_many(
     """
     if costs.shape[1] <= FEW_RUNS:
         return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
-    (num_nodes, width), runs = preds.shape, np.arange(costs.shape[1])
-    finish = np.zeros((num_nodes, len(runs)), costs.dtype)
+    indices = preds, duration_index, lag_index
+    preds, duration_index, lag_index = (np.asarray(index, np.int64) for index in indices)
+    (num_nodes, width), num_runs = preds.shape, costs.shape[1]
+    finish = np.zeros((num_nodes, num_runs), costs.dtype)
     choice = np.zeros(finish.shape, np.min_scalar_type(width))
-    is_used = (preds > 0) | (lag_index > 0)  # other entries are padding
-    for node, (row, lags) in enumerate(zip(preds.tolist(), lag_index.tolist(), strict=True)):
-        last_arrival = finish[row[0]] + costs[lags[0]]
-        for column in np.flatnonzero(is_used[node, 1:]) + 1:
-            arrival = finish[row[column]] + costs[lags[column]]
-            choice[node][arrival > last_arrival] = column
-            last_arrival = np.maximum(last_arrival, arrival)
-        finish[node] = last_arrival + costs[duration_index[node]]
+    edges = zip(preds.tolist(), lag_index.tolist(), duration_index.tolist(), strict=True)
+    for node, (row, lags, duration) in enumerate(edges):
+        for column, (pred, lag) in enumerate(zip(row, lags, strict=True)):
+            arrival = finish[pred] + costs[lag] if lag else finish[pred]
+            if column == 0:
+                last_arrival = arrival
+            elif pred or lag:  # other entries are padding
+                np.copyto(choice[node], column, where=arrival > last_arrival, casting="unsafe")
+                last_arrival = np.maximum(last_arrival, arrival)
+        np.add(last_arrival, costs[duration], out=finish[node])
     sinks = np.setdiff1d(np.arange(num_nodes), preds)
     node = sinks[finish[sinks].argmax(axis=0)]
-    length, counts = finish[node, runs], np.zeros(costs.shape, np.int64)
+    runs = np.arange(num_runs)
+    length, positions = finish[node, runs], [runs]  # of costs on the paths, in the raveled matrix
     while node.any():  # all runs walk back at once; the source waits for itself at no cost
-        column = choice[node, runs]
-        counts[duration_index[node], runs] += 1
-        counts[lag_index[node, column], runs] += 1
-        node = preds[node, column]
+        edge = node * width + choice.take(node * num_runs + runs)
+        positions += [
+            duration_index.take(node) * num_runs + runs,
+            lag_index.take(edge) * num_runs + runs,
+        ]
+        node = preds.take(edge)
+    counts = np.bincount(np.concatenate(positions), minlength=costs.size).reshape(costs.shape)
     counts[0] = 0
     return length, counts
 

@@ -18,7 +18,15 @@ from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.link_models import check_eager, without_eager_limit
 from pipejax.engine.lowering.lower import cost_sizes, lower_unchecked
-from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
+from pipejax.engine.lowering.program import (
+    NO_WORKER,
+    SOURCE,
+    ZERO,
+    CostLayout,
+    MessageTable,
+    Program,
+)
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -228,3 +236,54 @@ def message_edges(
     message_keys = key(messages.consumer, tails, messages.lag_index)
     edge = order[np.searchsorted(edge_keys, message_keys, sorter=order)]
     return np.stack([head[edge], column[edge]])
+
+
+class PerOpCosts(NamedTuple):
+    """A program with a separate cost column for every op and message, and their times [s]."""
+
+    # Columns are sorted by phase, stage and microbatch, so that schedules of the same ops have the
+    # same columns: column 0 is no cost, then come ops, then each time that a message takes (one, or
+    # transmit time and latency apart), which the messages' link model decides.
+
+    program: Program
+    ops: Positions  # (ops) node of each op
+    messages: Positions  # (messages) number of each message of the program
+    op_seconds: Float[NumpyArray, " ops"]
+    op_worker: Int[NumpyArray, " ops"]  # or `NO_WORKER`
+    message_seconds: tuple[Float[NumpyArray, " messages"], ...]  # a part for each time
+
+
+def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
+    """Give every op and every message of a program a separate cost column."""
+    # first messages that are nodes, then messages that delay an edge, as under "queued"
+    message_table = program.messages
+    duration, delay = map(np.asarray, costs)
+    is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
+    ops = np.lexsort((program.worker, program.microbatch, program.stage, program.phase))
+    ops = ops[is_op[ops]]
+    messages = np.lexsort((message_table.microbatch, message_table.stage, message_table.phase))
+    duration_index = np.zeros(program.num_nodes, np.int64)
+    duration_index[ops] = 1 + np.arange(len(ops))
+    lag_index = np.zeros(program.preds.shape, np.int64)
+    message_seconds: list[Float[NumpyArray, " messages"]] = []
+    column = 1 + len(ops) + np.arange(len(messages))
+    carrier = np.asarray(message_table.carrier)[messages]
+    is_node = carrier != SOURCE
+    is_lag = np.asarray(message_table.lag_index)[messages] != ZERO  # it delays an edge
+    if np.any(is_node):
+        duration_index[carrier[is_node]] = column[is_node]
+        message_seconds.append(duration[carrier])
+        column = column + len(messages)
+    if np.any(is_lag):
+        edge = message_edges(program, messages[is_lag])
+        lag_index[*edge] = column[is_lag]
+        message_seconds.append(np.zeros(len(messages)))
+        message_seconds[-1][is_lag] = delay[*edge]
+    return PerOpCosts(
+        program=dataclasses.replace(program, duration_index=duration_index, lag_index=lag_index),
+        ops=ops,
+        messages=messages,
+        op_seconds=duration[ops],
+        op_worker=np.asarray(program.worker)[ops],
+        message_seconds=tuple(message_seconds),
+    )

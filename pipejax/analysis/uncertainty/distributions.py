@@ -5,6 +5,7 @@ sampler serves all, and runs with one seed compare. With spread 0 every factor i
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -153,10 +154,9 @@ class Jitter:
             check_types(**{name: (factors, Straggler if "straggler" in name else Distribution)})
 
 
+@functools.lru_cache(maxsize=16)
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
     """Tabulate a distribution's factors (knots) at evenly spaced normal scores, in float32."""
-    if distribution.spread == 0:
-        return np.ones(KNOTS, np.float32)
     scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
     factors = DISTRIBUTIONS[distribution.name].factor(scores, float(distribution.spread))
     return factors.astype(np.float32)

@@ -1,37 +1,38 @@
 """Step times under jitter: every op and message of every sample has its own random duration."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.uncertainty.distributions import LARGEST_SCORE, Jitter, factor_table
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
+from pipejax.analysis.uncertainty.distributions import (
+    LARGEST_SCORE,
+    Distribution,
+    Jitter,
+    Straggler,
+    factor_table,
+)
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_fits, check_types, is_number, whole_number, wrong
-from pipejax.base.compiled import compiled
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.files import provenance
+from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
-from pipejax.engine.batched.interpreter import LANES, interpreted_makespans
-from pipejax.engine.batched.pricing import PerOpCosts, per_op_costs
-from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.engine.pricing import NodeCosts, price
+from pipejax.engine.lowering.program import run_many_on_host
+from pipejax.engine.pricing import NodeCosts, PerOpCosts, per_op_costs, price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 MAX_BYTES = 1 << 28  # of durations and choices in one block
-MAX_BLOCK = 2048  # samples that are evaluated together
-MIN_BLOCK = 64  # samples of the smallest block; of a single one too, so that all are rounded alike
-BYTES_OF_COLUMN = 40  # of a sample, an op or message: score, factor, duration, count, choice
-MAX_SAMPLES = 2**32  # a key each
+GROUP = 64  # samples that are drawn together, from generators of their own
+MAX_GROUPS = 16  # groups that are evaluated together
+BYTES_OF_COLUMN = 60  # of a sample, an op or message: duration, finish, choice, path, count
+MAX_SAMPLES = 2**32
 BYTES_PER_SAMPLE = 40  # makespan, draw, and the copies that quantiles and ranks need
 LARGEST_SEED = 2**63 - 1
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
@@ -119,7 +120,7 @@ def jitter(
       costs: unbatched costs [s]; the mean of each duration.
       factors: distributions of the factors on them.
       samples: number of samples; a larger number adds some and changes none.
-      seed: of the random numbers, which do not depend on the machine.
+      seed: of the random numbers of NumPy's generator, which do not depend on the machine.
       replicas: number of pipelines with their own factors; a sample takes as long as the slowest,
         for their gradients meet in each step. Multiplies the running time.
       link: link model, or `Links`.
@@ -136,8 +137,7 @@ def jitter(
       ScheduleError: as `evaluate`.
 
     Cost:
-      For an op of a sample some 100 ns, most of them for random numbers.
-      Compiles once per bucket of sizes; distributions and spreads are data.
+      For an op of a sample some 40 ns, half of them for random numbers; nothing is compiled.
 
     Example:
       >>> import pipejax as pj
@@ -158,18 +158,17 @@ def jitter(
     per_op = per_op_costs(run.program, _price(run, costs))
     slowest = _Slowest(samples, replicas)
     draws = samples * replicas
-    with _random_settings(), telling("jitter", on_progress) as tell:
+    # a makespan that overflows is an error below
+    with telling("jitter", on_progress) as tell, np.errstate(over="ignore", invalid="ignore"):
         for start, values, on_path in _blocks(per_op, factors, run.workers, draws, seed, max_bytes):
             slowest.add(start, values, on_path)
             tell((start + len(values)) // replicas, samples, "samples")
-    makespans, counts = slowest.makespans, slowest.counts
-    with np.errstate(over="ignore", invalid="ignore"):
+        makespans, counts = slowest.makespans, slowest.counts
         check_finite([makespans, makespans.sum()], costs)
-    # columns of counts are ops, padding, then messages
+    # columns of counts are ops, then messages
     node_share, message_share = np.zeros(run.program.num_nodes), np.zeros(len(per_op.messages))
     node_share[per_op.ops] = counts[: len(per_op.ops)] / samples
-    first_message = len(per_op.op_seconds)
-    message_counts = counts[first_message : first_message + len(per_op.messages)]
+    message_counts = counts[len(per_op.ops) :][: len(per_op.messages)]
     message_share[per_op.messages] = message_counts / samples
     carrier = run.program.messages.carrier
     node_share[carrier[carrier > 0]] = message_share[carrier > 0]
@@ -185,12 +184,11 @@ class _Slowest:
         self.makespans = np.full(samples, -np.inf)
         self.draws = np.zeros(samples, np.int64)
         # counts of columns on the longest paths of all samples, and of the last sample
-        self.counts = self._last_counts = np.zeros(1, np.int64)
+        self.counts: NumpyArray = np.zeros(1, np.int64)
+        self._last_counts = self.counts
         self._replicas = replicas
 
-    def add(
-        self, start: int, values: Samples, on_path: UInt[NumpyArray, "columns samples"]
-    ) -> None:
+    def add(self, start: int, values: Samples, on_path: Int[NumpyArray, "columns samples"]) -> None:
         """Merge a block of draws, which begins at `start`: makespans [s] and counts on paths."""
         # 2 replicas: draws 2 3 4 5 belong to samples 1 1 2 2. Sorted by sample, then makespan (of
         # equals the earlier draw is last), the last row of each sample is its slowest replica.
@@ -204,114 +202,77 @@ class _Slowest:
             return
         if np.isfinite(self.makespans[samples[slowest[0]]]):
             self.counts = self.counts - self._last_counts
-        self.counts = self.counts + on_path[:, slowest].sum(axis=1, dtype=np.int64)
-        self._last_counts = on_path[:, slowest[-1]].astype(np.int64)
+        self.counts = self.counts + on_path @ np.bincount(slowest, minlength=len(values))
+        self._last_counts = on_path[:, slowest[-1]]
         self.makespans[samples[slowest]] = values[slowest]
         self.draws[samples[slowest]] = draws[slowest]
 
 
 def _price(run: Evaluation, costs: Costs) -> NodeCosts:
     """Price a program in double precision on the host: durations and lags [s]."""
-    return price(run.program, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs))
-
-
-@contextlib.contextmanager
-def _random_settings() -> Iterator[None]:
-    """Fix the JAX settings that random numbers depend on: precision, and partitionable keys."""
-    with jax.enable_x64(True), jax.threefry_partitionable(True):
-        yield
-
-
-def _sampler(
-    per_op: PerOpCosts, factors: Jitter, workers: int, seed: int
-) -> Callable[..., tuple[Array, ...]]:
-    """Return a function that draws durations, given the first sample and number of samples."""
-    factor_tables = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
-    stragglers = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
-    return functools.partial(
-        _durations,
-        jax.random.key(seed, impl="threefry2x32"),
-        factor_tables,
-        np.array(stragglers, np.float64),
-        per_op.op_seconds,
-        per_op.op_worker,
-        per_op.message_seconds,
-        num_workers=1 << workers.bit_length(),  # a power of two above the number of workers
-    )
+    return price(run.program, mapped(lambda leaf: np.asarray(leaf, np.float64), costs))
 
 
 def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
-) -> Iterator[tuple[int, Samples, UInt[NumpyArray, "columns samples"]]]:
+) -> Iterator[tuple[int, Samples, Int[NumpyArray, "columns samples"]]]:
     """Yield blocks of samples: first sample, makespans (samples) [s], counts on their paths."""
-    # A column is an op or a message. The size of a block is a power of two within `max_bytes`.
-    columns = len(per_op.op_seconds) + sum(map(len, per_op.message_seconds))
-    max_size = max(LANES, min(MAX_BLOCK, max_bytes // (BYTES_OF_COLUMN * columns)))
-    size = min(1 << (max_size.bit_length() - 1), max(MIN_BLOCK, 1 << (samples - 1).bit_length()))
-    draw = _sampler(per_op, factors, workers, seed)
-    for start in range(0, samples, size):
-        durations = draw(np.uint32(start), size=size)
-        values, counts = interpreted_makespans(per_op.task, durations)
-        count = min(size, samples - start)
-        yield start, np.asarray(values)[:count], np.asarray(counts)[1:, :count]
+    # a column is an op or a message
+    columns = len(per_op.ops) + len(per_op.messages) * len(per_op.message_seconds)
+    groups = min(MAX_GROUPS, max(1, max_bytes // (BYTES_OF_COLUMN * GROUP * columns)))
+    draw = functools.partial(_durations, per_op, factors, workers, seed)
+    for start in range(0, samples, groups * GROUP):
+        count = min(groups * GROUP, samples - start)
+        numbers = range(start // GROUP, -(-(start + count) // GROUP))
+        durations = np.concatenate(list(map(draw, numbers)), axis=1)[:, :count]
+        values, counts = run_many_on_host(per_op.program, durations)
+        yield start, values, counts[1:]
 
 
-@functools.partial(compiled, static_argnames=("size", "num_workers"))
 def _durations(
-    key: Array,
-    factor_tables: tuple[Array, ...],
-    stragglers: Float[Array, "2 2"],
-    op_seconds: Float[Array, " ops"],
-    op_worker: Int[Array, " ops"],
-    message_seconds: tuple[Float[Array, " messages"], ...],
-    first: Array,
-    *,
-    size: int,
-    num_workers: int,
-) -> tuple[Float[Array, "samples _"], ...]:
-    """Draw durations [s] of ops (samples, ops), and of messages (samples, messages)."""
-    # The factor tables are those of ops, workers and messages. `stragglers` has a row (probability,
-    # slowdown) for workers and for ops.
-    # Every sample has its own keys, so that blocks and the padding of columns do not matter.
-    sample = first + jnp.arange(size, dtype=jnp.uint32)
+    per_op: PerOpCosts, factors: Jitter, workers: int, seed: int, group: int
+) -> Float[NumpyArray, "columns samples"]:
+    """Draw a group's durations [s] for every cost column, as `PerOpCosts` orders them."""
 
-    def draw(stream: int, sampler: Callable[..., Array], count: int) -> Float[Array, "samples _"]:
-        """Draw `count` random numbers of a stream for each sample."""
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, stream), sample)
-        return jax.vmap(lambda sample_key: sampler(sample_key, (count,), jnp.float32))(keys)
+    def generator(stream: int) -> np.random.Generator:
+        return np.random.default_rng([seed, stream, group])
 
-    def draw_factors(stream: int, table: Array, count: int) -> Float[Array, "samples _"]:
+    # Rows of a smaller `count` are the first rows of a larger one. Factors of 1 are not drawn.
+    def draw_factors(stream: int, distribution: Distribution, count: int) -> Any:
         """Draw `count` factors for each sample from a tabulated distribution."""
-        return _look_up(table, draw(stream, jax.random.normal, count)).astype(jnp.float64)
+        if distribution.spread == 0:
+            return np.ones((1, GROUP), np.float32)
+        scores = generator(stream).standard_normal((count, GROUP), np.float32)
+        return _look_up(factor_table(distribution), scores)
 
-    def draw_slowdowns(stream: int, straggler: Array, count: int) -> Float[Array, "samples _"]:
+    def draw_slowdowns(stream: int, straggler: Straggler, count: int) -> Any:
         """Draw factors: the slowdown with the straggler's probability, else 1."""
-        chance = draw(stream, jax.random.uniform, count)
-        return jnp.where(chance < straggler[0], straggler[1], 1.0)
+        if straggler.probability == 0 or straggler.slowdown == 1:
+            return 1.0
+        chance = generator(stream).random((count, GROUP), np.float32)
+        return np.where(chance < straggler.probability, straggler.slowdown, 1.0)
 
-    op_table, worker_table, message_table = factor_tables
-    worker = draw_factors(WORKERS, worker_table, num_workers)
-    worker *= draw_slowdowns(STRAGGLERS, stragglers[0], num_workers)
-    worker = worker.at[:, NO_WORKER].set(1.0)  # entry -1: all-reduces, which run on no worker
-    ops = len(op_seconds)
-    op = draw_factors(OPS, op_table, ops) * draw_slowdowns(OP_STRAGGLERS, stragglers[1], ops)
-    op *= worker[:, op_worker]
-    if not message_seconds:
-        return (op * op_seconds[None, :],)
-    message = draw_factors(MESSAGES, message_table, len(message_seconds[0]))
-    messages = (message * seconds[None, :] for seconds in message_seconds)
-    return op * op_seconds[None, :], *messages
+    worker = np.ones((workers + 1, GROUP))  # entry -1: all-reduces, which run on no worker
+    worker[:-1] *= draw_factors(WORKERS, factors.worker, workers)
+    worker[:-1] *= draw_slowdowns(STRAGGLERS, factors.straggler, workers)
+    op = draw_factors(OPS, factors.op, len(per_op.ops)) * per_op.op_seconds[:, None]
+    op *= draw_slowdowns(OP_STRAGGLERS, factors.op_straggler, len(per_op.ops))
+    if (worker != 1).any():
+        op *= worker[per_op.op_worker]
+    message = draw_factors(MESSAGES, factors.message, len(per_op.messages))
+    messages = (message * seconds[:, None] for seconds in per_op.message_seconds)
+    return np.concatenate([np.zeros((1, GROUP)), op, *messages])
 
 
 def _look_up(
-    table: Float[Array, " knots"], score: Float[Array, "samples _"]
-) -> Float[Array, "samples _"]:
+    table: Float[NumpyArray, " knots"], score: Float[NumpyArray, "count samples"]
+) -> Float[NumpyArray, "count samples"]:
     """Return factors at normal scores, interpolated in a table with evenly spaced knots."""
     last = len(table) - 1
-    position = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))  # 2.3: between knots 2 and 3
-    knot = jnp.clip(position.astype(jnp.int32), 0, last - 1)
-    low = table[knot]
-    return low + (table[knot + 1] - low) * (position - knot.astype(position.dtype))
+    # 2.3: between knots 2 and 3
+    position = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))
+    knot = np.clip(position.astype(np.int32), 0, last - 1)
+    return table[knot] + np.diff(table)[knot] * (position - knot.astype(np.float32))
 
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ Batches come in few sizes, for which everything compiles once: `filled` repeats 
 configuration up to one of `SIZES`, `in_parts` cuts a batch into parts of one size.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +27,9 @@ from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.compiled import Options, compiled, cpu_options
 from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import Costs
-from pipejax.engine.batched.binary_program import (
-    Task,
-    backward_program,
-    binary_ops,
-    forward_program,
-)
-from pipejax.engine.batched.cost_rows import CostRows
 from pipejax.engine.lowering.link_models import below_threshold, without_eager_limit
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
-from pipejax.engine.pricing import NodeCosts, message_edges
-from pipejax.schedules.cells.ops import Phase
+from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -204,91 +194,3 @@ def programs_of_batch(
         row_costs = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], arrays)
         program = without_eager_limit(lower(table, link=links, costs=row_costs))
         yield program, None if len(first) == 1 else np.flatnonzero(kind.ravel() == number)
-
-
-# A program in which every op and every message has its own column of costs, sorted by phase, stage
-# and microbatch, so that schedules of the same ops have the same columns.
-
-MIN_COLUMNS = 64
-
-Nodes = Int[NumpyArray, " some"]
-
-
-class PerOpCosts(NamedTuple):
-    """A program with a cost column for every op and message, and each column's node or message."""
-
-    # Columns come in pieces of one width each: one of ops, and one for each time that a message
-    # takes (one, or transmit time and latency apart), which the messages' link model decides.
-
-    task: Task  # the program as data; its costs are the columns of all pieces in order
-    duration_index: Int[NumpyArray, " nodes"]  # column of each node's time, from 1 on; 0: none
-    lag_index: Int[NumpyArray, "nodes max_preds"]  # column of each delay, from 1 on
-    ops: Nodes  # (ops) node of each column of the first piece
-    messages: Nodes  # (messages) number of the message of each column of the other pieces
-    op_seconds: Float[NumpyArray, " width"]  # what each op takes [s]; 0 beyond the ops
-    op_worker: Int[NumpyArray, " width"]  # worker of each op, or `NO_WORKER`
-    message_seconds: tuple[Float[NumpyArray, " width"], ...]  # (width) pieces [s]
-
-
-def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
-    """Encode a program so that every op and every message has a separate cost column.
-
-    Columns are padded to a power of two: first ops, then messages that are nodes, then messages
-    that delay an edge, as under the link models "queued" and "blocking".
-    """
-    message_table = program.messages
-    duration, delay = map(np.asarray, costs)
-    is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
-    ops = np.lexsort((program.worker, program.microbatch, program.stage, program.phase))
-    ops = ops[is_op[ops]]
-    message_keys = message_table.microbatch, message_table.stage, message_table.phase
-    messages = np.lexsort(message_keys)
-    width, message_width = _width(len(ops)), _width(len(messages))
-    duration_index = np.zeros(program.num_nodes, np.int64)
-    duration_index[ops] = 1 + np.arange(len(ops))
-    lag = np.zeros(program.preds.shape, np.int64)
-    pieces: list[Float[NumpyArray, " width"]] = []
-    column = 1 + width + np.arange(len(messages))
-    carrier = np.asarray(message_table.carrier)[messages]
-    is_node = carrier != SOURCE
-    is_lag = np.asarray(message_table.lag_index)[messages] != ZERO  # it delays an edge
-    if np.any(is_node):
-        duration_index[carrier[is_node]] = column[is_node]
-        pieces.append(_filled(duration[carrier], message_width))
-        column = column + message_width
-    if np.any(is_lag):
-        edge = message_edges(program, messages[is_lag])
-        lag[*edge] = column[is_lag]
-        message_lag = np.zeros(len(messages))
-        message_lag[is_lag] = delay[*edge]
-        pieces.append(_filled(message_lag, message_width))
-    numbered = dataclasses.replace(program, duration_index=duration_index, lag_index=lag)
-    binary, num_columns = binary_ops(numbered), width + len(pieces) * message_width
-    rows = _rows(duration_index, lag, num_columns)
-    return PerOpCosts(
-        task=Task(forward_program(binary, rows), backward_program(binary, rows)),
-        duration_index=duration_index,
-        lag_index=lag,
-        ops=ops,
-        messages=messages,
-        op_seconds=_filled(duration[ops], width),
-        op_worker=_filled(np.asarray(program.worker)[ops], width, NO_WORKER),
-        message_seconds=tuple(pieces),
-    )
-
-
-def _width(count: int) -> int:
-    """Round a number of columns up to a power of two, at least `MIN_COLUMNS`."""
-    return max(MIN_COLUMNS, 1 << max(0, count - 1).bit_length())
-
-
-def _filled(values: NumpyArray, width: int, padding: int = 0) -> NumpyArray:
-    return np.pad(values, (0, width - len(values)), constant_values=padding)
-
-
-def _rows(duration_index: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
-    """Return cost rows that each read a single cost column: one row per column in use."""
-    used = np.union1d(ZERO, np.append(duration_index, lag))
-    row_of_position = np.zeros(1 + num_columns, np.int32)
-    row_of_position[used] = np.arange(len(used))
-    return CostRows(row_of_position, np.outer(used, [1, 0]), (("own", num_columns),))
