@@ -70,14 +70,15 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
                 other = run.rebuilt(
                     f"schedule {name}{option_text}", schedule=name, options=options, **size
                 )
+                if other.table.updates_within:
+                    continue
                 rules = _edge_rules(run, other)
                 if rules:
                     other = other.scaled(other.what, rules, WHOLE_EDGES)
                 other.run  # noqa: B018 - evaluated here for its errors
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
-            if not other.table.updates_within:
-                yield other.changed(other.what, other.scenario, *_assumptions(run, other))
+            yield other.changed(other.what, other.scenario, *_assumptions(run, other))
 
 
 def _edge_rules(old: Candidate, new: Candidate) -> list[str]:

@@ -257,18 +257,16 @@ def explain(
     if schedules is not None or search:
         names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
-    shelved = _Shelves(memory, launcher)
+    shelved = _Shelves(memory, launcher, kinds)
     remedies: list[Remedy] = []
-    candidates: dict[str, list[Candidate]] = {}
     with telling("explain", on_progress) as report:
-        for done, (kind, change) in enumerate(kinds.items()):
+        for done, kind in enumerate(kinds):
             report(done, len(kinds) + 1, kind)
-            candidates[kind] = list(change(base))
-            remedies += shelved.select(kind, candidates[kind])
+            remedies += shelved.select(kind)
         report(len(kinds), len(kinds) + 1, "combined")
         # options of a launcher alone, then any changes
         for has_options in (True, False):
-            combined = shelved.combine(kinds, candidates, has_options)
+            combined = shelved.combine(has_options)
             shelves = ("launcher",) if has_options else ("launcher", "code")
             best = max((r.saves for r in remedies if r.shelf in shelves), default=0.0)
             if combined and combined.saves > best * (1 + 1e-9):
@@ -276,8 +274,9 @@ def explain(
     order = [*SHELVES]
     remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
-    faults = [*_faults_of_settings(memory, candidates["settings"]), *_faults_of_layers(base)]
-    rivals = candidates["schedule"]
+    settings = shelved.candidates("settings", base)
+    faults = [*_faults_of_settings(memory, settings), *_faults_of_layers(base)]
+    rivals = shelved.candidates("schedule", base)
     if launcher is not None or memory.limit is None:
         rivals = [rival for rival in rivals if shelved.launchers("schedule", base, rival)]
     faults = _faults_with_memory(memory, faults, rivals)
@@ -422,15 +421,22 @@ def _parts_with_places(base: Candidate) -> list[Part]:
 class _Shelves:
     """Selection of candidates as remedies, with the launchers that can apply them."""
 
-    def __init__(self, memory: Memory, launcher: str | None) -> None:
-        self.memory, self.launcher = memory, launcher
+    def __init__(self, memory: Memory, launcher: str | None, kinds: Mapping[str, Changes]) -> None:
+        self.memory, self.launcher, self.kinds = memory, launcher, kinds
         self.skipped: list[Candidate] = []  # those that rest on several assumptions
+        self._candidates: dict[tuple[str, Candidate], list[Candidate]] = {}
 
-    def select(self, kind: str, candidates: Sequence[Candidate]) -> list[Remedy]:
+    def candidates(self, kind: str, old: Candidate) -> list[Candidate]:
+        """List the changes of a kind to a candidate; each list is computed once."""
+        if (kind, old) not in self._candidates:
+            self._candidates[kind, old] = list(self.kinds[kind](old))
+        return self._candidates[kind, old]
+
+    def select(self, kind: str) -> list[Remedy]:
         """Keep remedies that shorten the step or make it fit; of alternatives, the best."""
         base, memory, remedies = self.memory.begin, self.memory, []
         min_gain = changes.MIN_GAIN * base.step_time if memory.fits(base) else -math.inf
-        for candidate in sorted(candidates, key=_step_time):
+        for candidate in sorted(self.candidates(kind, base), key=_step_time):
             if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
                 continue
             if len(candidate.assumes) > MAX_ASSUMPTIONS:
@@ -467,41 +473,27 @@ class _Shelves:
             search=candidate.search,
         )
 
-    def combine(
-        self,
-        kinds: Mapping[str, Changes],
-        candidates: Mapping[str, Sequence[Candidate]],
-        has_options: bool,
-    ) -> Remedy | None:
+    def combine(self, has_options: bool) -> Remedy | None:
         """Combine candidates of several kinds; return the best combination, if two kinds help."""
         # If memory rules out good changes, a second order starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]
         max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
-        first = (*candidates["schedule"], *candidates["settings"])
-        if any(c.step_time < max_time and not memory.fits(c) for c in first):
+        rivals = [c for kind in COMBINED[:2] for c in self.candidates(kind, memory.begin)]
+        if any(c.step_time < max_time and not memory.fits(c) for c in rivals):
             orders.append(SMALLER_FIRST)
-        combined = (
-            self._apply_in_turn({kind: kinds[kind] for kind in order}, candidates, has_options)
-            for order in orders
-        )
+        combined = (self._apply_in_turn(order, has_options) for order in orders)
         return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
 
-    def _apply_in_turn(
-        self,
-        kinds: Mapping[str, Changes],
-        candidates: Mapping[str, Sequence[Candidate]],
-        has_options: bool,
-    ) -> Remedy | None:
+    def _apply_in_turn(self, kinds: Sequence[str], has_options: bool) -> Remedy | None:
         """Apply the best change of each kind in this order; None if fewer than two help."""
-        # `candidates` are the changes of each kind to the unchanged run. With options, each change
-        # must be one of a launcher that also brings the changes before.
+        # With options, each change must be one of a launcher that also brings the changes before.
         base = best = self.memory.begin
         names: set[str] | None = None
         titles = []
-        for kind, change in kinds.items():
+        for kind in kinds:
             max_time = best.step_time - changes.MIN_GAIN * base.step_time
-            options = candidates[kind] if best is base else change(best)
+            options = self.candidates(kind, best)
             better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
             for candidate in sorted(better, key=_step_time):
                 common_names = {*self.launchers(kind, best, candidate)}
