@@ -68,17 +68,11 @@ class Efficiency(FloatFields):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Link(FloatFields):
-    """A kind of link, described by its bandwidth, latency and efficiency.
+    """A kind of link, described by its bandwidth, latency and efficiency."""
 
-    Attributes:
-      bandwidth: one direction [B/s].
-      latency: [s].
-      efficiency: share of the bandwidth that a message reaches.
-    """
-
-    bandwidth: Number
-    latency: Number
-    efficiency: Number = 1.0
+    bandwidth: Number  # one direction [B/s]
+    latency: Number  # [s]
+    efficiency: Number = 1.0  # share of the bandwidth that a message reaches
 
     @property
     def rate(self) -> Number:
@@ -92,26 +86,17 @@ class Collectives:
     """Properties of the library that runs a system's collectives, such as NCCL.
 
     The first four say whether an algorithm may be used; the fastest of them is.
-
-    Attributes:
-      halving: recursive halving over the slowest kind of link.
-      ring: rings through all accelerators.
-      tree: two binary trees of nodes, for all-reduces.
-      hierarchical: rings inside nodes, then between them.
-      latency: of each collective, besides the links' [s].
-      simple_latency: more of it where the whole bandwidth is used [s].
-      low_latency_share: share of the bandwidth that is reached without waiting for that.
-      copies: passes of the tensor through memory that the links wait for.
     """
 
-    halving: Flag = True
-    ring: Flag = False
-    tree: Flag = False
-    hierarchical: Flag = False
-    latency: Number = 0.0
-    simple_latency: Number = 0.0
+    halving: Flag = True  # recursive halving over the slowest kind of link
+    ring: Flag = False  # rings through all accelerators
+    tree: Flag = False  # two binary trees of nodes, for all-reduces
+    hierarchical: Flag = False  # rings inside nodes, then between them
+    latency: Number = 0.0  # of each collective, besides the links' [s]
+    simple_latency: Number = 0.0  # more of it where the whole bandwidth is used [s]
+    # share of the bandwidth that is reached without waiting for that
     low_latency_share: Number = 1.0
-    copies: Number = 0.0
+    copies: Number = 0.0  # passes of the tensor through memory that the links wait for
 
     def __post_init__(self) -> None:
         _flags_in(self, ALGORITHMS)
@@ -121,26 +106,19 @@ class Collectives:
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Properties of a layer's kernels, in addition to peak rates and efficiencies.
+    """Properties of a layer's kernels, in addition to peak rates and efficiencies."""
 
-    Attributes:
-      priced: whether every kernel of a layer is priced; if not, each phase of it is one roofline.
-      sharpness: exponent of the maximum of device and host, (device^q + host^q)^(1/q).
-      attention_efficiency: share of a plain product's rate that attention's products reach.
-      misaligned_efficiency: share of it where rows of a factor or of the output are no multiple of
-        16 bytes.
-      narrow_efficiency: share that products below 16 bits reach, of a plain product's share of its
-        peak.
-      elementwise: bytes that norms, activation functions and residuals move, over those of fused
-        kernels in the model's precision: more where each operation reads and writes by itself, or
-        casts.
-    """
-
+    # whether every kernel of a layer is priced; if not, each phase of it is one roofline
     priced: Flag = False
-    sharpness: Number = 4.0
+    sharpness: Number = 4.0  # exponent of the maximum of device and host, (device^q + host^q)^(1/q)
+    # share of a plain product's rate that attention's products reach
     attention_efficiency: Number = 1.0
+    # share of it where rows of a factor or of the output are no multiple of 16 bytes
     misaligned_efficiency: Number = 1.0
+    # share that products below 16 bits reach, of a plain product's share of its peak
     narrow_efficiency: Number = 1.0
+    # bytes that norms, activation functions and residuals move, over those of fused kernels in the
+    # model's precision: more where each operation reads and writes by itself, or casts
     elementwise: Number = 1.0
 
     def __post_init__(self) -> None:
@@ -154,20 +132,13 @@ class AttentionKernels(FloatFields):
     """Speed of attention kernels: the share of peak FLOP/s that their matrix products reach.
 
     Forward and backward under a causal mask together; 0 where it is not known.
-
-    Attributes:
-      flash_attention_1: FlashAttention 1 and its Triton kernels.
-      flash_attention_2: FlashAttention 2.
-      flash_attention_3: FlashAttention 3.
-      flash_attention_4: FlashAttention 4.
-      cudnn: cuDNN's, as Transformer Engine calls it.
     """
 
-    flash_attention_1: Number = 0.0
+    flash_attention_1: Number = 0.0  # also its Triton kernels
     flash_attention_2: Number = 0.0
     flash_attention_3: Number = 0.0
     flash_attention_4: Number = 0.0
-    cudnn: Number = 0.0
+    cudnn: Number = 0.0  # cuDNN's, as Transformer Engine calls it
 
 
 ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(AttentionKernels))
@@ -176,37 +147,24 @@ ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(A
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Host(FloatFields):
-    """Times of the host processor that starts the kernels, and its memory bandwidth.
+    """Times of the host processor that starts the kernels, and its memory bandwidth."""
 
-    Attributes:
-      launch: of one kernel [s].
-      layer: of one phase of one layer, beside its kernels [s].
-      collective: of one collective [s].
-      microbatch: of one phase of a stage, beside its layers [s].
-      step: of one step [s].
-      memory_bandwidth: of its memory, the part of one accelerator; 0 where it is unknown [B/s].
-    """
-
-    launch: Number = 0.0
-    layer: Number = 0.0
-    collective: Number = 0.0
-    microbatch: Number = 0.0
-    step: Number = 0.0
+    launch: Number = 0.0  # of one kernel [s]
+    layer: Number = 0.0  # of one phase of one layer, beside its kernels [s]
+    collective: Number = 0.0  # of one collective [s]
+    microbatch: Number = 0.0  # of one phase of a stage, beside its layers [s]
+    step: Number = 0.0  # of one step [s]
+    # of its memory, the part of one accelerator; 0 where it is unknown [B/s]
     memory_bandwidth: Number = 0.0
 
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class Contention(FloatFields):
-    """Slow-down factors of compute and of exchanges while both run; 1 means no slow-down.
+    """Slow-down factors of compute and of exchanges while both run; 1 means no slow-down."""
 
-    Attributes:
-      compute: times of compute, over those without an exchange beside it.
-      exchange: times of an exchange, over those without compute beside it.
-    """
-
-    compute: Number = 1.0
-    exchange: Number = 1.0
+    compute: Number = 1.0  # times of compute, over those without an exchange beside it
+    exchange: Number = 1.0  # times of an exchange, over those without compute beside it
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
         """Return the time [s] that overlapping exchange and compute saves over running in turn."""
@@ -221,17 +179,11 @@ class Contention(FloatFields):
 @short_repr
 @dataclasses.dataclass(frozen=True)
 class NarrowPeaks(FloatFields):
-    """Dense peak FLOP/s of one accelerator in formats of up to 8 bits; 0 if not supported.
+    """Dense peak FLOP/s of one accelerator in formats of up to 8 bits; 0 if not supported."""
 
-    Attributes:
-      fp8: with one factor per tensor or block of a tensor [FLOP/s].
-      mxfp8: with one factor per 32 elements [FLOP/s].
-      nvfp4: 4 bits, with one factor per 16 elements [FLOP/s].
-    """
-
-    fp8: Number = 0.0
-    mxfp8: Number = 0.0
-    nvfp4: Number = 0.0
+    fp8: Number = 0.0  # with one factor per tensor or block of a tensor [FLOP/s]
+    mxfp8: Number = 0.0  # with one factor per 32 elements [FLOP/s]
+    nvfp4: Number = 0.0  # 4 bits, with one factor per 16 elements [FLOP/s]
 
 
 def _flags_in(record: Any, names: Iterable[str]) -> None:

@@ -65,60 +65,38 @@ from pipejax.costs.system.parts import (
 
 @short_repr
 class FittedParameter(NamedTuple):
-    """One fitted number.
+    """One fitted number."""
 
-    Attributes:
-      name: section and key of the system file.
-      value: in the unit.
-      unit: text.
-      standard_error: in the unit; None where the data leave it open.
-      identified: whether the data say more of it than its prior.
-    """
-
-    name: str
-    value: float
+    name: str  # section and key of the system file
+    value: float  # in the unit
     unit: str
-    standard_error: float | None
-    identified: bool
+    standard_error: float | None  # in the unit; None where the data leave it open
+    identified: bool  # whether the data say more of it than its prior
 
 
 @short_repr
 class Band(NamedTuple):
-    """Range of the ratio measured / predicted time that covers a percentage of runs.
+    """Range of the ratio measured / predicted time that covers a percentage of runs."""
 
-    Attributes:
-      percent: share of runs that lie between.
-      low: measured over predicted time at the lower end.
-      high: at the upper end.
-    """
-
-    percent: float
-    low: float
-    high: float
+    percent: float  # share of runs that lie between
+    low: float  # measured over predicted time at the lower end
+    high: float  # at the upper end
 
 
 @with_short_repr("rows source parameters bands stack evidence")
 class CalibrationRecord(NamedTuple):
-    """Data that the numbers of a system were fitted to, and the quality of the fit.
+    """Data that the numbers of a system were fitted to, and the quality of the fit."""
 
-    Attributes:
-      source: where the measured runs come from.
-      rows: how many runs.
-      parameters: what was fitted.
-      bands: how far measured times lie from predicted ones.
-      stack: of the runs, by name or file; empty where they are of none that is named.
-      evidence: their regimes, and the errors of predictions of their configurations, as
-        `analysis/step/evidence.py` writes them.
-      overlap: share of gradients and gathered weights that travelled beside compute in all runs of
-        several replicas; None where they differ, or there are none.
-    """
-
-    source: str
-    rows: int
-    parameters: tuple[FittedParameter, ...]
-    bands: tuple[Band, ...]
-    stack: str = ""
+    source: str  # where the measured runs come from
+    rows: int  # how many runs
+    parameters: tuple[FittedParameter, ...]  # what was fitted
+    bands: tuple[Band, ...]  # how far measured times lie from predicted ones
+    stack: str = ""  # of the runs, by name or file; empty where they are of none that is named
+    # their regimes, and the errors of predictions of their configurations, as
+    # `analysis/step/evidence.py` writes them
     evidence: tuple[tuple[float, ...], ...] = ()
+    # share of gradients and gathered weights that travelled beside compute in all runs of several
+    # replicas; None where they differ, or there are none
     overlap: float | None = None
 
 

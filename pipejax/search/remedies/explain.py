@@ -134,22 +134,16 @@ class Remedy(NamedTuple):
 
 @short_repr
 class Effect(NamedTuple):
-    """Time of a cause, or time saved by a change, and the part of the step that explains a gap.
+    """Time of a cause, or time saved by a change, and the part of the step that explains a gap."""
 
-    Attributes:
-      what: "part", "cause", or the remedy in a few words.
-      seconds: time [s].
-      part: part of the step that changes too, or that of the cause if some of it stays; empty if
-        the time is that of the part.
-      grows: time by which it grows, or that stays of the cause [s]; below 0 if it shrinks.
-      without: time that the remedy saves if the part that grows is removed too [s]; None if it
-        cannot be.
-    """
-
-    what: str
-    seconds: float
+    what: str  # "part", "cause", or the remedy in a few words
+    seconds: float  # time [s]
+    # part of the step that changes too, or that of the cause if some of it stays; empty if the time
+    # is that of the part
     part: str = ""
+    # time by which it grows, or that stays of the cause [s]; below 0 if it shrinks
     grows: float = 0.0
+    # time that the remedy saves if the part that grows is removed too [s]; None if it cannot be
     without: float | None = None
 
 

@@ -49,17 +49,11 @@ Bracket = tuple[float, float]  # logarithms of a factor with a lag, and of the n
 
 @short_repr
 class BreakEven(NamedTuple):
-    """A number of the machine at which the runner-up is as fast as the best layout.
+    """A number of the machine at which the runner-up is as fast as the best layout."""
 
-    Attributes:
-      number: its name, as in the system's file.
-      factor: nearest to 1 at which the runner-up's step is no longer than the best's.
-      value: what the number is then, in SI units.
-    """
-
-    number: str
-    factor: float
-    value: float
+    number: str  # its name, as in the system's file
+    factor: float  # nearest to 1 at which the runner-up's step is no longer than the best's
+    value: float  # what the number is then, in SI units
 
 
 def scale_systems(system: System, factors: Factors) -> System:
@@ -196,39 +190,25 @@ _MEANING = {
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class PlannedLayout:
-    """A layout, evaluated exactly.
+    """A layout, evaluated exactly."""
 
-    Attributes:
-      layout: degrees, schedule and sizes by name, as columns of measured runs.
-      step_time: [s].
-      band: widest error band of the step time [s], if the calibration has runs of the regime.
-      band_percent: percent of such steps inside the band.
-      mfu: share of the peak used by the model's FLOP.
-      tokens_per_second: of the complete job.
-      memory_bytes: need of the fullest worker, per accelerator [B].
-      memory_left: memory for tensors minus this need [B].
-      bound_by: the resource with the largest share of the critical path, as in `sensitivity`.
-      regime: regime of the layout.
-      evidence: measured runs of this regime on the machine, and errors of predictions; None if
-        there are none.
-      also: layouts of the same idea within 1 % of the step: the fields that differ, and their step
-        times [s].
-      scenario: each of its pipelines.
-    """
-
-    layout: Mapping[str, Any]
-    step_time: float
+    layout: Mapping[str, Any]  # degrees, schedule and sizes by name, as columns of measured runs
+    step_time: float  # [s]
+    # widest error band of the step time [s], if the calibration has runs of the regime
     band: tuple[float, float] | None
-    band_percent: float | None
-    mfu: float
-    tokens_per_second: float
-    memory_bytes: float
-    memory_left: float
-    bound_by: str
+    band_percent: float | None  # percent of such steps inside the band
+    mfu: float  # share of the peak used by the model's FLOP
+    tokens_per_second: float  # of the complete job
+    memory_bytes: float  # need of the fullest worker, per accelerator [B]
+    memory_left: float  # memory for tensors minus this need [B]
+    bound_by: str  # the resource with the largest share of the critical path, as in `sensitivity`
     regime: str
+    # measured runs of this regime on the machine, and errors of predictions; None if there are none
     evidence: Evidence | None
+    # layouts of the same idea within 1 % of the step: the fields that differ, and their step times
+    # [s]
     also: tuple[Mapping[str, Any], ...]
-    scenario: Scenario
+    scenario: Scenario  # each of its pipelines
 
     @property
     def workload(self) -> Workload:
@@ -244,21 +224,13 @@ class PlannedLayout:
 
 @short_repr
 class UnderLaunchers(NamedTuple):
-    """The best layout, evaluated under launcher defaults that differ from those assumed.
+    """The best layout, evaluated under launcher defaults that differ from those assumed."""
 
-    Attributes:
-      launchers: their names.
-      gradient_bytes: of an accumulated gradient.
-      step_time: of the layout then [s].
-      memory_bytes: need of the fullest worker, per accelerator [B].
-      fits: whether there is room for it.
-    """
-
-    launchers: tuple[str, ...]
-    gradient_bytes: float
-    step_time: float
-    memory_bytes: float
-    fits: bool
+    launchers: tuple[str, ...]  # their names
+    gradient_bytes: float  # of an accumulated gradient
+    step_time: float  # of the layout then [s]
+    memory_bytes: float  # need of the fullest worker, per accelerator [B]
+    fits: bool  # whether there is room for it
 
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
