@@ -15,9 +15,9 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.search.tuning import problem as tuning_problem
 from pipejax.search.tuning.joint import (
+    BestSetting,
     JointProblem,
     Settings,
-    TunedJointly,
     all_settings,
     count_settings,
     improve_settings,
@@ -134,7 +134,8 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
         setting = next(all_settings(joint)).at([0])
         (step,), (need,) = joint.exact(setting)
         relaxed = step.item(), 1.0, StageLayers(np.ones(2), np.zeros(2))
-        return TunedJointly(setting.at(0), step.item(), need.item(), 7, relaxed)
+        numbers = step.item(), need.item(), 7
+        return BestSetting(setting.at(0), *numbers, joint.problem.workload, relaxed)
 
     front = importlib.import_module("pipejax.search.tuning.tune")
     monkeypatch.setattr(front, "tune_jointly", tune)

@@ -6,7 +6,7 @@ exactly, and improved by one layer at a time. The exhaustive twin evaluates all 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -118,15 +118,18 @@ class Settings(NamedTuple):
         return Settings(*(field[index] for field in self))
 
 
-class TunedJointly(NamedTuple):
-    """The best setting of a joint search."""
+class BestSetting(NamedTuple):
+    """The best setting of a search."""
 
     setting: Settings  # without the axis of settings
     step_time: float  # exact [s]
     memory_bytes: float  # need of the fullest worker [B]
     evaluated: int  # evaluated settings, with gradients of relaxed ones
+    workload: Workload | None  # whose options say the setting, if options can
     # step time [s], microbatch size and layers of the relaxation; None after an exhaustive search
     relaxed: tuple[float, float, StageLayers] | None = None
+    is_proven: bool = False  # whether all settings were evaluated
+    sizes: Sequence[Mapping[str, Any]] = ()  # all microbatch sizes, if they are tuned alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,7 +222,7 @@ class JointProblem:
         times: PerConfiguration,
         evaluated: int,
         relaxed: tuple[float, float, StageLayers] | None = None,
-    ) -> TunedJointly:
+    ) -> BestSetting:
         """Return the setting of least time, penalties included; fail if it exceeds memory."""
         best = int(times.argmin())
         (step_time,), (need,) = self.exact(settings.at([best]))
@@ -241,7 +244,8 @@ class JointProblem:
                     f"microbatch size of {setting.size}; {has}"
                 )
             raise ValueError(f"nothing fits: the smallest need found is {needs}; {has}")
-        return TunedJointly(setting, step_time.item(), need.item(), evaluated, relaxed)
+        numbers = step_time.item(), need.item(), evaluated
+        return BestSetting(setting, *numbers, self.workload(setting), relaxed)
 
 
 def count_settings(joint: JointProblem) -> float:
@@ -280,7 +284,7 @@ def plain_settings(joint: JointProblem) -> Settings:
     return _settings(_even_settings(joint))
 
 
-def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
+def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
     """Yield the best plain setting each time it improves, beginning with few microbatches."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
@@ -293,7 +297,7 @@ def plain_answers(joint: JointProblem) -> Iterator[TunedJointly]:
             yield joint.pick(plain, times, int(np.isfinite(times).sum()))
 
 
-def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> TunedJointly:
+def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> BestSetting:
     """Find the best setting by gradient descent, rounding and local search."""
     relax, family = JointRelaxation(joint.parts), joint.problem.family
     counts = (joint.microbatches,) if joint.microbatches else family.few_microbatches
@@ -466,12 +470,13 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
     return np.concatenate(moves)
 
 
-def search_jointly(joint: JointProblem) -> TunedJointly:
+def search_jointly(joint: JointProblem) -> BestSetting:
     """Find the best setting by evaluating all settings."""
     if joint.parts == ("size",):
         plain = plain_settings(joint)
         times = joint.times(plain)
-        return joint.pick(plain, times, int(np.isfinite(times).sum()))
+        best = joint.pick(plain, times, int(np.isfinite(times).sum()))
+        return best._replace(is_proven=True)
     count = count_settings(joint)
     # for one part, `all_assignments` checks the number
     if count > MAX_JOINT_SETTINGS and len(joint.parts) > 1:
@@ -486,7 +491,8 @@ def search_jointly(joint: JointProblem) -> TunedJointly:
         block_bests.append(block.at(row))
         best_times.append(times[row])
     settings = Settings(*map(np.concatenate, zip(*block_bests, strict=True)))
-    return joint.pick(settings, np.concatenate(best_times), evaluated)
+    best = joint.pick(settings, np.concatenate(best_times), evaluated)
+    return best._replace(is_proven=True)
 
 
 def all_settings(joint: JointProblem) -> Iterator[Settings]:

@@ -22,9 +22,10 @@ from pipejax.costs.system.system import System
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint import (
     PARTS,
+    BestSetting,
     JointProblem,
     NothingFitsError,
-    TunedJointly,
+    Settings,
     count_settings,
     plain_answers,
     plain_settings,
@@ -48,7 +49,7 @@ class TuningTask(NamedTuple):
     memory_limit: bool
     microbatches: int = 0
     launcher: str | None = None  # the only one that must run a setting
-    tell: "Callable[[BestSetting], object]" = id  # called with each better setting
+    tell: Callable[[BestSetting], object] = id  # called with each better setting
 
     def problem(self) -> TuningProblem:
         """Return the tuning problem without cached programs, so that timings of methods compare."""
@@ -61,19 +62,6 @@ class TuningTask(NamedTuple):
         """Return the joint tuning problem of the parts named in `what`, separated by commas."""
         parts = tuple(what.split(","))
         return JointProblem(self.problem(), parts, self.microbatches, self.launcher)
-
-
-class BestSetting(NamedTuple):
-    """The best setting; `details` are results of a single method or part."""
-
-    microbatches: int
-    step_time: float
-    memory_bytes: float
-    evaluated: int
-    setting: Mapping[str, Any] = {}
-    details: Mapping[str, Any] = {}
-    lower_bound: float = 0.0  # on the step time of all candidates [s]
-    workload: Workload | None = None  # whose options say the setting, if options can
 
 
 @short_repr
@@ -246,15 +234,18 @@ def _tune(
         result: BestSetting, stopped: str, baselines: Mapping[str, float | None] = NO_BASELINES
     ) -> Found[TunedSetting]:
         """Convert a setting to the public result."""
-        size = task.workload.minibatch // result.microbatches
+        size, layers, recomputed = (numbers.tolist() for numbers in result.setting)
+        stages = {} if over == "size" else {"layers": layers, "recomputed": recomputed}
+        count = task.workload.minibatch // size
         details = {
             "microbatch_size": size,
-            "microbatches": result.microbatches,
+            "microbatches": count,
             "step_time": result.step_time,
             "memory_bytes": result.memory_bytes,
             "evaluated": result.evaluated,
-            **result.setting,
-            **result.details,
+            **stages,
+            **_relaxed_details(task, result),
+            **({"sizes": [*result.sizes]} if result.sizes else {}),
             "tuned_step_time": result.step_time,  # step_time may be that of the relaxation
             "seconds": time.perf_counter() - start,
         }
@@ -263,16 +254,16 @@ def _tune(
             method=method,
             reason=reason,
             microbatch_size=size,
-            microbatches=result.microbatches,
+            microbatches=count,
             memory_bytes=result.memory_bytes,
             fits=result.memory_bytes <= float(task.system.memory_available),
             workload=result.workload,
-            setting=result.setting,
+            setting=stages,
             details=details,
         )
-        bound = 0.0 if stopped == "interrupted" else result.lower_bound
-        if bound >= result.step_time:
-            stopped = "optimal"
+        bound = 0.0
+        if result.is_proven and stopped != "interrupted":
+            bound, stopped = result.step_time, "optimal"
         return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
 
     def tell(result: BestSetting) -> None:
@@ -303,12 +294,12 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
     """Evaluate every legal microbatch size, the fewest microbatches first."""
     joint = task.joint(what)
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
-    best: dict[str, Any] | None = None
+    best: BestSetting | None = None
     for row in reversed(range(len(plain.size))):
         (step_time,), (need,) = joint.exact(plain.at([row]))
         if not np.isfinite(step_time):
             continue
-        size = plain.size[row].item()
+        size, numbers = plain.size[row].item(), (step_time.item(), need.item())
         result = {
             "microbatch_size": size,
             "microbatches": task.workload.minibatch // size,
@@ -318,35 +309,18 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
             "fits": need <= float(task.system.memory_available),
         }
         sizes.insert(0, result)
-        if need <= joint.problem.capacity and (best is None or step_time <= best["step_time"]):
-            best = result
+        if need <= joint.problem.capacity and (best is None or step_time <= best.step_time):
+            best = BestSetting(plain.at(row), *numbers, len(sizes), task.workload)
         if best is not None:
-            task.tell(_size_setting(task, best, sizes))
+            best = best._replace(evaluated=len(sizes), sizes=[*sizes])
+            task.tell(best)
     if best is None:
         joint.pick(plain, joint.times(plain), len(sizes))  # raises an error with the reason
         raise NothingFitsError
     if method == "exhaustive":
-        return _size_setting(task, best, sizes)._replace(lower_bound=best["step_time"])
+        return best._replace(is_proven=True)
     relaxed = tune_jointly(joint)
-    return _size_setting(task, best, sizes, _relaxed_details(task, relaxed), relaxed.evaluated)
-
-
-def _size_setting(
-    task: TuningTask,
-    best: Mapping[str, Any],
-    sizes: list[dict[str, Any]],
-    relaxed: Mapping[str, Any] = MappingProxyType({}),
-    evaluated: int = 0,
-) -> BestSetting:
-    """Return the best microbatch size, with all evaluated sizes and the relaxed optimum."""
-    return BestSetting(
-        best["microbatches"],
-        best["step_time"],
-        best["memory_bytes"],
-        evaluated or len(sizes),
-        details={**relaxed, "sizes": [*sizes]},
-        workload=task.workload,
-    )
+    return best._replace(evaluated=relaxed.evaluated, relaxed=relaxed.relaxed)
 
 
 def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
@@ -378,33 +352,20 @@ def _planned_setting(task: TuningTask, count: int) -> BestSetting:
     family = dataclasses.replace(task.family, price=new_price)
     problem = task._replace(workload=workload, family=family).problem()
     assigned = problem.pair.assigned
-    step_time, need = problem.evaluate(task.microbatches, assigned)
-    setting = {name: stages.astype(int).tolist() for name, stages in assigned._asdict().items()}
-    return BestSetting(task.microbatches, step_time, need, 1, setting, workload=workload)
+    size = np.array(workload.minibatch // task.microbatches)
+    setting = Settings(size, *(stages.astype(int) for stages in assigned))
+    return BestSetting(setting, *problem.evaluate(task.microbatches, assigned), 1, workload)
 
 
 def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
     """Tune one or several parts together, after reporting plain settings."""
     joint = task.joint(what)
     for plain in plain_answers(joint):
-        task.tell(_joint_setting(task, joint, plain))
-    if method == "exhaustive":
-        best = _joint_setting(task, joint, search_jointly(joint))
-        return best._replace(lower_bound=best.step_time)
-    return _joint_setting(task, joint, tune_jointly(joint))
+        task.tell(plain)
+    return search_jointly(joint) if method == "exhaustive" else tune_jointly(joint)
 
 
-def _joint_setting(task: TuningTask, joint: JointProblem, tuned: TunedJointly) -> BestSetting:
-    """Convert the result of a joint search to a `BestSetting`."""
-    best = tuned.setting
-    setting = {"layers": best.layers.tolist(), "recomputed": best.recomputed.tolist()}
-    numbers = tuned.step_time, tuned.memory_bytes, tuned.evaluated
-    count = task.workload.minibatch // int(best.size)
-    relaxed = _relaxed_details(task, tuned)
-    return BestSetting(count, *numbers, setting, relaxed, workload=joint.workload(best))
-
-
-def _relaxed_details(task: TuningTask, tuned: TunedJointly) -> Mapping[str, Any]:
+def _relaxed_details(task: TuningTask, tuned: BestSetting) -> Mapping[str, Any]:
     """Return the relaxed optimum as details; empty after an exhaustive search."""
     if tuned.relaxed is None:
         return {}
