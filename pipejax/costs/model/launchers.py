@@ -134,16 +134,8 @@ def launches(
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     check_types(is_compiled=(is_compiled, bool))
     job = _Job(workload, table, per_node, is_compiled)
-    return tuple(
-        Launch(
-            record.name,
-            record.renamed(record.with_resets(record.options(job) | record.sequence(job))),
-            tuple(record.lacks(job)),
-            "" if record.program is None else record.program(job),
-        )
-        for record in LAUNCHERS.values()
-        if launcher is None or record == find_launcher(launcher)
-    )
+    launchers = LAUNCHERS.values() if launcher is None else (find_launcher(launcher),)
+    return tuple(record.launch(job) for record in launchers)
 
 
 def machine_launches(
@@ -612,7 +604,7 @@ class Launcher(NamedTuple):
     options: Callable[[_Job], Options]  # that run a job
     lacks: Callable[[_Job], Iterator[str]]  # of a job
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
-    program: Callable[[_Job], str] | None = None  # what stands in the user's program
+    program: Callable[[_Job], str] = lambda job: ""  # what stands in the user's program
     groups: Mapping[str, tuple[str, ...]] = {}  # options by record, those of others in "model"
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
     workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
@@ -622,13 +614,13 @@ class Launcher(NamedTuple):
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
 
-    def sequence(self, job: _Job) -> Options:
-        """Return the launcher's option for the sequence length, if it has such an option."""
-        return {self.length: int(job.workload.model.sequence)} if self.length else {}
-
-    def with_resets(self, options: Options) -> Options:
-        """Return options, and add options that undo settings of the launcher's recipes."""
-        return options | {k: value for k, value in self.resets.items() if k not in options}
+    def launch(self, job: _Job) -> Launch:
+        """Return the options that run a job, and what the launcher lacks for it."""
+        options = self.options(job)
+        if self.length:
+            options[self.length] = int(job.workload.model.sequence)
+        options |= {name: value for name, value in self.resets.items() if name not in options}
+        return Launch(self.name, self.renamed(options), tuple(self.lacks(job)), self.program(job))
 
     def renamed(self, options: Options) -> Options:
         """Translate Megatron-LM's options to the launcher's configuration fields, if it has any."""
