@@ -353,7 +353,7 @@ def _planned_setting(task: TuningTask, count: int) -> BestSetting:
     problem = task._replace(workload=workload, family=family).problem()
     assigned = problem.pair.assigned
     size = np.array(workload.minibatch // task.microbatches)
-    setting = Settings(size, *(stages.astype(int) for stages in assigned))
+    setting = Settings(size, *(np.asarray(stages, int) for stages in assigned))
     return BestSetting(setting, *problem.evaluate(task.microbatches, assigned), 1, workload)
 
 
