@@ -10,7 +10,7 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.workload_fields import RANK_ORDERS
 
 # the axes of each group: which degrees it takes part in
-GROUPS = {"tensor_group": "t", "context_group": "c", "replica_group": "cd"}
+GROUPS = {"tensor": "t", "context": "c", "replicas": "cd"}
 DEGREES = ((1, 2, 4, 8), (1, 2, 4), (1, 2, 6, 8), (1, 2, 3))
 
 
@@ -56,8 +56,9 @@ def test_groups_are_those_of_all_ranks(order):
     names = ("tensor", "context", "data", "pipeline")
     *degrees, gpus_per_node = columns
     layout = Layout(**dict(zip(names, degrees, strict=True)), rank_order=order)
+    groups = layout.layer_groups | {"replicas": layout.replica_groups[0]}
     for name, axes in GROUPS.items():
-        result = getattr(layout, name).on(gpus_per_node)
+        result = groups[name].on(gpus_per_node)
         expected = [counted(members(axes, case[:4], order), case[4]) for case in cases]
         np.testing.assert_array_equal(np.array(result).T, expected, name)
 
@@ -74,9 +75,10 @@ def test_groups_of_experts_are_those_of_all_ranks():
     *degrees, expert, gpus_per_node = map(jnp.array, np.array(cases, float).T)
     names = ("tensor", "context", "data", "pipeline")
     layout = Layout(**dict(zip(names, degrees, strict=True)), expert=expert)
-    for name, replicas in (("expert_group", False), ("expert_replica_group", True)):
-        result = getattr(layout, name).on(gpus_per_node)
+    groups = layout.layer_groups["expert"], layout.replica_groups[1]
+    for group, replicas in zip(groups, (False, True), strict=True):
+        result = group.on(gpus_per_node)
         expected = [
             counted(expert_members(case[:4], case[4], replicas=replicas), case[5]) for case in cases
         ]
-        np.testing.assert_array_equal(np.array(result).T, expected, name)
+        np.testing.assert_array_equal(np.array(result).T, expected)

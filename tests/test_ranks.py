@@ -257,7 +257,8 @@ def test_who_splits_an_expert_gathers_its_tokens():
 def test_ranks_of_experts_are_neighbours():
     """t 4, d 4, e 2, etp 2: parts 0 and 1, experts 0 and 2, replicas 0, 4, 8 and 12."""
     layout = Layout(tensor=4.0, data=4.0, expert=2.0, expert_tensor=2.0)
-    groups = layout.expert_tensor_group, layout.expert_group, layout.expert_replica_group
+    inside = layout.layer_groups
+    groups = inside["expert_tensor"], inside["expert"], layout.replica_groups[1]
     ranks = [
         sorted(
             sum(place * stride for place, stride in zip(places, group.strides, strict=True))

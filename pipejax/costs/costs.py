@@ -269,14 +269,7 @@ class Costs:
         return costs
 
     def check_known(self, phases: Iterable[AnyPhase]) -> None:
-        """Check that each of the given phases has a cost.
-
-        Args:
-          phases: phases with a duration.
-
-        Raises:
-          ValueError: if one has none; the message names it and the field to give.
-        """
+        """Check that each phase has a cost; the ValueError names the field to give."""
         for phase in phases:
             field = phase.kind.time
             if self.time(phase) is None and field not in _FREE:
@@ -286,33 +279,18 @@ class Costs:
                 raise ValueError(f"phase {phase.name} has no cost: give {way}")
 
     def time(self, phase: AnyPhase) -> Any:
-        """Return the time of ops of a phase [s], or None if it is unknown.
-
-        Args:
-          phase: one with a duration.
-        """
+        """Return the time of ops of a phase [s], or None if it is unknown."""
         return vars(self).get(phase.kind.time)
 
     def check_values(self, fields: Iterable[str] | None = None) -> None:
-        """Check that every cost is finite and at least 0.
-
-        Args:
-          fields: fields to check; all if None.
-
-        Raises:
-          ValueError: if one is not; the message names it.
-        """
+        """Check that every cost of these fields (default: all) is finite and at least 0."""
         for name in vars(self) if fields is None else fields:
             value = getattr(self, name)
             if value is not None:
                 checked_seconds(name, value)
 
     def per_microbatch(self, batch_axes: int = 0) -> bool:
-        """Return whether any cost has an axis of microbatches.
-
-        Args:
-          batch_axes: how many axes of a batch stand before all others.
-        """
+        """Return whether any cost has an axis of microbatches, beside axes of a batch."""
         return any(
             differs_by_microbatch(name, value, batch_axes) for name, value in vars(self).items()
         )
@@ -325,20 +303,8 @@ class Costs:
         num_boundaries: int | None = None,
         places: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """Check the shape of every cost: one entry, or one per stage or boundary; no batch axis.
-
-        A cost may also have one entry per stage or boundary and microbatch.
-
-        Args:
-          num_stages: S.
-          num_pipes: number of pipes.
-          num_microbatches: M.
-          num_boundaries: edges between stages; S - 1 of a chain if None.
-          places: how many entries a cost has that is of no stage, by name.
-
-        Raises:
-          ValueError: if one has another shape; the message names it.
-        """
+        """Check the shape of every cost: an entry per stage or boundary, and microbatch, or one."""
+        # `places` gives the number of entries of costs that are of no stage, by name.
         boundaries = num_stages - 1 if num_boundaries is None else num_boundaries
         place_counts = dict(places)
         expected: tuple[int, ...]

@@ -360,8 +360,6 @@ def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
 
 # Costs of the same model in another number of stages: stages are merged or divided.
 
-RATIOS = ("pair_factor",)  # fields that are averaged over stages, not summed
-
 
 def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     """Convert costs that were measured for a number of stages to the stages of a table.
@@ -409,7 +407,9 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
             )
         # one number, or one for each microbatch, is of every stage
         by_stage = np.broadcast_to(time if time.ndim else time[None], (stages, *time.shape[1:]))
-        weights = share / share.sum(axis=1, keepdims=True) if name in RATIOS else share
+        # what is no time is averaged over stages, not summed
+        is_time = name not in DIMENSIONLESS
+        weights = share if is_time else share / share.sum(axis=1, keepdims=True)
         leaves[name] = weights @ by_stage
     return dataclasses.replace(costs, **leaves)
 

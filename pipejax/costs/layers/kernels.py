@@ -23,7 +23,6 @@ from pipejax.costs.layers.formulas import (
     OPERAND_BYTES,
     Phases,
     accelerator_tokens,
-    boundary_bytes,
     operand_bytes,
 )
 from pipejax.costs.model.layout import Layout
@@ -123,12 +122,7 @@ def memory(
     return LayerOp("memory", name, NONE, Phases(forward, backward, 0.0), Phases(*kernels, 0.0))
 
 
-def norm(name: str, model: Model, layout: Layout) -> LayerOp:
-    """Return the op that normalizes the hidden state."""
-    return norm_kernel(name, boundary_bytes(model, layout))
-
-
-def norm_kernel(name: str, volume: Number) -> LayerOp:
+def norm(name: str, volume: Number) -> LayerOp:
     """Return the op of a norm: F moves 2 * `volume` bytes, I 3 * `volume`."""
     return memory(name, 2 * volume, 3 * volume, kernels=(1.0, 2.0))
 

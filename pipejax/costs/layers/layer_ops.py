@@ -32,7 +32,6 @@ from pipejax.costs.layers.kernels import (
     gemm,
     memory,
     norm,
-    norm_kernel,
     with_forward_again,
 )
 from pipejax.costs.model.layout import Layout
@@ -54,13 +53,14 @@ def layer_ops(
 def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
     """List a layer's ops in the order of its forward, without adapters or recomputation."""
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
+    hidden = boundary_bytes(model, layout)
     ops = (
-        norm("attention_norm", model, layout),
+        norm("attention_norm", hidden),
         *projections_in(model, layout),
         *attention(model, layout),
         gemm("projection", model, layout, (model.output_hidden / layout.tensor, model.hidden)),
         _residual("attention_residual", model, layout),
-        norm("mlp_norm", model, layout),
+        norm("mlp_norm", hidden),
         *mlp(model, layout),
         _residual("mlp_residual", model, layout),
     )
@@ -143,15 +143,19 @@ def _all_trained(layout: Layout) -> Layout:
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
 
 
+# products after a norm, which casts its output as it writes it
+AFTER_NORM = (
+    *("qkv", "query", "query_down", "query_up", "kv_down", "kv_up"),
+    *("mlp_in", "shared_in", "logits"),
+)
+
+
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
-    """Return the ops, with an op for casts if the precision is below 16 bits."""
-    return ops if layout.precision in WIDE else (*ops, _quantization(model, layout, ops))
-
-
-def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Return one op for all casts of inputs and gradients to a narrow precision."""
-    # A cast reads a tensor once, and writes it by row, and by column for W. A norm casts its
-    # output as it writes it, for the product after it; in I every product's gradient is cast.
+    """Return the ops, with an op for all casts if the precision is below 16 bits."""
+    # A cast reads a tensor once, and writes it by row, and by column for W. In I every product's
+    # gradient is cast.
+    if layout.precision in WIDE:
+        return ops
     copies = 1 + layout.trains_base
     bytes_per_element = model.element_bytes + copies * operand_bytes(model, layout)
     forward: Number = 0.0
@@ -163,20 +167,7 @@ def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> Lay
     for op in products:
         backward += bytes_per_element * op.batch * op.shape.m * op.shape.n
     kernels = (float(len(cast_inputs)), float(len(products)))
-    return memory("quantization", forward, backward, kernels)
-
-
-AFTER_NORM = (
-    "qkv",
-    "query",
-    "query_down",
-    "kv_down",
-    "query_up",
-    "kv_up",
-    "mlp_in",
-    "shared_in",
-    "logits",
-)
+    return (*ops, memory("quantization", forward, backward, kernels))
 
 
 def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
@@ -257,7 +248,7 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     else:
         forward, backward, kernels = e + 6 * 4, 2 * 4 + e, (7.0, 3.0)
     ops = (
-        norm("final_norm", model, layout),
+        norm("final_norm", boundary_bytes(model, layout)),
         gemm("logits", model, head_layout, (model.hidden, model.vocabulary / layout.tensor)),
         memory("cross_entropy", forward * logits, backward * logits, kernels),
     )
@@ -344,14 +335,14 @@ def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
     ops = [
         gemm("kv_down", model, layout, (h, mla.kv_rank + mla.rope_width), tokens=local_tokens),
-        norm_kernel("kv_norm", model.element_bytes * local_tokens * mla.kv_rank),
+        norm("kv_norm", model.element_bytes * local_tokens * mla.kv_rank),
         gemm("kv_up", model, layout, (mla.kv_rank, unfolded / t)),
     ]
     if mla.query_rank is None:
         return (gemm("query", model, layout, (h, model.query_hidden / t)), *ops)
     return (
         gemm("query_down", model, layout, (h, mla.query_rank), tokens=local_tokens),
-        norm_kernel("query_norm", model.element_bytes * local_tokens * mla.query_rank),
+        norm("query_norm", model.element_bytes * local_tokens * mla.query_rank),
         gemm("query_up", model, layout, (mla.query_rank, model.query_hidden / t)),
         *ops,
     )

@@ -129,24 +129,21 @@ class Layout(FloatFields):
         return one_copy if self.rank_order == RANK_ORDERS[0] else one_copy * self.pipeline
 
     @property
-    def tensor_group(self) -> RankGroup:
-        """Return the tensor-parallel group, which splits each layer's matrix products."""
-        return RankGroup((self.tensor,), (1.0,))
-
-    @property
-    def context_group(self) -> RankGroup:
-        """Return the context-parallel group, which splits each sequence."""
-        return RankGroup((self.context,), (self.tensor,))
-
-    @property
-    def replica_group(self) -> RankGroup:
-        """Return the group whose members hold the same part of the dense weights."""
-        return RankGroup((self.context, self.data), (self.tensor, self.data_stride))
+    def layer_groups(self) -> dict[str, RankGroup]:
+        """Return the groups that split a layer's products, sequences, experts and each expert."""
+        return {
+            "tensor": RankGroup((self.tensor,), (1.0,)),
+            "context": RankGroup((self.context,), (self.tensor,)),
+            "expert": self._expert_ranks(self.expert_tensor, self.expert),
+            "expert_tensor": self._expert_ranks(1.0, self.expert_tensor),
+        }
 
     @property
     def replica_groups(self) -> tuple[RankGroup, RankGroup]:
         """Return two groups: of equal dense weights, and of equal experts."""
-        return self.replica_group, self.expert_replica_group
+        dense = RankGroup((self.context, self.data), (self.tensor, self.data_stride))
+        stride = self.expert_tensor * self.expert
+        return dense, self._expert_ranks(stride, self.expert_replicas)
 
     def _expert_ranks(self, stride: Number, count: Number) -> RankGroup:
         """Return a group of `count` ranks of a stage, `stride` apart, replica after replica."""
@@ -157,21 +154,6 @@ class Layout(FloatFields):
         inner_end = xp.minimum(stride * count, replica_size)
         extents = (inner_end / inner_stride, count * inner_stride / inner_end)
         return RankGroup(extents, (inner_stride, self.data_stride * stride / inner_stride))
-
-    @property
-    def expert_tensor_group(self) -> RankGroup:
-        """Return the group whose members split each expert."""
-        return self._expert_ranks(1.0, self.expert_tensor)
-
-    @property
-    def expert_group(self) -> RankGroup:
-        """Return the expert-parallel group, which distributes the experts."""
-        return self._expert_ranks(self.expert_tensor, self.expert)
-
-    @property
-    def expert_replica_group(self) -> RankGroup:
-        """Return the group whose members hold the same part of the same experts."""
-        return self._expert_ranks(self.expert_tensor * self.expert, self.expert_replicas)
 
     def is_near(
         self, first: Workers | float, second: Workers | float, gpus_per_node: Number

@@ -90,12 +90,8 @@ def _within_layers(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
     """Return the collectives within layers, with group sizes per node of the system."""
-    layout, per_node = work.layout, system.gpus_per_node
     groups = {
-        "tensor": layout.tensor_group.on(per_node),
-        "context": layout.context_group.on(per_node),
-        "expert": layout.expert_group.on(per_node),
-        "expert_tensor": layout.expert_tensor_group.on(per_node),
+        name: group.on(system.gpus_per_node) for name, group in work.layout.layer_groups.items()
     }
     return [
         _Exchange(
