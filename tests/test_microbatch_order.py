@@ -181,7 +181,7 @@ def test_lengths_of_a_model():
     assert alone == long
     transmit = np.asarray(result.transmit)[0, 0, 0]
     np.testing.assert_allclose(transmit / transmit[0], [1, 2, 2, 2])
-    with pytest.raises(ValueError, match="3 lengths are given, the table has 4 microbatches"):
+    with pytest.raises(ValueError, match="lengths has 3 entries, the table has 4 microbatches"):
         pj.stage_costs(workload, system, table, lengths=[length] * 3)
 
 

@@ -11,8 +11,7 @@ from pipejax.base.checks import ArgumentError, MismatchError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.workload import Workload
-from pipejax.costs.scaling import check_workers, scaled_costs
-from pipejax.costs.sources import check_count
+from pipejax.costs.scaling import check_count, check_workers, scaled_costs
 from pipejax.schedules.cells.ops import COMPUTING, NETWORK, SHARDING, Phase
 from pipejax.schedules.table.table import ScheduleTable
 

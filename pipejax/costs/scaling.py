@@ -214,6 +214,13 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
             )
 
 
+def check_count(name: str, values: Sequence[Any], count: int) -> None:
+    """Refuse a list whose length is not the number of microbatches."""
+    if len(values) != count:
+        text = f"{name} has {len(values)} entries, the table has {count} microbatches"
+        raise MismatchError(text, name)
+
+
 def op_factors(table: ScheduleTable, factors: Stragglers) -> Any:
     """Return factors of op times: (stages), or (stages, microbatches) if pipes differ."""
     return _worker_factors(factors, table)[op_workers(table)]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import ArgumentError, MismatchError, wrong
+from pipejax.base.checks import ArgumentError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
 from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
@@ -166,8 +166,6 @@ class ModelCosts(CostSource):
         """Price a table; the list has one entry, because the system determines all links."""
         from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
 
-        if self.lengths is not None:
-            check_count("lengths", self.lengths, table.num_microbatches)
         if table.grammar.lane_sharding and self.workload.zero < 2:
             raise ArgumentError(
                 "zero",
@@ -191,13 +189,6 @@ class SlotCosts(CostSource):
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Return a list with a single entry, the costs that equal the slots."""
         return [slot_costs(table, table.grammar.unit_slots if self.in_units else table.slots)]
-
-
-def check_count(name: str, values: Sequence[Any], count: int) -> None:
-    """Refuse a list whose length is not the number of microbatches."""
-    if len(values) != count:
-        text = f"{name} has {len(values)} entries, the table has {count} microbatches"
-        raise MismatchError(text, name)
 
 
 def _kinds_without_time(costs: Costs, table: ScheduleTable) -> list[str]:

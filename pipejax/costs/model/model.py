@@ -212,10 +212,8 @@ class Model:
         return self.hidden if self.head_width is None else self.heads * self.head_width
 
     def attended_by(self, share: Number) -> Number:
-        """Return the number of tokens that a token attends to, averaged over tokens and layers.
-
-        Under a causal mask a layer without a window attends to sequence / 2 * `share`.
-        """
+        """Return the number of tokens that a token attends to, averaged over tokens and layers."""
+        # Under a causal mask a layer without a window attends to sequence / 2 * `share`.
         s, window = self.sequence, self.window
         in_full = s / 2 * share if self.causal else s
         if window is None:
@@ -244,33 +242,27 @@ class Model:
         return self.hidden / self.heads if self.head_width is None else self.head_width
 
     @property
+    def attention_layers(self) -> list[tuple[Number, Number]]:
+        """List input and output widths of attention's linear layers in a layer."""
+        # Queries, keys and values are one layer, unless attention is latent.
+        h, mla, projection = self.hidden, self.mla, (self.output_hidden, self.hidden)
+        if mla is None:
+            return [(h, self.query_hidden + self.kv_hidden + self.value_hidden), projection]
+        unfolded = self.heads * (self._head_width + mla.value_width)
+        keys = [(h, mla.kv_rank + mla.rope_width), (mla.kv_rank, unfolded)]
+        if mla.query_rank is None:
+            return [(h, self.query_hidden), *keys, projection]
+        return [(h, mla.query_rank), (mla.query_rank, self.query_hidden), *keys, projection]
+
+    @property
     def attention_matrices(self) -> Number:
         """Count the weights of attention's matrix products in a layer: 4 h^2 in a GPT."""
-        h, mla = self.hidden, self.mla
-        projection = self.output_hidden * h
-        if mla is None:
-            return self.query_hidden * h + projection + 2 * h * self.kv_hidden
-        unfolded = mla.kv_rank * self.heads * (self._head_width + mla.value_width)
-        down = h * (mla.kv_rank + mla.rope_width)
-        if mla.query_rank is None:
-            return h * self.query_hidden + down + unfolded + projection
-        return mla.query_rank * (h + self.query_hidden) + down + unfolded + projection
+        return sum(inputs * outputs for inputs, outputs in self.attention_layers)
 
     @property
     def attention_sides(self) -> Number:
-        """Sum input and output widths of attention's linear layers in a layer: 6 h in a GPT.
-
-        Queries, keys and values are one layer, unless attention is latent.
-        """
-        h, mla = self.hidden, self.mla
-        projection = self.output_hidden + h
-        if mla is None:
-            return h + self.query_hidden + self.kv_hidden + self.value_hidden + projection
-        down = h + mla.kv_rank + mla.rope_width
-        up = mla.kv_rank + self.heads * (self._head_width + mla.value_width)
-        if mla.query_rank is None:
-            return h + self.query_hidden + down + up + projection
-        return h + 2 * mla.query_rank + self.query_hidden + down + up + projection
+        """Sum input and output widths of attention's linear layers in a layer: 6 h in a GPT."""
+        return sum(inputs + outputs for inputs, outputs in self.attention_layers)
 
     def mlp_sides(self, width: Number) -> Number:
         """Sum the input and output widths of an MLP's linear layers: 10 h in a GPT."""
@@ -340,11 +332,9 @@ class Model:
         return norms + self.biases * (1 + mlps) * self.hidden + self._column_biases(mlp_width)
 
     def whole_parameters(self, kind: str = "dense") -> Number:
-        """Count the parameters of a layer that every tensor-parallel rank holds whole.
-
-        They are the norms, biases after sums over ranks, down projections of latent attention
-        and the router, as in Megatron-LM: 6 h in a GPT.
-        """
+        """Count the parameters of a layer that every tensor-parallel rank holds: 6 h in a GPT."""
+        # They are the norms, biases after sums over ranks, down projections of latent attention
+        # and the router, as in Megatron-LM.
         moe = self.moe if kind == "moe" else None
         mlps = 1 if moe is None else 1 * (moe.shared_experts > 0)
         count = self._small_parameters(mlps, 0) - self._column_biases(0)
@@ -414,10 +404,7 @@ class Model:
 
     @property
     def mtp_projection(self) -> Number:
-        """Count the weights of the projection in a layer of multi-token prediction.
-
-        Its three norms are whole on every accelerator, and not included.
-        """
+        """Count the weights of the projection in a layer of multi-token prediction, less norms."""
         return 2 * self.hidden**2
 
     @property

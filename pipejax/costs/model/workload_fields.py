@@ -22,14 +22,8 @@ RECOMPUTE_FORMS = "block:N (N layers of a stage), uniform:N (a checkpoint every 
 # parts of a layer that selective recomputation may run again, as Megatron Core names them; and
 # torchtitan's policy: all but attention and every second product
 MODULES = (
-    "core_attn",
-    "half_products",
-    "layernorm",
-    "mla_up_proj",
-    "mlp",
-    "moe",
-    "moe_act",
-    "shared_experts",
+    *("core_attn", "half_products", "layernorm", "mla_up_proj"),
+    *("mlp", "moe", "moe_act", "shared_experts"),
 )
 # kernels of a model that may be separate, and so keep more
 UNFUSED = ("activation", "attention", "gather", "logits", "loss", "norm", "softmax")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import MismatchError, check_types, is_number, whole_numbers, wrong
+from pipejax.base.checks import check_types, is_number, whole_numbers, wrong
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
@@ -21,6 +21,7 @@ from pipejax.base.jax_on_demand import mapped
 from pipejax.costs.costs import Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
+from pipejax.costs.scaling import check_count
 from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -46,7 +47,7 @@ def by_length(
 ) -> dict[str, Any]:
     """Price microbatches, equal lengths once; return arrays whose last axis is microbatches."""
     packed = Packed.from_lengths(lengths)
-    packed.check_count(table)
+    check_count("lengths", lengths, table.num_microbatches)
     # a packed microbatch is priced as tokens / sequence sequences of that equivalent length
     given_size = float(workload.microbatch_size(table))
     sizes = np.where(packed.is_packed, packed.tokens / packed.sequence, given_size)
@@ -89,14 +90,6 @@ class Packed(NamedTuple):
         squares = np.array([float(sum(length**2 for length in row)) for row in rows])
         is_packed = np.array([isinstance(n, list | tuple) for n in entries])
         return cls(tokens, squares / tokens, is_packed)
-
-    def check_count(self, table: ScheduleTable) -> None:
-        """Check that there is exactly one length per microbatch of a table."""
-        if len(self.tokens) != table.num_microbatches:
-            raise MismatchError(
-                f"{len(self.tokens)} lengths are given, the table has {table.num_microbatches} "
-                "microbatches"
-            )
 
 
 def read_lengths(path: str | Path) -> list[float | list[float]]:

@@ -78,7 +78,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
     The host starts kernels while the accelerator runs them: a phase takes a smooth maximum of both.
     """
     exchanges = _exchanges(work, system)
-    ops = _op_seconds(work, system, exchanges)
+    ops = op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
     durations = dict(zip(ops, _phase_seconds(system, seconds), strict=True))
     link, host_link = _message_link(work, system), system.host_link
@@ -94,11 +94,6 @@ def work_costs(work: StageWork, system: System) -> Costs:
         latency=_both_ways(link.latency),
         transmit=_both_ways(work.message_bytes / link.rate),
     )
-
-
-def op_seconds(work: StageWork, system: System) -> dict[str, Float[Computed, "parts stages"]]:
-    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
-    return _op_seconds(work, system, _exchanges(work, system))
 
 
 ByField = dict[str, Float[Computed, "*parts stages"]]
@@ -131,10 +126,11 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
     return price_exchanges(work, system, [item for _, exchanges in pieces for item in exchanges])
 
 
-def _op_seconds(
-    work: StageWork, system: System, exchanges: Exchanges
+def op_seconds(
+    work: StageWork, system: System, exchanges: Exchanges | None = None
 ) -> dict[str, Float[Computed, "parts stages"]]:
     """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
+    exchanges = exchanges or _exchanges(work, system)
     layer_seconds = _layer_seconds(work, system, exchanges)
     two_passes, one_pass = ([ways[way] for ways in layer_seconds] for way in (APART, ONE_PASS))
     backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
