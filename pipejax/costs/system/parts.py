@@ -226,11 +226,6 @@ for _kind in (AttentionKernels, Contention, Efficiency, Link, Host, NarrowPeaks)
 _register_with_flags(Collectives)
 _register_with_flags(Kernels)
 
-# defaults of missing sections
-WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
-NO_KERNELS = AttentionKernels()
-NO_LINK, HALVING, NO_CONTENTION = Link(0.0, 0.0), Collectives(), Contention()
-
 
 def _curve(dimension: str) -> FieldKind:
     """Return the kind of a share in files: a number, or a list of steps {"from_..", "share"}."""
@@ -314,7 +309,7 @@ SECTIONS: Mapping[str, Mapping[str, FileField]] = {
         "sharpness": FileField(at_least(1), 4.0, target="kernels.sharpness"),
         **{name: FileField(EFFICIENCY, 1.0, target=f"kernels.{name}") for name in _KERNEL_SHARES},
         "elementwise": FileField(NUMBER, 1.0, target="kernels.elementwise"),
-        "attention": FileField(section(_ATTENTION_FIELDS, AttentionKernels), NO_KERNELS),
+        "attention": FileField(section(_ATTENTION_FIELDS, AttentionKernels), AttentionKernels()),
     },
     "host": {
         **{name: FileField(NUMBER, 0.0, "s", f"host.{name}") for name in _HOST_TIMES},

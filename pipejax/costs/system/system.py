@@ -39,15 +39,8 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, as_float, is_traced
 from pipejax.costs.system.parts import (
     FIELDS,
-    FREE_HOST,
-    HALVING,
-    NO_CONTENTION,
-    NO_KERNELS,
-    NO_LINK,
-    NO_NARROW_PEAKS,
     RECORDS,
     SECTIONS,
-    WHOLE_LAYERS,
     AttentionKernels,
     Collectives as Collectives,
     Contention,
@@ -207,16 +200,16 @@ class System(FloatFields):
     source: str = dataclasses.field(metadata={"static": True})
     gpus_per_nic: Number = 1.0
     mesh: Number = 0.0
-    collectives: Collectives = HALVING
-    narrow_peaks: NarrowPeaks = NO_NARROW_PEAKS
-    kernels: Kernels = WHOLE_LAYERS
-    host: Host = FREE_HOST
-    contention: Contention = NO_CONTENTION
+    collectives: Collectives = dataclasses.field(default_factory=Collectives)
+    narrow_peaks: NarrowPeaks = dataclasses.field(default_factory=NarrowPeaks)
+    kernels: Kernels = dataclasses.field(default_factory=Kernels)
+    host: Host = dataclasses.field(default_factory=Host)
+    contention: Contention = dataclasses.field(default_factory=Contention)
     optimizer_efficiency: Number = 1.0
-    host_link: Link = NO_LINK
+    host_link: Link = dataclasses.field(default_factory=lambda: Link(0.0, 0.0))
     memory_reserve: Number = 0.0
     price: Number = 0.0
-    attention_kernels: AttentionKernels = NO_KERNELS
+    attention_kernels: AttentionKernels = dataclasses.field(default_factory=AttentionKernels)
     calibration: CalibrationRecord | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
