@@ -24,7 +24,7 @@ from rich.table import Table
 import pipejax as pj
 from benchmarks import prepare_output
 from pipejax.base.files import write_file
-from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel, search
+from pipejax.search.schedule.cp_model import ScheduleModel, search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import plan_objective
@@ -61,7 +61,6 @@ class Case(NamedTuple):
 class Variant(NamedTuple):
     """One thing that is changed."""
 
-    redundant: tuple[str, ...] = REDUNDANT
     settings: dict[str, Any] = {}  # noqa: RUF012  of the solver
     parts: int = 1  # of a unit, on the grid that is searched
     start: bool = True  # whether the search begins at the greedy plan
@@ -70,8 +69,6 @@ class Variant(NamedTuple):
 CASES = (Case(4, 8, 2.0, False), Case(4, 8, 2.0, True), Case(8, 16, 4.0, False))
 VARIANTS = {
     "everything": Variant(),
-    **{f"without {name}": Variant(tuple(r for r in REDUNDANT if r != name)) for name in REDUNDANT},
-    "without any of them": Variant(()),
     "without a start": Variant(start=False),
     "with probing": Variant(settings={"cp_model_probing_level": 2}),
     "with symmetry": Variant(settings={"symmetry_level": 2}),
@@ -115,7 +112,7 @@ def measure(case, variant, seconds):
     value = plan_objective(plain, plan)
     horizon = value if variant.start else 2 * value
     began = time.perf_counter()
-    model = ScheduleModel(problem, variant.parts * horizon, variant.redundant, in_order=True)
+    model = ScheduleModel(problem, variant.parts * horizon, in_order=True)
     if variant.start:
         model.hint(plan.with_starts(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None

@@ -12,9 +12,8 @@ from pipejax.costs.system.system import data_file
 from pipejax.search.calibration.parameters import (
     FITTED,
     PRIORS,
-    factors,
-    joined,
     parameters_with_priors,
+    with_factors,
 )
 
 
@@ -70,7 +69,7 @@ def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
 
 
 def test_whitened_parameters_are_numbers_within_their_limits(a100):
-    parameters = joined(parameters_with_priors(a100, FITTED), factors(["layer"], 1.0))
+    parameters = with_factors(parameters_with_priors(a100, FITTED), ["layer"], 1.0)
     points = np.random.default_rng(0).standard_normal((5, len(parameters.names))) * 3
     values = parameters.values(points)
     assert (values > 0).all()

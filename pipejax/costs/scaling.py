@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,7 +214,7 @@ def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> N
             )
 
 
-def check_count(name: str, values: Sequence[Any], count: int) -> None:
+def check_count(name: str, values: Sized, count: int) -> None:
     """Refuse a list whose length is not the number of microbatches."""
     if len(values) != count:
         text = f"{name} has {len(values)} entries, the table has {count} microbatches"

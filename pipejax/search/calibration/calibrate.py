@@ -30,6 +30,7 @@ from pipejax.search.calibration.hold_outs import (
     band_coverage,
     error_bands,
     fold_by_columns,
+    random_parts,
     read_folds,
 )
 from pipejax.search.calibration.parameters import (
@@ -37,10 +38,9 @@ from pipejax.search.calibration.parameters import (
     LADDER,
     Parameters,
     calibrated_system,
-    factors,
     fitted_numbers,
-    joined,
     parameters_with_priors,
+    with_factors,
 )
 from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, row_weights
 
@@ -272,7 +272,7 @@ def _set_up_fit(
         shapes = fold_by_columns(rows, layer_times)
         layer_group = shapes.left_out.argmax(axis=0)  # (rows) the layer factor of each row
         layer_names = [f"layer {name}" for name in shapes.names]
-        parameters = joined(parameters, factors(layer_names, LAYER_SPREAD))
+        parameters = with_factors(parameters, layer_names, LAYER_SPREAD)
     step_times = StepTimes(rows, layer_group=layer_group, system=system)
     is_free = np.ones(len(parameters.names), bool)
     return _Fitting(rows, system, parameters, len(names), step_times, is_free)
@@ -355,9 +355,8 @@ def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
     row_configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
     num_configurations = row_configuration.max() + 1
     num_folds = min(num_configurations, MAX_FOLDS)
-    configuration_fold = np.random.default_rng(seed).permutation(num_configurations) % num_folds
-    names = tuple(f"part {k + 1} of {num_folds}" for k in range(num_folds))
-    return Folds(names, configuration_fold[row_configuration] == np.arange(num_folds)[:, None])
+    folds = random_parts(num_configurations, num_folds, np.random.default_rng(seed))
+    return folds._replace(left_out=folds.left_out[:, row_configuration])
 
 
 def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:

@@ -92,7 +92,12 @@ def _model(rows: MeasuredRows, argument: str, _: np.random.Generator) -> Folds:
 
 def _k_fold(rows: MeasuredRows, count: str, random: np.random.Generator) -> Folds:
     num_folds = _count(count, "k-fold", 2, len(rows))
-    row_fold = random.permutation(np.arange(len(rows)) % num_folds)
+    return random_parts(len(rows), num_folds, random)
+
+
+def random_parts(count: int, num_folds: int, random: np.random.Generator) -> Folds:
+    """Return folds that each leave out a random part of `count` rows, of nearly equal size."""
+    row_fold = random.permutation(np.arange(count) % num_folds)
     names = tuple(f"part {k + 1} of {num_folds}" for k in range(num_folds))
     return Folds(names, row_fold == np.arange(num_folds)[:, None])
 

@@ -152,17 +152,11 @@ def _centre(system_value: float, prior: Prior, general: bool) -> float:
     return prior.centre
 
 
-def factors(names: Sequence[str], spread: float) -> Parameters:
-    """Return free factors with priors around 1, which multiply predicted times."""
-    size = len(names)
-    return Parameters(tuple(names), np.ones(size), np.full(size, spread), np.full(size, np.inf))
-
-
-def joined(*parts: Parameters) -> Parameters:
-    """Concatenate sets of parameters."""
-    names = tuple(name for part in parts for name in part.names)
-    columns = (np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
-    return Parameters(names, *columns)
+def with_factors(parameters: Parameters, names: Sequence[str], spread: float) -> Parameters:
+    """Append free factors with priors around 1, which multiply predicted times."""
+    columns = zip(parameters[1:], (1.0, spread, np.inf), strict=True)
+    extended = (np.append(column, np.full(len(names), value)) for column, value in columns)
+    return Parameters((*parameters.names, *names), *extended)
 
 
 def fitted_numbers(

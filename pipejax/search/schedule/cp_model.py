@@ -13,7 +13,7 @@ stage, with its messages and memory, is valid, too.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,27 +30,17 @@ Variable = cp_model.IntVar
 Interval = cp_model.IntervalVar
 Key = tuple[int, int]  # stage, microbatch
 
-REDUNDANT = ("windows", "loads", "memory-order", "tails")
-"""Constraints that follow from the others and help the search (measured in docs/optimize.md):
-windows: no op starts before its path from the first op has ended; loads: a run takes at least a
-worker's first start and all its work; memory-order: a forward waits for the gradients that free its
-memory; tails: a run takes at least the end of an input gradient and its path to the first stage."""
-
 
 class ScheduleModel:
     """Constraint model of one problem, with its variables."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        horizon: int,
-        redundant: Collection[str] = REDUNDANT,
-        *,
-        in_order: bool = False,
-    ) -> None:
+    # Some constraints follow from the others, and help the search: earliest times of ops, a
+    # worker's first start and all its work, gradients that free a forward's memory, and the path of
+    # an input gradient to the first stage.
+
+    def __init__(self, problem: Problem, horizon: int, *, in_order: bool = False) -> None:
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
-        self.redundant = frozenset(redundant)
         self.in_order = in_order or problem.offload is None
         # variables by (stage, microbatch)
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
@@ -91,8 +81,7 @@ class ScheduleModel:
         return int(self.problem.placement[self._pipe(microbatch), stage])
 
     def _time(self, name: str, earliest: int = 0) -> Variable:
-        low = earliest if "windows" in self.redundant else 0
-        return self.model.new_int_var(low, self.horizon, name)
+        return self.model.new_int_var(earliest, self.horizon, name)
 
     def _add_ops(self, stage: int, microbatch: int) -> None:
         """Add the ops F, I and W of a microbatch, with the choice of B instead of I and W."""
@@ -223,7 +212,7 @@ class ScheduleModel:
                 self._add_order_of_weight_grads(stage, microbatches)
             # The cumulative resource implies this order, but propagates it only once starts are
             # fixed; as an order of ops it moves bounds at once. Offloads free memory otherwise.
-            if "memory-order" in self.redundant and problem.offload is None:
+            if problem.offload is None:
                 worker = int(problem.placement[pipe, stage])
                 order = memory_order(problem, stage, worker, len(microbatches))
                 for microbatch, (num_inputs, _) in zip(microbatches, order, strict=True):
@@ -268,17 +257,16 @@ class ScheduleModel:
                 model.add_min_equality(begin, first_starts)
                 for _, end in last_gradients:
                     model.add(total >= end - begin)
-                if "loads" in self.redundant:
-                    model.add(total >= busy)
+                model.add(total >= busy)
                 continue
             updates = int(problem.update[sorted({s for s, _ in worker_ops})].sum())
             for stage, end in last_gradients:
                 model.add(total >= end + max(int(problem.step_end[stage]), updates))
-            if "loads" in self.redundant and len(first_starts) == 1:
+            if len(first_starts) == 1:
                 model.add(total >= first_starts[0] + busy + updates)
         if problem.objective == "makespan" and problem.all_reduce.any():
             self._add_all_reduces()
-        if "tails" in self.redundant and problem.objective == "makespan":
+        if problem.objective == "makespan":
             for stage, microbatch in self._ops():
                 tail = int(self._paths.tail[self._pipe(microbatch), stage])
                 model.add(total >= self._input_end[stage, microbatch] + tail)
