@@ -18,8 +18,7 @@ class TableFormat(NamedTuple):
     @property
     def writer(self) -> Callable[[Any], str]:
         """Return the function that writes a table, or a run, as text."""
-        write: Callable[[Any], str] = getattr(import_module(self.module), self.function)
-        return write
+        return getattr(import_module(self.module), self.function)
 
 
 FORMATS: Mapping[str, TableFormat] = {

@@ -172,8 +172,7 @@ def _compare(
         if sign in ("=", "!=") and equal.sum() > 1:
             texts = ", ".join(f"{value!r}" for value in values[equal].tolist())
             raise ValueError(f"where {condition}: {texts} all print so: give more of its digits")
-    is_selected: NumpyArray = compare(values, sign, number, equal)
-    return is_selected
+    return compare(values, sign, number, equal)
 
 
 def read_results(path: str | Path) -> SweepResults:
@@ -226,8 +225,7 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
     chunk_numbers = [np.arange(n) // chunk for n, chunk in zip(status.shape, chunks, strict=True)]
     counts = [int(numbers[-1]) + 1 for numbers in chunk_numbers]
     blocks = np.ravel_multi_index(np.ix_(*chunk_numbers), counts) if counts else np.array(0)
-    is_whole: NumpyArray = data[CHECKSUM].values[blocks].ravel() != 0
-    return is_whole
+    return data[CHECKSUM].values[blocks].ravel() != 0
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:

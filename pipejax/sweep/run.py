@@ -119,8 +119,7 @@ def _finish(point: Steps) -> Values:
         try:
             next(point)
         except StopIteration as end:
-            values: Values = end.value
-            return values
+            return end.value
     raise AssertionError("a point has two steps")
 
 
@@ -209,8 +208,7 @@ def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
 def _select(systems: System, rows: Rows) -> System:
     if len(rows) == len(np.asarray(systems.gpus_per_node)):
         return systems
-    selected: System = jax.tree.map(lambda leaf: leaf[rows], systems)
-    return selected
+    return jax.tree.map(lambda leaf: leaf[rows], systems)
 
 
 def _workload(at: Values, systems: System) -> Workload:
@@ -381,8 +379,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
         stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(-1, *ones[k + 1 :]))
     gpus_per_node = np.array(node_sizes, float).reshape(*grid[:2], *ones)
     stacked = dataclasses.replace(stacked, gpus_per_node=gpus_per_node)
-    systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, grid).ravel(), stacked)
-    return systems
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, grid).ravel(), stacked)
 
 
 def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:

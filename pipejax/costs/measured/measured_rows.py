@@ -216,8 +216,7 @@ class MeasuredRows:
             return np.array([size or 0 for size in sizes] if part else sizes)[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
-        result: NumpyArray = getattr(self, resolve_choice(name, COLUMNS, "column"))
-        return result
+        return getattr(self, resolve_choice(name, COLUMNS, "column"))
 
     def take(self, which: NumpyArray) -> "MeasuredRows":
         """Select rows by a mask or by their indices."""

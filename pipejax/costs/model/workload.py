@@ -370,8 +370,7 @@ def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:
 def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
     """Return whether the backward of each stage recomputes layers (stages)."""
     in_cells = is_recomputed(table).max(axis=1)
-    recomputed: Bool[NumpyArray, " stages"] = (workload.recomputation.layers > 0) & ~in_cells
-    return recomputed
+    return (workload.recomputation.layers > 0) & ~in_cells
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
@@ -380,8 +379,7 @@ def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
         if counts.any():
-            shares: PerStage = counts / counts.sum()
-            return shares
+            return counts / counts.sum()
     return np.eye(num_stages)[-1]
 
 

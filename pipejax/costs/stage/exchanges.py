@@ -154,8 +154,7 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
 
 def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
     array: Any = np.ones(shape) * xp.asarray(leaf, float)
-    numbers: Float[Computed, " numbers"] = array.ravel()
-    return numbers
+    return array.ravel()
 
 
 def hidden_buckets(

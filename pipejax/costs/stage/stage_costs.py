@@ -327,10 +327,7 @@ def _message_link(work: StageWork, system: System) -> Link:
     """Return each message's link, inside a node or between nodes: (pipes, boundaries)."""
     stages = work.stages
     is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
-    link: Link = mapped(
-        lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network
-    )
-    return link
+    return mapped(lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network)
 
 
 def _gradient_exchange(

@@ -254,8 +254,7 @@ class Splits:
         index = points, np.arange(self.stages)
         static = self.held.static_bytes(self.prices.static[index], self.prices.version[index])
         activations = self.held.activation_bytes(tuple(size[index] for size in self.prices.parts))
-        fits: Bool[NumpyArray, " points"] = (static + activations).max(axis=1) <= self.capacity
-        return fits
+        return (static + activations).max(axis=1) <= self.capacity
 
 
 ENDS = {  # whether Megatron counts embedding and loss as a layer

@@ -157,8 +157,7 @@ def weighted_sum(
     """Sum op times with weights over the microbatches of each stage."""
     if seconds.ndim == weights.ndim:  # all microbatches take equal times
         return seconds * weights.sum(axis=-1)
-    total: Float[NumpyArray, "holdings stages"] = (seconds * weights).sum(axis=-1)
-    return total
+    return (seconds * weights).sum(axis=-1)
 
 
 def stage_work_function(

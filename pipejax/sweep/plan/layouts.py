@@ -196,8 +196,7 @@ class Layouts(NamedTuple):
     def idea(self) -> Column:
         """Return a number per layout, equal for layouts with equal `IDEA` and ZeRO-3 use."""
         columns = np.stack([*(getattr(self, axis) for axis in IDEA), self.zero >= 3], axis=1)
-        number: Column = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
-        return number
+        return np.unique(columns, axis=0, return_inverse=True)[1].ravel()
 
     def described(self, request: PlanRequest, place: int) -> dict[str, Any]:
         """Return the fields of one layout, named as in rows of measured runs."""

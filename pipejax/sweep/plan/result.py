@@ -66,8 +66,7 @@ def scale_systems(system: System, factors: Factors) -> System:
         path = tuple(key.name for key in where if hasattr(key, "name"))
         return leaf * named.get(path, np.ones(rows))
 
-    systems: System = jax.tree_util.tree_map_with_path(scaled, system)
-    return systems
+    return jax.tree_util.tree_map_with_path(scaled, system)
 
 
 def layout_times(
