@@ -17,6 +17,7 @@ if __name__ == "__main__":
     sizes = SpmdSizes.joined(sizes_for(table, arguments["workers"]) for table in both)
     largest = max(table.num_stages for table in both), sizes.microbatches
     frozen = model._replace(step_size=0.0)
-    errors = [step_errors(t, train(t, frozen, sizes), frozen, *largest) for t in tables]
+    steps = (step_errors(t, train(t, frozen, sizes), frozen, *largest) for t in tables)
+    errors = [[*step.values()] for step in steps]
     weights = [[w.tolist() for w in train(t, model, sizes).weights] for t in trained]
     json.dump({"errors": errors, "weights": weights}, sys.stdout)

@@ -131,9 +131,9 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
     options = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
     problem = build_problem(table, costs, **options)
     values = []
-    for start in block_starts(problem, Budget.start(20.0), published):
-        assert keeps_limits(problem, start.plan)
-        values.append(plan_objective(problem, start.plan))
+    for plan in block_starts(problem, Budget.start(20.0), published):
+        assert keeps_limits(problem, plan)
+        values.append(plan_objective(problem, plan))
     assert values == sorted(values, reverse=True)
     assert values[-1] <= published
 
@@ -151,9 +151,9 @@ def test_of_many_microbatches_a_few_are_run_first():
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0, transfer=0.5)
     problem = build_problem(table, costs, memory_limit=6.0, objective="span")
     *_, last = block_starts(problem, Budget.start(20.0), round(500 / problem.unit))
-    assert last.plan.forward.shape == (6, 40)
-    assert keeps_limits(problem, last.plan)
-    assert plan_objective(problem, last.plan) * problem.unit <= 500
+    assert last.forward.shape == (6, 40)
+    assert keeps_limits(problem, last)
+    assert plan_objective(problem, last) * problem.unit <= 500
 
 
 def test_no_model_is_made_of_a_huge_problem(monkeypatch):

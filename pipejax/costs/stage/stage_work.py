@@ -75,10 +75,12 @@ class PartWork(NamedTuple):
 
     ops: tuple[LayerOp, ...]  # its kernels
     collectives: tuple[Collective, ...]  # exchanges beside and between them
-    whole: tuple[LayerOp, ...]  # all kernels as one op, for systems that price layers, not kernels
-    whole_collectives: tuple[Collective, ...]  # exchanges that go with it
-    weights: ParameterCounts  # parameters of one accelerator, which replicas may split
-    trained: ParameterCounts  # those of them that have gradients
+    # all kernels as one op, for systems that price layers, not kernels, and exchanges with it
+    whole: tuple[LayerOp, ...] = ()
+    whole_collectives: tuple[Collective, ...] = ()
+    # parameters of one accelerator, which replicas may split, and those of them with gradients
+    weights: ParameterCounts = ParameterCounts(0.0, 0.0)
+    trained: ParameterCounts = ParameterCounts(0.0, 0.0)
 
 
 class StageWork(NamedTuple):
@@ -173,19 +175,11 @@ def work_of_stages(
         layers=all_layers,
         recomputed=recomputed,
         kinds=_layer_work(model, layout, recompute),
-        embedding=PartWork(
-            ops=embedding_ops(model, layout),
-            collectives=embedding_collectives(model, layout),
-            whole=(),
-            whole_collectives=(),
-            weights=ParameterCounts(0.0, 0.0),
-            trained=ParameterCounts(0.0, 0.0),
-        ),
+        embedding=PartWork(embedding_ops(model, layout), embedding_collectives(model, layout)),
         head=PartWork(
             ops=head_ops(model, layout),
             collectives=head_collectives(model, layout),
             whole=whole_head(model, layout),
-            whole_collectives=(),
             weights=head,
             trained=ParameterCounts(trained * head.dense, 0.0),
         ),

@@ -36,14 +36,6 @@ from pipejax.schedules.table.table_files import from_json, to_json
 # One step of the small model under a table, and how far it is from the step without a pipeline.
 
 
-class StepErrors(NamedTuple):
-    """Errors of a step relative to the same step without a pipeline."""
-
-    gradient_error: float  # relative to the largest entry of its array
-    loss: float  # mean over the microbatches
-    loss_error: float  # relative difference of the loss
-
-
 class TrainingStep(NamedTuple):
     """Results of a training step in the order of a table."""
 
@@ -143,7 +135,7 @@ def _initial_state(
 
 def step_errors(
     table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
-) -> StepErrors:
+) -> dict[str, float]:
     """Compare a step with the step without a pipeline, which is compiled for given sizes."""
     data, count = _data(table, model), table.num_microbatches
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
@@ -160,7 +152,11 @@ def step_errors(
             largest = np.max(np.abs(np.asarray(sums[stage]) / count - exact))
             errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
-    return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
+    return {
+        "gradient_error": float(np.max(errors)),  # relative to the largest entry of its array
+        "loss": mean,
+        "loss_error": abs(mean - float(loss)) / abs(float(loss)),
+    }
 
 
 MODULE = "pipejax.runtimes.spmd.runtime"
@@ -219,7 +215,7 @@ def answer_to(request: Any) -> dict[str, Any]:
     sizes = SpmdSizes.joined(sizes_for(table, workers) for table in tables)
     largest = max(table.num_stages for table in tables), sizes.microbatches
     steps = [step_errors(table, train(table, model, sizes), model, *largest) for table in tables]
-    return {"version": jax.__version__, "steps": [step._asdict() for step in steps]}
+    return {"version": jax.__version__, "steps": steps}
 
 
 if __name__ == "__main__":

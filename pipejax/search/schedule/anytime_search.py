@@ -163,15 +163,15 @@ class AnytimeSearch:
                 return
 
     def _greedy(self) -> None:
-        for start in greedy_starts(self.problem, self._share("greedy"), self.value):
-            self._offer(*start)
+        for plan in greedy_starts(self.problem, self._share("greedy"), self.value):
+            self._offer("greedy", plan)
 
     def _blocks(self) -> None:
         if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
             return
         share = "many blocks" if self._is_huge else "blocks"
-        for start in block_starts(self.problem, self._share(share), self.bound):
-            self._offer(*start)
+        for plan in block_starts(self.problem, self._share(share), self.bound):
+            self._offer("building block", plan)
 
     def _bound_by_stages(self) -> None:
         """Raise the bound by searches of single stages, the stage of the highest bound first."""

@@ -48,13 +48,6 @@ PIPE_SCHEDULES = (
 OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
-class Start(NamedTuple):
-    """A plan with the name of its source."""
-
-    source: str  # name
-    plan: Plan  # starts within the limits
-
-
 def is_pipe(problem: Problem) -> bool:
     """Return whether worker k has only stage k, of a single pipe."""
     return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
@@ -147,7 +140,7 @@ def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
     )
 
 
-def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Start]:
+def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Plan]:
     """Yield greedy plans, each shorter than the best plan so far."""
     for extra, is_patient in itertools.product(RUN_AHEAD, (True, False)):
         if budget.is_over:
@@ -158,7 +151,7 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Sta
         budget.spend(GREEDY_SECONDS_PER_OP * 3 * problem.worker.size)
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
-            yield Start("greedy", plan)
+            yield plan
 
 
 def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
@@ -221,20 +214,20 @@ class BlockDraw(NamedTuple):
     prefers_weights: bool  # as in `Order`
 
 
-def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Start]:
+def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
     """Yield ever better plans until a plan takes at most `enough` units."""
     best = FOREVER
     counts = sorted({_short_run(problem, per_worker) for per_worker in FEW}, reverse=True)
     for number, count in enumerate(counts):
         share = budget.part(budget.remaining / (len(counts) - number))
-        for start in _starts_by_short_runs(problem, count, share, enough, best):
-            best = plan_objective(problem, start.plan)
-            yield start
+        for plan in _starts_by_short_runs(problem, count, share, enough, best):
+            best = plan_objective(problem, plan)
+            yield plan
 
 
 def _starts_by_short_runs(
     problem: Problem, count: int, budget: Budget, enough: int, best: float
-) -> Iterator[Start]:
+) -> Iterator[Plan]:
     """Yield ever better plans; runs of `count` microbatches select the draws that run in full."""
     effort_before, full_effort = budget.spent, 0.0
     is_full = count == problem.num_microbatches
@@ -255,7 +248,7 @@ def _starts_by_short_runs(
             full_effort += effort
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value
-            yield Start("building block", plan)
+            yield plan
 
 
 def _short_run(problem: Problem, per_worker: int) -> int:
