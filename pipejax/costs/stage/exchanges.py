@@ -7,7 +7,7 @@ suffice. All arguments may be batched.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,7 +142,10 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
     for kind, crosses_nodes in dict.fromkeys(kinds):
         indices = [index for index, other in enumerate(kinds) if other == (kind, crosses_nodes)]
         # all numbers of these exchanges in a row, and back
-        rows = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in indices]
+        rows = [
+            [(np.ones(shapes[index]) * xp.asarray(leaf, float)).ravel() for leaf in leaves[index]]
+            for index in indices
+        ]
         volume, size, inside, repeats, copies = map(xp.concatenate, zip(*rows, strict=True))
         seconds = collective_time(system, kind, volume, Group(size, inside), repeats, copies)
         seconds = xp.where(volume > 0, seconds, 0.0)
@@ -150,11 +153,6 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
         for index, part in zip(indices, xp.split(seconds, ends[:-1]), strict=True):
             times[index] = part.reshape(shapes[index])
     return [times[index] for index in range(len(exchanges))]
-
-
-def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Computed, " numbers"]:
-    array: Any = np.ones(shape) * xp.asarray(leaf, float)
-    return array.ravel()
 
 
 def hidden_buckets(

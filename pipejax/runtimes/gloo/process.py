@@ -176,11 +176,7 @@ class SlowLinks:
                 travel = seconds[direction][boundary]
                 setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
-    def patch_runtime(self) -> None:
-        """Let PyTorch's runtime post all messages through this object."""
-        schedules._batch_p2p = self._post
-
-    def _post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
+    def post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
         """Post messages on slow links; this replaces the function of PyTorch's runtime."""
         posted = []
         for message in messages:
@@ -333,7 +329,7 @@ class TableRun:
             self.clock.watch(stage)
             if task["messages"]:
                 links.watch(stage, task["messages"])
-                links.patch_runtime()
+                schedules._batch_p2p = links.post
         self.inputs, self.targets = self.model.data(count)
 
     def step(self) -> float | None:

@@ -131,7 +131,9 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
         named = {"given": np.array(current), "in order": in_order}
-        named |= {"round robin": _round_robin(self.kind), "folded": _fold(table.num_workers)}
+        # 0 2 4 5 3 1: the k-th and the k-th last worker are neighbours
+        folded = np.append(in_order[::2], in_order[1::2][::-1])
+        named |= {"round robin": _round_robin(self.kind), "folded": folded}
         self.start_from(named, random="scattered")
         self.lower_bound = cut_bound(placed, self.program)
 
@@ -180,11 +182,6 @@ def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
     """Return the place of each worker if consecutive workers sit on consecutive nodes."""
     first_place = np.searchsorted(node, node)  # of the node; places are numbered node by node
     return np.lexsort((node, np.arange(len(node)) - first_place))
-
-
-def _fold(workers: int) -> Order:
-    """Return worker places such as 0 2 4 5 3 1, where the k-th and the k-th last are neighbours."""
-    return np.append(np.arange(0, workers, 2), np.arange(1, workers, 2)[::-1])
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:

@@ -304,17 +304,15 @@ class ScheduleFamily:
     @functools.cached_property
     def table(self) -> Callable[[int], ScheduleTable]:
         """Return a cached function from the number of microbatches to the table."""
+        return functools.cache(self._build)
 
-        def build(num_microbatches: int) -> ScheduleTable:
-            size = {"num_workers": self.num_workers, "num_microbatches": num_microbatches}
-            if not self.is_planned:
-                return schedules.build(self.schedule, **size, **self.options)
-            if self.price is None:
-                raise ValueError(f"{self.schedule} is planned for the times of one run")
-            builder = schedules.find(self.schedule)
-            return build_for_run(builder, size, self.options, self.price)
-
-        return functools.cache(build)
+    def _build(self, num_microbatches: int) -> ScheduleTable:
+        size = {"num_workers": self.num_workers, "num_microbatches": num_microbatches}
+        if not self.is_planned:
+            return schedules.build(self.schedule, **size, **self.options)
+        if self.price is None:
+            raise ValueError(f"{self.schedule} is planned for the times of one run")
+        return build_for_run(schedules.find(self.schedule), size, self.options, self.price)
 
     def program(self, num_microbatches: int) -> Program:
         """Return the program for M microbatches, with all-reduce and update."""
