@@ -81,23 +81,19 @@ def aligned(
     by_step = trace.has_step_clocks if by_step is None else by_step
     offsets: list[Offset] = []
     shift = np.zeros(len(trace))
-    trace_transfers = _Transfers.match(trace)
+    ends = transfers(trace, MESSAGE_ENDS if trace.has_phase(MESSAGES).any() else OP_INPUTS)
     for step in trace.steps if by_step else [NONE]:
         for replica in trace.replicas:
             on_replica = trace.replica == replica
-            is_selected = trace_transfers.replica == replica
             if by_step:
                 on_replica &= trace.step == step
-                is_selected &= trace_transfers.step == step
             workers = np.unique(trace.worker[on_replica])
-            bounds = trace_transfers.bounds(is_selected, workers)
+            bounds = _lead_bounds(trace, workers, *(slices[on_replica[ends[0]]] for slices in ends))
             solutions = _solve_offsets(bounds, always=always)
-            for worker, (seconds, residual, is_corrected, why) in zip(
-                workers.tolist(), solutions, strict=True
-            ):
-                offsets.append(Offset(replica, worker, step, seconds, residual, is_corrected, why))
-                if is_corrected:
-                    shift[on_replica & (trace.worker == worker)] = seconds
+            for worker, solution in zip(workers.tolist(), solutions, strict=True):
+                offsets.append(Offset(replica, worker, step, *solution))
+                if offsets[-1].is_corrected:
+                    shift[on_replica & (trace.worker == worker)] = offsets[-1].seconds
     start, end = trace.start - shift, trace.end - shift
     left_out = (*trace.left_out, *_dropped_clocks(offsets))
     return dataclasses.replace(trace, start=start, end=end, left_out=left_out), offsets
@@ -111,54 +107,33 @@ def _dropped_clocks(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
         yield LeftOut(f"clock of worker {workers}", why, len(group))
 
 
-class _Transfers(NamedTuple):
-    """Transfers between two workers: senders, receivers and apparent durations."""
-
-    step: Int[NumpyArray, " transfers"]
-    replica: Int[NumpyArray, " transfers"]
-    sender: Int[NumpyArray, " transfers"]  # worker
-    receiver: Int[NumpyArray, " transfers"]  # worker
-    seconds: Float[NumpyArray, " transfers"]  # arrival by one clock minus departure by the other
-
-    @classmethod
-    def match(cls, trace: Trace) -> "_Transfers":
-        """Match each SEND with its RECV; in a trace without messages, producers with consumers."""
-        if trace.has_phase(MESSAGES).any():
-            dependencies, departure, arrival = MESSAGE_ENDS, trace.start, trace.end
-        else:
-            dependencies, departure, arrival = OP_INPUTS, trace.end, trace.start
-        sources, targets = transfers(trace, dependencies)
-        is_between_workers = trace.worker[sources] != trace.worker[targets]
-        sources, targets = sources[is_between_workers], targets[is_between_workers]
-        seconds = arrival[targets] - departure[sources]
-        return cls(
-            trace.step[sources],
-            trace.replica[sources],
-            trace.worker[sources],
-            trace.worker[targets],
-            seconds,
-        )
-
-    def bounds(
-        self, is_selected: NumpyArray, workers: Int[NumpyArray, " workers"]
-    ) -> Float[NumpyArray, "workers workers"]:
-        """Return an upper bound [s] on the lead of the receiver's clock over the sender's."""
-        # Only the selected transfers count; without one, a bound is infinite.
-        size = len(workers)
-        upper = np.full((size, size), math.inf)
-        np.fill_diagonal(upper, 0.0)
-        step, seconds = self.step[is_selected], self.seconds[is_selected]
-        pair = np.searchsorted(workers, self.sender[is_selected]) * size
-        pair += np.searchsorted(workers, self.receiver[is_selected])
-        order = np.lexsort([seconds, step, pair])
-        pair, step, seconds = pair[order], step[order], seconds[order]
-        # sorted by pair, step, seconds: the first row of each pair and step is its quickest message
-        is_quickest = (np.diff(pair, prepend=NONE) != 0) | (np.diff(step, prepend=NONE) != 0)
-        pair, seconds = pair[is_quickest], seconds[is_quickest]
-        for number in np.unique(pair):
-            pair_seconds = seconds[pair == number]
-            upper.flat[number] = np.quantile(pair_seconds, _BOUND_QUANTILE, method="lower")
-        return upper
+def _lead_bounds(
+    trace: Trace,
+    workers: Int[NumpyArray, " workers"],
+    sources: Int[NumpyArray, " transfers"],
+    targets: Int[NumpyArray, " transfers"],
+) -> Float[NumpyArray, "workers workers"]:
+    """Return upper bounds [s] on the lead of the second worker's clock over the first one's."""
+    # `sources` and `targets` are slices at both ends of transfers. SEND starts when it is sent, and
+    # RECV ends at the arrival; an op sends when it ends, and starts when it has its inputs.
+    # Without a transfer, a bound is infinite.
+    size = len(workers)
+    upper = np.full((size, size), math.inf)
+    is_message = trace.has_phase(MESSAGES)[sources]
+    departure = np.where(is_message, trace.start[sources], trace.end[sources])
+    arrival = np.where(is_message, trace.end[targets], trace.start[targets])
+    sender, receiver = (np.searchsorted(workers, trace.worker[ends]) for ends in (sources, targets))
+    pair, step, seconds = sender * size + receiver, trace.step[sources], arrival - departure
+    order = np.lexsort([seconds, step, pair])
+    pair, step, seconds = pair[order], step[order], seconds[order]
+    # sorted by pair, step, seconds: the first row of each pair and step is its quickest message
+    is_quickest = (np.diff(pair, prepend=NONE) != 0) | (np.diff(step, prepend=NONE) != 0)
+    pair, seconds = pair[is_quickest], seconds[is_quickest]
+    for number in np.unique(pair):
+        pair_seconds = seconds[pair == number]
+        upper.flat[number] = np.quantile(pair_seconds, _BOUND_QUANTILE, method="lower")
+    np.fill_diagonal(upper, 0.0)  # the clock of a worker is that of its own messages
+    return upper
 
 
 def _solve_offsets(

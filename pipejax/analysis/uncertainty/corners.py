@@ -4,27 +4,17 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.compiled import compiled
 from pipejax.base.display import with_short_repr
+from pipejax.base.jax_on_demand import mapped
+from pipejax.base.longest_path import finish_times, slack
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite, checked_seconds
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
-from pipejax.engine.recurrence import (
-    Lags,
-    Preds,
-    Target,
-    Times,
-    finish_and_tails,
-    negative_slack_sum,
-    node_slack,
-)
 
 
 @with_short_repr("names makespan worst_slack binding target total_negative_slack")
@@ -64,8 +54,8 @@ def corners(
         makespan: a node without slack is critical in some corner.
 
     Returns:
-      Makespans, total negative slack and slack of all corners, in float64 from one compiled call;
-      equal to `slack` and `total_negative_slack` of each to the last bit.
+      Makespans, total negative slack and slack of all corners, in float64; equal to `slack` and
+      `total_negative_slack` of each to the last bit. Nothing is compiled.
 
     Raises:
       ValueError: if there is no corner, or as `slack`.
@@ -90,38 +80,21 @@ def corners(
     for corner in costs.values():
         corner.check_values()
         program = program_for(program, corner)  # per microbatch if one corner needs it
-    in_numpy = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float64))
-    vectors = np.stack([cost_vector(program, in_numpy(corner)) for corner in costs.values()])
-    with jax.enable_x64(True):
-        duration, lag = vectors[:, program.duration_index], vectors[:, program.lag_index]
-        results = _run(program.preds, program.last_node, seconds, duration, lag)
-    makespan, total_negative_slack, slack = map(np.asarray, results)
-    check_finite({"makespan": makespan}, dict(costs))
+    in_float64 = partial(mapped, lambda leaf: np.asarray(leaf, np.float64))
+    vectors = np.stack([cost_vector(program, in_float64(corner)) for corner in costs.values()])
+    preds, lateness = np.asarray(program.preds), np.zeros(len(costs))
+    graphs = [(preds, v[program.duration_index], v[program.lag_index]) for v in vectors]
+    finish = np.stack([finish_times(*graph) for graph in graphs])
+    check_finite({"makespan": finish.max(axis=1)}, dict(costs))
+    if seconds is not None:
+        lateness = np.minimum(seconds - finish[:, program.last_node], 0.0).sum(axis=1)
+    node_slack = np.stack([slack(*graph, seconds) for graph in graphs])
     return Corners(
         names=tuple(costs),
         target=seconds,
-        makespan=makespan,
-        total_negative_slack=total_negative_slack,
-        slack=slack,
-        worst_slack=slack.min(axis=0),
-        binding=slack.argmin(axis=0),
+        makespan=finish.max(axis=1),
+        total_negative_slack=lateness,
+        slack=node_slack,
+        worst_slack=node_slack.min(axis=0),
+        binding=node_slack.argmin(axis=0),
     )
-
-
-@compiled
-def _run(
-    preds: Preds,
-    ends: Int[Array, " workers"],
-    target: Target | None,
-    duration: Float[Array, "corners nodes"],
-    lag: Float[Array, "corners nodes max_preds"],
-) -> tuple[Float[Array, " corners"], Float[Array, " corners"], Float[Array, "corners nodes"]]:
-    """Return all corners' makespans, total negative slack and slack (corners, nodes)."""
-
-    def run_corner(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
-        """Return makespan, total negative slack and slack (nodes) of one corner."""
-        finish, tail = finish_and_tails(preds, duration, lag)
-        slack_sum = jnp.zeros(()) if target is None else negative_slack_sum(finish[ends], target)
-        return finish.max(), slack_sum, node_slack(finish, tail, target)
-
-    return jax.vmap(run_corner)(duration, lag)

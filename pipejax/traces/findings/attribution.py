@@ -7,7 +7,7 @@ as in the what-if analysis of arXiv 2505.05713. The whole job is run again for e
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -154,28 +154,17 @@ def attribute(
     )
 
 
-def _complete_steps(replayed: Replay) -> Iterator[Mapping[int, Sequence[int]]]:
-    """Yield groups of steps that have all replicas and whose replicas run the same tables."""
-    # A group maps the number of a step to the positions of its pipelines, by replica.
-    pipelines = replayed.pipelines.pipelines
-    replicas = sorted({pipeline.replica for pipeline in pipelines})
-    by_step: dict[int, dict[int, int]] = {}
-    for position, pipeline in enumerate(pipelines):
-        by_step.setdefault(pipeline.step, {})[pipeline.replica] = position
-    groups: dict[tuple[int, ...], dict[int, Sequence[int]]] = {}
-    for step, by_replica in by_step.items():
-        if len(by_replica) == len(replicas):
-            positions = [by_replica[replica] for replica in replicas]
-            tables = tuple(pipelines[position].table for position in positions)
-            groups.setdefault(tables, {})[step] = positions
-    if not groups:
-        raise ValueError(f"no step has all {len(replicas)} replicas")
-    yield from groups.values()
-
-
 def job_steps(replayed: Replay) -> list["JobSteps"]:
     """List the steps that have all replicas, grouped by the tables that ran."""
-    return [JobSteps(replayed, steps) for steps in _complete_steps(replayed)]
+    pipelines = replayed.pipelines.pipelines
+    groups: dict[tuple[int, ...], dict[int, Sequence[int]]] = {}
+    for step, positions in replayed.pipelines.complete_steps.items():
+        tables = tuple(pipelines[position].table for position in positions)
+        groups.setdefault(tables, {})[step] = positions
+    if not groups:
+        replicas = {pipeline.replica for pipeline in pipelines}
+        raise ValueError(f"no step has all {len(replicas)} replicas")
+    return [JobSteps(replayed, steps) for steps in groups.values()]
 
 
 class JobSteps:

@@ -79,20 +79,19 @@ def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
       ([27.0], [21.0])
     """
     check_types(replayed=(replayed, Replay))
-    pipelines = replayed.pipelines
-    all_steps = _complete_steps(replayed)
+    table, all_steps = replayed.pipelines.table, _complete_steps(replayed)
     # select as many steps as the search has time for, spread evenly
     max_steps = max(1, int(MAX_WORK / round_work(replayed)))
     stride = max(1, -(-len(all_steps) // max_steps))
     steps = {step: all_steps[step] for step in list(all_steps)[::stride]}
     replicas = max(map(len, steps.values()), default=0)
-    if replicas < 2 or pipelines.table.num_pipes > 1:
+    if replicas < 2 or table.num_pipes > 1:
         return None
     costs = [_step_costs(replayed, step_pipelines) for step_pipelines in steps.values()]
     if not all(cost.per_microbatch() for cost in costs):
         return None
     best_deals = deals(
-        pipelines.table,
+        table,
         costs,
         replicas=replicas,
         link=replayed.links,
@@ -150,12 +149,6 @@ def replica_share(replayed: Replay) -> float:
 
 def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
     """Return the pipelines of each step in which all replicas ran the most frequent table."""
-    by_step: dict[int, list[Pipeline]] = {}
-    for pipeline in replayed.pipelines.pipelines:
-        by_step.setdefault(pipeline.step, []).append(pipeline)
-    replicas = max(map(len, by_step.values()))
-    return {
-        step: step_pipelines
-        for step, step_pipelines in sorted(by_step.items())
-        if len(step_pipelines) == replicas and all(p.table == 0 for p in step_pipelines)
-    }
+    pipelines, steps = replayed.pipelines.pipelines, replayed.pipelines.complete_steps
+    by_step = {step: [pipelines[k] for k in positions] for step, positions in steps.items()}
+    return {step: row for step, row in by_step.items() if all(p.table == 0 for p in row)}

@@ -87,6 +87,15 @@ class Pipelines:
         return sorted({pipeline.step for pipeline in self.pipelines if pipeline.table})
 
     @property
+    def complete_steps(self) -> Mapping[int, Sequence[int]]:
+        """Return the positions of the pipelines, by replica, of each step with all replicas."""
+        by_step: dict[int, list[int]] = {}
+        for position, pipeline in enumerate(self.pipelines):
+            by_step.setdefault(pipeline.step, []).append(position)
+        num_replicas = len({pipeline.replica for pipeline in self.pipelines})
+        return {step: row for step, row in by_step.items() if len(row) == num_replicas}
+
+    @property
     def spans(self) -> NumpyArray:
         """Return the time from first start to last end of the ops of each pipeline [s]."""
         start, end = self.trace.start, self.trace.end
