@@ -47,58 +47,47 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
       >>> float(data.duration.sel(phase="B").mean())
       2.0
     """
+    import pandas as pd
     import xarray as xr
 
     check_types(analysis=(analysis, Analysis))
-    pipelines, replayed, shares = analysis.pipelines, analysis.replay, analysis.attribution
-    trace = pipelines.trace
+    pipelines, replayed, attribution = analysis.pipelines, analysis.replay, analysis.attribution
+    trace, shares = pipelines.trace, attribution.shares
     slices = np.concatenate([pipeline.slices for pipeline in pipelines.pipelines])
-    recorded_phases = {trace.phases[code] for code in np.unique(trace.phase[slices]).tolist()}
-    phases = [name for name in OPS if name in recorded_phases]
-    phase_codes = np.array(
-        [phases.index(name) if name in recorded_phases else 0 for name in trace.phases]
-    )
-    steps = np.array(sorted({pipeline.step for pipeline in pipelines.pipelines}))
-    replicas = np.array(sorted({pipeline.replica for pipeline in pipelines.pipelines}))
-    where = (
-        np.searchsorted(steps, trace.step[slices]),
-        np.searchsorted(replicas, trace.replica[slices]),
-        phase_codes[trace.phase[slices]],
-        trace.stage[slices],
-        trace.microbatch[slices],
-    )
-    shape = (len(steps), len(replicas), len(phases), trace.stages, trace.microbatch.max() + 1)
-    op_values = {
-        "start": trace.start,
-        "duration": trace.end - trace.start,
+    phases = np.array(trace.phases)[trace.phase]
+    fields = {
+        **{name: getattr(trace, name) for name in ("step", "replica", "stage", "microbatch")},
+        **{"phase": phases, "start": trace.start, "duration": trace.end - trace.start},
         "residual": replayed.residuals,
     }
-    data: dict[str, tuple[object, ...]] = {}
-    for name, value in op_values.items():
-        values = np.full(shape, np.nan)
-        values[where] = value[slices]
-        dims = ("step", "replica", "phase", "stage", "microbatch")
-        data[name] = (dims, values, {"units": "s"})
-    rows = np.searchsorted(steps, [pipeline.step for pipeline in pipelines.pipelines])
-    columns = np.searchsorted(replicas, [pipeline.replica for pipeline in pipelines.pipelines])
-    for name, value, unit in (("span", pipelines.spans, "s"), ("error", replayed.errors, "1")):
-        table = np.full(shape[:2], np.nan)
-        table[rows, columns] = value
-        data[name] = (("step", "replica"), table, {"units": unit})
-    for name, value in (("recorded", shares.recorded), ("replayed", shares.replayed)):
-        step_values = np.full(len(steps), np.nan)
-        step_values[np.searchsorted(steps, shares.steps)] = value
-        data[name] = ("step", step_values, {"units": "s"})
-    data["saves"] = ("place", [share.saves for share in shares.shares], {"units": "s"})
-    adds = [np.nan if share.adds is None else share.adds for share in shares.shares]
-    data["adds"] = ("place", adds, {"units": "s"})
-    labels = {
-        "step": steps,
-        "replica": replicas,
-        "phase": phases,
-        "place": [f"{share.kind} {share.name}" for share in shares.shares],
+    tables: dict[tuple[str, ...], dict[str, Any]] = {  # columns by the axes that number rows
+        ("step", "replica", "phase", "stage", "microbatch"): {
+            name: values[slices] for name, values in fields.items()
+        },
+        ("step", "replica"): {
+            "step": [pipeline.step for pipeline in pipelines.pipelines],
+            "replica": [pipeline.replica for pipeline in pipelines.pipelines],
+            "span": pipelines.spans,
+            "error": replayed.errors,
+        },
+        ("step",): {
+            "step": attribution.steps,
+            "recorded": attribution.recorded,
+            "replayed": attribution.replayed,
+        },
+        ("place",): {
+            "place": [f"{share.kind} {share.name}" for share in shares],
+            "saves": [share.saves for share in shares],
+            "adds": [np.nan if share.adds is None else share.adds for share in shares],
+        },
     }
-    return xr.Dataset(data, labels, {"source": trace.source} | provenance())
+    frames = (pd.DataFrame(columns).set_index([*axes]) for axes, columns in tables.items())
+    data = xr.merge([frame.to_xarray() for frame in frames])
+    data = data.sel(phase=[name for name in OPS if name in phases[slices]])
+    data = data.assign_coords({name: data[name].astype(str) for name in ("phase", "place")})
+    for name, values in data.items():
+        values.attrs["units"] = "1" if name == "error" else "s"
+    return data.assign_attrs(source=trace.source, **provenance())
 
 
 def costs_text(replayed: Replay) -> str:
