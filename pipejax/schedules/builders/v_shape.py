@@ -16,7 +16,6 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, resolve_choice, share
-from pipejax.base.longest_path import run_edges
 from pipejax.schedules.builders.one_f_one_b import Ops, one_f_one_b, phase_ops
 from pipejax.schedules.builders.published import CONTROLLABLE, PLANNED, ZERO_BUBBLE, published
 from pipejax.schedules.cells.cells import zigzag
@@ -42,15 +41,16 @@ from pipejax.schedules.heuristics.building_block import (
     least_interval,
 )
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
-from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, TimedOps, Timeline, Work
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.slot_simulation import (
-    durations,
-    slot_times,
-    spread_rows,
-    waiting_cells,
+from pipejax.schedules.heuristics.timeline import (
+    FOREVER,
+    ROUNDING,
+    TimedOps,
+    Timeline,
+    Work,
+    run_rows,
 )
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE
+from pipejax.schedules.table.slot_simulation import durations, slot_times, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 # Search for the run of building blocks with the shortest span of a worker.
@@ -208,10 +208,11 @@ def zb_v(
             f"the memory limit of a worker is {limit:g}: a microbatch on its two stages takes 2",
             "memory_limit",
         )
-    if limit == usual_limit and _has_equal_ops(slots, transfer):
-        return _repeat_block("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)
     unit_work = _unit_work(num_microbatches, [limit] * num_workers)
-    run = shortest_run(_with_times(unit_work, slots, *numbers), _blocks(unit_work))
+    if limit == usual_limit and _has_equal_ops(slots, transfer):
+        run: Timeline | None = _repeat_block(unit_work, ZB_V)
+    else:
+        run = shortest_run(_with_times(unit_work, slots, *numbers), _blocks(unit_work))
     assert run is not None  # at least one block keeps the limit
     return spread_rows("zb-v", run.rows(), slots, zigzag(num_workers))
 
@@ -266,17 +267,15 @@ def _plan(
     # In the published order a weight gradient comes half an interval after its place in the block.
     # At other times it is often better to fill the first gap with it, or, with little memory, to
     # place all ops anew: none of the three orders is always the best.
-    transfer = number(transfer, "transfer")
-    published = _repeat_block(name, microbatches, waits, limits, slots)
-    if _has_equal_ops(slots, transfer):
-        return published
-    tables = [published, _repeat_block(name, microbatches, waits, limits, slots, delay=0)]
-    unit_work = _unit_work(microbatches, limits)
-    timed_work = _with_times(unit_work, slots, transfer, weight_share=1.0)
-    run = shortest_run(timed_work, _blocks(unit_work))
-    if run is not None:
-        tables.append(spread_rows(name, run.rows(), slots, zigzag(len(limits))))
-    return min(tables, key=lambda table: _longest_span(table, transfer))
+    transfer, unit_work = number(transfer, "transfer"), _unit_work(microbatches, limits)
+    rows = _repeat_block(unit_work, waits).rows()
+    if not _has_equal_ops(slots, transfer):
+        timed_work = _with_times(unit_work, slots, transfer, weight_share=1.0)
+        shortest = shortest_run(timed_work, _blocks(unit_work))
+        orders = [rows, _repeat_block(unit_work, waits, delay=0).rows()]
+        orders += [] if shortest is None else [shortest.rows()]
+        rows = min(orders, key=lambda rows: run_rows(timed_work, rows).spans(len(limits)).max())
+    return spread_rows(name, rows, slots, zigzag(len(limits)))
 
 
 def _has_equal_ops(slots: Slots, transfer: float) -> bool:
@@ -284,36 +283,9 @@ def _has_equal_ops(slots: Slots, transfer: float) -> bool:
     return not transfer and len({slots[phase.name] for phase in SPLIT}) == 1
 
 
-def _longest_span(table: ScheduleTable, transfer: float) -> float:
-    """Return the longest span of a worker if each message takes the time `transfer` [slots]."""
-    # A message between two workers becomes a node after all cells: the edge from cell a to cell b
-    # now leads from a to the message, and an edge from the message to b is appended.
-    tail, head = waiting_cells(table, Links())
-    duration = durations(table).ravel()
-    is_message = tail // table.num_slots != head // table.num_slots
-    message = duration.size + np.arange(is_message.sum())
-    tails, heads = np.append(tail, message), np.append(head, head[is_message])
-    heads[: len(head)][is_message] = message
-    start, finish = run_edges(tails, heads, np.append(duration, np.full(len(message), transfer)))
-    ops = np.flatnonzero(table.phase.ravel() != Phase.IDLE)
-    worker = ops // table.num_slots
-    first, last = np.full(table.num_workers, np.inf), np.zeros(table.num_workers)
-    np.minimum.at(first, worker, start[ops])
-    np.maximum.at(last, worker, finish[ops])
-    return float((last - first).max())
-
-
-def _repeat_block(
-    name: str,
-    microbatches: int,
-    waits: Waits,
-    limits: Sequence[float],
-    slots: Slots,
-    delay: float = INTERVAL / 2,
-) -> ScheduleTable:
-    """Build a table by repeating a building block, in which every op takes one slot."""
+def _repeat_block(work: Work, waits: Waits, delay: float = INTERVAL / 2) -> Timeline:
+    """Run the repetition of a building block, in which every op takes one slot."""
     # `delay` is the time after its place in the block at which a weight gradient is due [slots].
-    work = _unit_work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
     runs_ahead = any(any(wait) for wait in waits)  # without any wait, later ops would overlap
     order = Order(
@@ -321,7 +293,7 @@ def _repeat_block(
     )
     run = list_schedule(work, Rules(order=order))
     assert run is not None  # the block keeps these limits
-    return spread_rows(name, run.rows(), slots, zigzag(len(limits)))
+    return run
 
 
 def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:

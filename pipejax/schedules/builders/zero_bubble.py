@@ -1,7 +1,6 @@
 """Zero-bubble schedules, and schedules that offload activations to the host."""
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, floor, gcd
 
@@ -23,9 +22,9 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
 from pipejax.schedules.heuristics.timeline import (
     Time,
     TimedOps,
-    Timeline,
     Work,
     rows_from_starts,
+    run_rows,
 )
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts
 from pipejax.schedules.table.slot_simulation import check_host_groups, spread_rows
@@ -262,21 +261,6 @@ class HostLink:
     def occupy(self, start: Time, duration: Time) -> None:
         """Add a transfer that starts at a time."""
         insort(self.busy, (start, start + duration))
-
-
-def run_rows(work: Work, rows: Sequence[Sequence[Op]]) -> TimedOps:
-    """Run rows of F, I and W, with each op as early as its input and its worker allow."""
-    timeline, queues = Timeline(work), [deque(row) for row in rows]
-    has_progress = True
-    while has_progress:
-        has_progress = False
-        for worker, queue in enumerate(queues):
-            while queue and queue[0] in timeline.arrival:
-                op = queue.popleft()
-                timeline.start(op, max(timeline.clock[worker], timeline.arrival[op]))
-                timeline.end(op)
-                has_progress = True
-    return TimedOps.from_tuples(timeline.log)
 
 
 def with_offloads(

@@ -5,6 +5,7 @@ floats; sums of whole numbers are exact. After a run, start times become rows th
 limit even if ops take other times.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -210,6 +211,21 @@ class TimedOps(NamedTuple):
         np.minimum.at(first, self.worker, self.start)
         np.maximum.at(last, self.worker, self.end)
         return last - first
+
+
+def run_rows(work: Work, rows: Sequence[Sequence[Op]]) -> TimedOps:
+    """Run rows of F, I and W, with each op as early as its input and its worker allow."""
+    timeline, queues = Timeline(work), [deque(row) for row in rows]
+    has_progress = True
+    while has_progress:
+        has_progress = False
+        for worker, queue in enumerate(queues):
+            while queue and queue[0] in timeline.arrival:
+                op = queue.popleft()
+                timeline.start(op, max(timeline.clock[worker], timeline.arrival[op]))
+                timeline.end(op)
+                has_progress = True
+    return TimedOps.from_tuples(timeline.log)
 
 
 def rows_from_starts(
