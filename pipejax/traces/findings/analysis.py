@@ -18,11 +18,6 @@ from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.attribution import Attribution, attribute
-from pipejax.traces.findings.late_launches import (
-    MIN_STALL,
-    find_late_launches,
-    replay_late_launches,
-)
 from pipejax.traces.findings.new_deal import (
     MAX_REPLICA_SHARE,
     MAX_WORK,
@@ -36,7 +31,12 @@ from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, sus
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.messages import scale_links
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, op_name
-from pipejax.traces.replaying.replay import Replay
+from pipejax.traces.replaying.replay import (
+    MIN_STALL,
+    Replay,
+    find_late_launches,
+    replay_late_launches,
+)
 
 
 def trace_scenario(replayed: Replay) -> Scenario:

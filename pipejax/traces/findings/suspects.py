@@ -18,11 +18,10 @@ from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.traces.clocks import Offset
 from pipejax.traces.findings.attribution import JobSteps, job_steps
-from pipejax.traces.findings.late_launches import group_ops
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, op_name
-from pipejax.traces.replaying.replay import Replay
+from pipejax.traces.replaying.replay import Replay, group_ops
 
 MIN_RATIO = 1.1  # to the median of the others
 MIN_Z = 5.0  # standard errors

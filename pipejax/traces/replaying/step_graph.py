@@ -6,7 +6,7 @@ last one is ready.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -197,22 +197,14 @@ class NonOps(NamedTuple):
     seconds: Float[NumpyArray, "steps non_ops"]
 
 
-class _Key(NamedTuple):
-    """Identity of a slice in every step."""
-
-    replica: int
-    worker: int
-    phase: str
-    occurrence: int
-
-
 def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> NonOps:
     """Match slices that are neither op nor message over steps, and find their usual places."""
     # A step has one pipeline per replica; replicas run the same tables in all steps.
     trace = pipelines.trace
     slices_by_worker = _other_slices(trace)
-    slices_by_key: dict[_Key, dict[int, int]] = {}
-    places_by_key: dict[_Key, list[tuple[CellCount, bool, float]]] = {}
+    # replica, worker, phase and occurrence identify a slice in every step
+    slices_by_key: dict[tuple[int, int, str, int], dict[int, int]] = {}
+    places_by_key: dict[tuple[int, int, str, int], list[tuple[CellCount, bool, float]]] = {}
     for number, step_pipelines in enumerate(steps):
         begin = min(trace.start[pipeline.slices].min() for pipeline in step_pipelines)
         for replica, pipeline in enumerate(step_pipelines):
@@ -222,23 +214,25 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
                 counts = Counter[str]()
                 for k in slices_by_worker.get((pipeline.step, pipeline.replica, worker), ()):
                     name = trace.phases[trace.phase[k]]
-                    key = _Key(replica, worker, name, counts[name])
+                    key = replica, worker, name, counts[name]
                     counts[name] += 1
                     slices_by_key.setdefault(key, {})[number] = k
                     cells_before, is_beside = _find_place(trace, row, k)
                     place = cells_before, is_beside, trace.start[k] - begin
                     places_by_key.setdefault(key, []).append(place)
-    non_ops = sorted(_usual_places(places_by_key), key=lambda pair: pair[1])
-    groups = dict(_collective_groups([key for key, _ in non_ops], trace.workers))
-    slices = np.full((len(steps), len(non_ops)), NONE)
-    for column, (key, _) in enumerate(non_ops):
-        for step, k in slices_by_key[key].items():
+    places, start = [], []
+    for (replica, worker, name, occurrence), key_places in places_by_key.items():
+        cell_counts, flags, starts = zip(*key_places, strict=True)
+        is_beside, before = 2 * sum(flags) > len(flags), CellCount(int(np.median(cell_counts)))
+        places.append(NonOp(name, occurrence, replica, worker, before, is_beside, NONE))
+        start.append(float(np.median(starts)))
+    order = sorted(range(len(places)), key=lambda k: (*places[k][2:6], start[k]))
+    numbered = _with_groups([places[k] for k in order], trace.workers)
+    slices = np.full((len(steps), len(numbered)), NONE)
+    for column, (phase, occurrence, replica, worker, *_) in enumerate(numbered):
+        for step, k in slices_by_key[replica, worker, phase, occurrence].items():
             slices[step, column] = k
-    places = tuple(
-        NonOp(key.phase, key.occurrence, key.replica, key.worker, count, is_beside, groups[key])
-        for key, (_, _, count, is_beside, _) in non_ops
-    )
-    return NonOps(places, slices, _non_op_seconds(trace, places, slices))
+    return NonOps(numbered, slices, _non_op_seconds(trace, numbered, slices))
 
 
 def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
@@ -258,35 +252,23 @@ def _find_place(trace: Trace, cells: CellSlices, k: int) -> tuple[CellCount, boo
     return CellCount(num_ended), num_begun > num_ended
 
 
-def _usual_places(
-    places_by_key: Mapping[_Key, Sequence[tuple[CellCount, bool, float]]],
-) -> Iterator[tuple[_Key, tuple[int, int, CellCount, bool, float]]]:
-    """Yield replica, worker, and medians over steps of cells before, is_beside and start [s]."""
-    for key, places in places_by_key.items():
-        cell_counts, flags, starts = zip(*places, strict=True)
-        is_beside = 2 * sum(flags) > len(flags)
-        cells_before = CellCount(int(np.median(cell_counts)))
-        yield key, (key.replica, key.worker, cells_before, is_beside, float(np.median(starts)))
-
-
-def _collective_groups(keys: Sequence[_Key], workers: int) -> Iterator[tuple[_Key, int]]:
-    """Yield the number of each slice's collective; -1 for a slice without other members."""
-    members: dict[tuple[object, ...], list[_Key]] = {}
-    for key in keys:
-        is_pipeline_end = key.worker in (0, workers - 1)
+def _with_groups(places: Sequence[NonOp], workers: int) -> tuple[NonOp, ...]:
+    """Number the collectives of slices; a slice without other members is in none."""
+    members: dict[tuple[object, ...], list[int]] = {}
+    for position, non_op in enumerate(places):
+        is_pipeline_end = non_op.worker in (0, workers - 1)
         shared_by_scope = {  # members of a collective share these numbers
-            "replicas": (key.worker,),
-            "ends": (key.replica,) if is_pipeline_end else None,
+            "replicas": (non_op.worker,),
+            "ends": (non_op.replica,) if is_pipeline_end else None,
             "all": (),
         }
-        shared = shared_by_scope.get(collective_scope(key.phase) or "")
-        if shared is None:
-            yield key, NONE
-        else:
-            members.setdefault((key.phase, key.occurrence, *shared), []).append(key)
-    for number, group in enumerate(members.values()):
-        for key in group:
-            yield key, number if len(group) > 1 else NONE
+        shared = shared_by_scope.get(collective_scope(non_op.phase) or "")
+        if shared is not None:
+            key = non_op.phase, non_op.occurrence, *shared
+            members.setdefault(key, []).append(position)
+    groups = [group for group in members.values() if len(group) > 1]
+    number = {position: k for k, group in enumerate(groups) for position in group}
+    return tuple(p._replace(group=number.get(k, NONE)) for k, p in enumerate(places))
 
 
 def _non_op_seconds(
