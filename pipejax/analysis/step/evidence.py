@@ -242,15 +242,6 @@ def find_evidence(
     A calibrated machine has its own runs, and their band as the range. Other machines have runs
     that come with pipejax, of models with experts or without, on machines of one generation. The
     result is None if there are none. An empty stack is the default, even of other launchers.
-
-    Example:
-      >>> import pipejax as pj
-      >>> evidence = find_evidence(Regime(False, 0, 16), pj.load_system("h100"), "")
-      >>> evidence.differs, evidence.is_enough
-      ((), True)
-      >>> low, high = evidence.range(7.0)
-      >>> low < 7.0 < high
-      True
     """
     record, software = system.calibration, stack or DEFAULT_STACK
     if record is None:
@@ -294,11 +285,6 @@ def are_tied(
     Layouts of one job share errors of the machine. They tie with the fastest if they are slower by
     at most the `spread` of errors in their evidence. Without evidence, none ties: its error is
     unknown.
-
-    Example:
-      >>> runs = Evidence(Regime(False, 0, 16), (1.0, 3.0, 2.0))  # spread 1.3 %
-      >>> are_tied([7.0, 7.09, 7.1, 7.0], [runs, runs, runs, None]).tolist()
-      [True, True, False, False]
     """
     lags = np.array(times) / min(times) - 1
     spreads = np.array([math.nan if x is None else x.spread / 100 for x in evidence])

@@ -344,20 +344,14 @@ def validate(
         raise wrong("stack", f"of rows that were read is theirs: read them with it, got {stack!r}")
     rows = data if isinstance(data, MeasuredRows) else _read(data, stack)
     predict = predict or functools.partial(predicted_by_costs, link=link)
-    if system is not None:
-        machine = system if isinstance(system, System) else load_system(system)
-        if machine.calibration is None:  # a fit to the rows replaces what they name
-            _warn_overridden(rows, machine.name)
-        return Validation(rows, _predict(rows, machine, predict))
+    machine = load_system(system) if isinstance(system, str | Path) else system
     is_nameless = rows.system == ""
-    if is_nameless.any():
+    if machine is None and is_nameless.any():
         k = int(np.argmax(is_nameless))
         raise wrong("system", f"must be given: {rows.file[k]}, row {rows.row[k]}, names none")
-    predictions = _empty_predictions(len(rows))
-    for name in dict.fromkeys(rows.system.tolist()):
-        mask = rows.system == name
-        _fill(predictions, mask, _predict(rows.take(mask), load_system(name), predict))
-    return Validation(rows, predictions)
+    if machine is not None and machine.calibration is None:  # a fit replaces what rows name
+        _warn_overridden(rows, machine.name)
+    return Validation(rows, _predict(rows, machine, predict))
 
 
 def judge(ours: Validation, path: str | Path) -> tuple[Validation, Validation]:
@@ -399,24 +393,18 @@ def _warn_overridden(rows: MeasuredRows, system: str) -> None:
         )
 
 
-def _empty_predictions(rows: int) -> Predictions:
-    return Predictions(*(np.full(rows, np.nan) for _ in Predictions._fields))
-
-
-def _fill(predictions: Predictions, mask: NumpyArray, selected: Predictions) -> None:
-    """Write predictions for the rows that a mask selects into the predictions of all rows."""
-    for values, new in zip(predictions, selected, strict=True):
-        if new is not None and values is not None:
-            values[mask] = new
-
-
-def _predict(rows: MeasuredRows, system: System, predict: Predict) -> Predictions:
+def _predict(rows: MeasuredRows, system: System | None, predict: Predict) -> Predictions:
     """Predict rows, each with its stack; raise if a measured number has no prediction."""
-    predictions = _empty_predictions(len(rows))
-    for name in dict.fromkeys(rows.stack.tolist()):
-        mask = rows.stack == name
-        machine = load_stack(name).on(system) if name else system
-        _fill(predictions, mask, predict(rows.take(mask), machine))
+    # Without a system, each row has the one that it names.
+    predictions = Predictions(*(np.full(len(rows), np.nan) for _ in Predictions._fields))
+    names = rows.system if system is None else np.full(len(rows), system.name)
+    for name, stack in dict.fromkeys(zip(names.tolist(), rows.stack.tolist(), strict=True)):
+        mask = (names == name) & (rows.stack == stack)
+        machine = load_system(name) if system is None else system
+        machine = load_stack(stack).on(machine) if stack else machine
+        for values, new in zip(predictions, predict(rows.take(mask), machine), strict=True):
+            if new is not None and values is not None:
+                values[mask] = new
     for name in ("seconds", "memory_bytes"):
         values, measured = getattr(predictions, name), getattr(rows, name)
         is_missing = ~np.isfinite(values) & np.isfinite(measured)

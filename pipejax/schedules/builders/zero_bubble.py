@@ -270,15 +270,8 @@ def with_offloads(
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time.
-
-    Args:
-      ops: planned F, I and W.
-      candidates: activations, the first ones preferred.
-      offload: (stages) time of O.
-      load: (stages) time of L.
-      host_links: groups of workers that share a host link.
-    """
+    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time."""
+    # Of `candidates` the first ones are preferred; `offload` and `load` are times by stage.
     rows = zip(*(column.tolist() for column in ops), strict=True)
     times = {(phase, s, m): (worker, start, end) for phase, s, m, worker, start, end in rows}
     first_sharers = {worker: group[0] for group in host_links for worker in group}

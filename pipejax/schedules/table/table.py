@@ -233,22 +233,10 @@ class ScheduleTable(Content, Drawn):
         return len(self.updates) > 0
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
-        """Return a copy of the table with new rows.
-
-        Args:
-          rows: cells by worker and slot.
-
-        Returns:
-          The table; where nothing updates, it has no weight rule any more.
+        """Return a copy with new rows of cells; without any update it has no weight rule.
 
         Raises:
           ScheduleError: if the schedule cannot run.
-
-        Example:
-          >>> import pipejax as pj
-          >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"]], name="one")
-          >>> table.with_rows([[(), *next(table.rows())]]).num_slots
-          3
         """
         parsed_rows = _parse_rows(rows, self.grammar)
         cells, partners = (
@@ -311,16 +299,7 @@ class ScheduleTable(Content, Drawn):
     def error(
         self, reason: str, worker: int | None = None, slot: int | None = None
     ) -> ScheduleError:
-        """Return an error whose text shows this table with a place marked.
-
-        Args:
-          reason: one line that names the op.
-          worker: row to mark; there is no grid if None.
-          slot: column to mark; the whole row if None.
-
-        Returns:
-          The error, for the caller to raise.
-        """
+        """Return an error whose text shows this table with a cell, or a whole row, marked."""
         if worker is None:
             return ScheduleError(reason)
         shown_slots = _window(self.num_slots, slot, MAX_SLOTS)
