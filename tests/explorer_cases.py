@@ -9,7 +9,7 @@ import numpy as np
 from grammar_tables import TABLES, grammar_table
 
 import pipejax as pj
-from pipejax.plots.explorer.payload import Explored, MemoryView
+from pipejax.plots.explorer.payload import Explored
 
 BUILT = {
     "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),
@@ -84,11 +84,7 @@ def build_case(name):
 
 
 def explored(table, costs, link="delay", limits=None):
-    ones = np.ones(table.num_stages)
-    return Explored(
-        pj.evaluate(table, costs, link=link),
-        MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), limits),
-    )
+    return Explored(pj.evaluate(table, costs, link=link), limits=limits)
 
 
 def get_scene(text):

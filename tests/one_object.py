@@ -15,7 +15,7 @@ from test_explorer import run_of_page
 
 import pipejax as pj
 from pipejax.engine.steady_state import steady_state
-from pipejax.plots.explorer.payload import Explored, MemoryView, payload
+from pipejax.plots.explorer.payload import Explored, payload
 from pipejax.sweep.run import _step_times
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
@@ -223,9 +223,7 @@ def _trace(options):
 
 def _explorer(options):
     """Write a page of the first costs: it looks for closed forms under all link models."""
-    ones = np.ones(options.table.num_stages)
-    memory = MemoryView("activations", ones, ones / 3, ones, np.zeros((3, *ones.shape)), None)
-    scene = payload([Explored(options.runs[0], memory)], unit="s")
+    scene = payload([Explored(options.runs[0])], unit="s")
     factors = [factor["initial"] for factor in scene["factors"]]
     finish, *_ = run_of_page(scene["schedules"][0], factors, options.links.model)
     return [finish.max()]

@@ -7,7 +7,7 @@ import anywidget
 import traitlets
 
 from pipejax.analysis.runs.evaluate import Evaluation
-from pipejax.plots.explorer.payload import Explored, MemoryView, page
+from pipejax.plots.explorer.payload import Explored, page
 
 
 class ExplorerWidget(anywidget.AnyWidget):
@@ -46,5 +46,4 @@ def explore(runs: Evaluation | Sequence[Evaluation], *, height: int = 640) -> Ex
       ('', True)
     """
     runs = [runs] if isinstance(runs, Evaluation) else list(runs)
-    explored = [Explored(run, MemoryView.in_activations(run.table)) for run in runs]
-    return ExplorerWidget(page=page(explored), height=height)
+    return ExplorerWidget(page=page([*map(Explored, runs)]), height=height)

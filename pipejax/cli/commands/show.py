@@ -327,13 +327,13 @@ def save_page(
     out: Output,
 ) -> None:
     """Write a page; without a memory limit, a model has that of its system."""
-    from pipejax.plots.explorer.payload import Explored, MemoryView, page
+    from pipejax.plots.explorer.payload import Explored, page
 
     explored = []
     for (name, run), sizes in zip(scene.runs.items(), scene.sizes, strict=True):
         limits = _limits(run.table, sizes, scenario, activations, limit)
-        held = MemoryView(*sizes[:5], limits, sizes.static)
-        explored.append(Explored(run, held, _step(run, scenario), name))
+        held = sizes.held(run).memory, sizes.unit, limits, sizes.static
+        explored.append(Explored(run, name, _step(run, scenario), None, *held))
     flags = {"messages": scene.messages, "memory": memory}
     show = {name: True for name, is_on in flags.items() if is_on}
     if scene.picture.no_critical:

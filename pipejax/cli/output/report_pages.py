@@ -55,20 +55,14 @@ def report_page(
     ran: MeasuredRun | None = None,
 ) -> str:
     """Return a page: the parts of a text, and the run, called `name`, in the explorer."""
-    from pipejax.plots.explorer.payload import Explored, MemoryView, page, rendered
+    from pipejax.plots.explorer.payload import Explored, page, rendered
 
-    explored, titles = [], []
+    explored, titles = [Explored(explanation.run, name)], [name]
     if ran is not None:
-        memory = MemoryView.in_activations(ran.run.table)
-        explored.append(Explored(ran.run, memory, None, "replayed", ran.starts))
-        titles += [f"{ran.title}, as it ran", "replayed"]
-    memory = MemoryView.in_activations(explanation.run.table)
-    explored.append(Explored(explanation.run, memory, name=name))
-    titles.append(name)
+        explored.insert(0, Explored(ran.run, "replayed", recorded=ran.starts))
+        titles = [f"{ran.title}, as it ran", "replayed", name]
     for remedy in explanation.remedies[:1]:
-        run = remedy.scenario.evaluate()
-        memory = MemoryView.in_activations(run.table)
-        explored.append(Explored(run, memory, name="first remedy"))
+        explored.append(Explored(remedy.scenario.evaluate(), "first remedy"))
         titles.append(remedy.what)
     title_of_first, *titles_below = titles
     with progress("looking for closed forms"):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.evaluate import ActivationMemory, Evaluation, activation_memory
 from pipejax.analysis.runs.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import ArgumentError
@@ -29,8 +29,8 @@ from pipejax.plots.explorer.factors import (
     read_by,
 )
 from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
-from pipejax.schedules.cells.ops import AT_WORK, IN_FLIGHT, ScheduleError
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts, with_items
+from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
+from pipejax.schedules.table.held_activations import HeldOps, HeldParts, with_items
 from pipejax.schedules.table.links import LINK_MODELS, LINKS
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -38,28 +38,7 @@ Packed = dict[str, Any]  # as from `pack`
 WHOLE = ("int8", "int16", "int32")  # types of whole numbers; the narrowest is used
 REAL = "float64"
 LEVEL = 6  # level of zlib; higher ones take long for a few percent
-PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model; the error if none can run
-
-
-class MemoryView(NamedTuple):
-    """Sizes of activations, and limits, with which a page draws memory curves."""
-
-    unit: str  # "activations" or "bytes"
-    # arrays (stages) or (stages, microbatches)
-    sizes: PerStage  # size of an activation
-    weight_share: PerStage  # share of it that W needs after I
-    checkpoints: PerStage  # part that F leaves if R comes later
-    at_work: Float[NumpyArray, "ops stages *microbatches"]  # held while B, I, W run
-    limits: Float[NumpyArray, " workers"] | None  # (workers) limit of activations
-    static: Float[NumpyArray, " workers"] | None = None  # (workers) memory of the whole step
-
-    @classmethod
-    def in_activations(cls, table: ScheduleTable) -> "MemoryView":
-        """Return a view that counts activations, without limits."""
-        ones = np.ones(table.num_stages)
-        at_work = np.zeros((len(AT_WORK), table.num_stages))
-        return cls("activations", ones, WEIGHT_SHARE * ones, ones, at_work, None)
 
 
 class StepView(NamedTuple):
@@ -73,11 +52,14 @@ class Explored(NamedTuple):
     """A schedule on a page, with its run and memory sizes."""
 
     run: Evaluation
-    memory: MemoryView
-    step: StepView | None = None  # if a model gives the costs
     name: str = ""  # replaces the schedule's name
+    step: StepView | None = None  # if a model gives the costs
     # (workers, slots) starts of a measured run, whose replay is `run` [s]; sliders do not move them
     recorded: Float[NumpyArray, "workers slots"] | None = None
+    memory: ActivationMemory | None = None  # in the unit below; None to count activations
+    unit: str = "activations"  # or "bytes"
+    limits: Float[NumpyArray, " workers"] | None = None  # (workers) limit of activations
+    static: Float[NumpyArray, " workers"] | None = None  # (workers) memory of the whole step
 
 
 class Carried(NamedTuple):
@@ -162,7 +144,7 @@ def _schedule(
     phases: PagePhases,
 ) -> dict[str, Any]:
     """Return the data of one schedule as JSON; ops are numbered in the order of their cells."""
-    run, memory, step, name, recorded = explored
+    run, name, step, recorded, *_ = explored
     nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
     cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # with a node under any link model
     op_of_cell = np.full(run.table.cells.phase.size, -1)
@@ -198,8 +180,12 @@ def _schedule(
             "firstPair": run.program.layout.first_pair if run.costs.pair is None else -1,
             "firstLink": run.program.layout.first_link,
         },
-        "memory": _memory(run, memory, op_of_cell)
-        | {"unit": memory.unit, "limits": _list(memory.limits), "static": _list(memory.static)},
+        "memory": {
+            **_memory(run, explored.memory or activation_memory(run), op_of_cell),
+            "unit": explored.unit,
+            "limits": _list(explored.limits),
+            "static": _list(explored.static),
+        },
         "step": step and step._asdict(),
         "recorded": recorded_starts,
         "programs": page_programs,
@@ -295,7 +281,9 @@ def _program(
     )
 
 
-def _memory(run: Evaluation, memory: MemoryView, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
+def _memory(
+    run: Evaluation, memory: ActivationMemory, op_of_cell: Int[NumpyArray, " cells"]
+) -> Packed:
     """Pack memory changes as moment, worker, index of the size, and count."""
     # A time is 2 x op for its start, 2 x op + 1 for its end. A place is part x stages + stage, with
     # a stage for each microbatch if sizes differ by microbatch.
