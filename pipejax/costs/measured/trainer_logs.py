@@ -230,8 +230,9 @@ class TrainerLog(NamedTuple):
             for name in ("sequence", "global_batch", "accelerators")
         )
         if not batch and "samples" in quantities:  # lines round it differently
-            batches = (line["seconds"] * line["samples"] for line in lines)  # NaN: 0 s at rate inf
-            batch = round(statistics.median([*filter(math.isfinite, batches)] or [0]))
+            products = (line["seconds"] * line["samples"] for line in lines)
+            finite = [size for size in products if math.isfinite(size)]  # not so: 0 s at rate inf
+            batch = round(statistics.median(finite or [0]))
         timed = []
         for line in lines:
             size = batch or self._whole_batch(line["batch"], columns)
