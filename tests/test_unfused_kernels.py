@@ -149,8 +149,8 @@ def test_a_stack_says_which_kernels_keep_more(stack):
     model, software, _ = launcher_defaults(None, LLAMA, pj.load_system("h100"), stack)
     assert model.unfused == unfused == software.unfused
     assert bool(unfused) == (stack != "megatron-core-2024")
-    own = dataclasses.replace(LLAMA, unfused="norm")  # a model that says it keeps what it says
-    assert launcher_defaults(None, own, pj.load_system("h100"), stack)[0] == own
+    explicit = dataclasses.replace(LLAMA, unfused="norm")  # a model that says it keeps what it says
+    assert launcher_defaults(None, explicit, pj.load_system("h100"), stack)[0] == explicit
 
 
 def test_activation_functions():
