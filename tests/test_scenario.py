@@ -5,6 +5,7 @@ import json
 import random
 import shlex
 
+import numpy as np
 import pytest
 
 import pipejax as pj
@@ -200,6 +201,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.filterwarnings("ignore:.*saves nothing without")
 @pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
 def test_a_scenario_is_read_from_its_command_line(count, folder):
     draw = Draw(count, folder)
@@ -270,3 +272,26 @@ def test_edits_apply_in_one_order():
         "microbatch_order": "1,0",
         "scale": "F@microbatch0*3",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ("--zero 3", "--data-parallel or --context-parallel"),
+        ("--overlap 0.5", "--data-parallel or --context-parallel"),
+        ("--tensor-overlap 1", "--tensor-parallel"),
+        ("--zero 1 --context-parallel 2", None),
+        ("--overlap 0.5 --data-parallel 2", None),
+        ("--zero 0 --overlap 0", None),
+    ],
+)
+def test_options_that_save_nothing_are_named(call, options, needed):
+    run = ("evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "-m", "llama3-8b", "-y", "h100")
+    run = (*run, "--minibatch", 8, "--json")
+    _, out, warning = call(*run, *options.split())
+    text = f"warning: {options} saves nothing without {needed} above 1\n"
+    assert warning == (text if needed else "")
+    if needed:
+        shown, plain = json.loads(out), json.loads(call(*run)[1])
+        assert shown["makespan"] == plain["makespan"]
+        assert min(np.subtract(shown["memory_bytes"], plain["memory_bytes"])) >= 0

@@ -42,6 +42,12 @@ Options = dict[str, Any]
 # fields of a workload that are options of models
 WORKLOAD = tuple(name for name, field in WORKLOAD_FIELDS.items() if field.head)
 OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")  # without effect on other models
+NEEDED_DEGREES: Mapping[str, tuple[str, ...]] = {  # degrees without which an option saves nothing
+    "zero": ("data_parallel", "context_parallel"),
+    "overlap": ("data_parallel", "context_parallel"),
+    "tensor_overlap": ("tensor_parallel",),
+    "expert_overlap": ("expert_parallel",),
+}
 NO_EFFECT_ALONE = ("sequence_parallel", "scatter_gather")  # without tensor parallelism
 
 
@@ -379,7 +385,13 @@ def _parse_model(
     workers = getattr(run, "workers", None)
     model, software, defaults = launcher_defaults(run.launcher, loaded, bare, run.stack, workers)
     machine = software.on(bare)
+    chosen = {name for name, value in fields.items() if value not in (None, 0, False)}
     fields = merge_fields(defaults, fields)
+    for name, degrees in NEEDED_DEGREES.items():
+        if name in chosen and all(fields.get(degree, 1) == 1 for degree in degrees):
+            needs = " or ".join(map(flag, degrees))
+            text = f"{flag(name)} {fields[name]:g} saves nothing without {needs} above 1"
+            warnings.warn(text, Notice, stacklevel=2)
     for name in OF_EXPERTS:
         if fields.get(name, 1) > 1 and model.moe is None:
             raise ValueError(f"{flag(name)} {fields[name]}: {model.name} has no experts")
