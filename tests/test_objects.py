@@ -53,3 +53,20 @@ def test_pickle_and_deepcopy(held):
             assert type(other) is type(thing)
             assert repr(other) == repr(thing)
             same(thing, other)
+
+
+def test_records_with_arrays_are_compared_and_hashed(held):
+    for thing in held:
+        if not isinstance(thing, tuple):  # tuples compare their arrays
+            assert thing == copy.copy(thing) or type(thing) is not pj.Costs
+            assert {thing, thing} == {thing}
+
+
+def test_costs_are_equal_if_all_their_times_are():
+    costs = pj.Costs(forward=np.ones(4), backward=2.0, others={"X": 3.0})
+    same_costs = pj.Costs(others={"X": 3}, backward=np.float32(2), forward=[1, 1, 1, 1])
+    assert costs == same_costs
+    assert len({costs, same_costs, copy.deepcopy(costs)}) == 1
+    for other in ({"X": 4.0}, {"Y": 3.0}, {}):
+        assert costs != pj.Costs(forward=np.ones(4), backward=2.0, others=other)
+    assert costs != pj.Costs(forward=1.0, backward=2.0, others={"X": 3.0})

@@ -41,7 +41,7 @@ _WAYS = dict.fromkeys(
 
 
 @short_repr
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Costs:
     """Times of all ops and messages of a schedule, in seconds.
 
@@ -132,6 +132,15 @@ class Costs:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         checked = {name: checked_seconds(name, value) for name, value in values.items()}
         vars(self).update(_fill_in({**_FREE, **checked}))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Costs) or vars(self).keys() != vars(other).keys():
+            return False
+        return all(np.array_equal(value, vars(other)[name]) for name, value in vars(self).items())
+
+    def __hash__(self) -> int:
+        costs = ((name, value) for name, value in vars(self).items() if value is not None)
+        return hash(frozenset((name, np.shape(value) or float(value)) for name, value in costs))
 
     @classmethod
     def uniform(

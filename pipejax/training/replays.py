@@ -209,7 +209,7 @@ def batch_order(
 # stage are stored in a ring, version v at place v mod depth.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ReplayPlan:
     """Plan of a replay: gradients and samples (events) in the order of their computation."""
 

@@ -232,7 +232,7 @@ class TrainingRun(NamedTuple):
 
 
 @short_repr
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Summary:
     """Summary of training runs by step size, as means over seeds.
 

@@ -34,7 +34,7 @@ PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
     "schedule workers stages microbatches links makespan bubble_ratio bound_by "
     "peak_in_flight busy path_share"
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation(Drawn):
     """Run of a schedule at one set of costs. Times are seconds, arrays are NumPy's.
 

@@ -35,7 +35,7 @@ PerGradient = Int[NumpyArray, "stages microbatches"]
 @with_short_repr(
     "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay"
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Staleness:
     """Weight versions and gradient delays of a table; delays are 0 without update cells.
 

@@ -18,7 +18,7 @@ from pipejax.engine.pricing import cost_vector, program_for
 
 
 @with_short_repr("names makespan worst_slack binding target total_negative_slack")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Corners:
     """Runs of a program at several sets of costs. Times are seconds, arrays are NumPy's.
 

@@ -42,7 +42,7 @@ Samples = Float[NumpyArray, " samples"]
 
 
 @with_short_repr("evaluation deterministic mean worst makespans jitter seed")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Jittered:
     """Makespans of one schedule under jitter. Times are seconds, arrays are NumPy's.
 

@@ -70,7 +70,7 @@ class Outlier(NamedTuple):
 
 
 @with_short_repr("fit held_out parameters system coverage outliers noise seconds")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Calibration:
     """A system fitted to measured step times, with the errors of its predictions.
 

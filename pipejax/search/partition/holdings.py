@@ -183,7 +183,7 @@ class _Pricing:
 Shares = Float[NumpyArray, "holdings stages"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Splits:
     """The splits of a model that are legal, fast enough and fit in memory."""
 
