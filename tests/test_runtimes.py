@@ -1,14 +1,8 @@
 """Tables run under JAX: gradients equal to those of the model without a pipeline."""
 
-import dataclasses
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from daily import daily
@@ -18,44 +12,12 @@ from strategies import tables
 
 import pipejax as pj
 from pipejax.runtimes import processes
-from pipejax.runtimes.spmd.execute import (
-    SmallModel,
-    StageParameters,
-    run_stage,
-    square_loss,
-    stage_parameters,
-    training_data,
-)
+from pipejax.runtimes.spmd.execute import SmallModel
 from pipejax.runtimes.spmd.instructions import LEFT_OUT, without_skipped_cells
-from pipejax.schedules.table.table_files import to_json
-from pipejax.training.objective import TrainingObjective
+from pipejax.runtimes.spmd.runtime import run_tables
 
-MODEL = SmallModel(hidden=4, batch_size=1, step_size=0.05)
+MODEL = SmallModel(hidden=4, batch_size=1)
 EXACT = 1e-9  # relative, in float64; 1e-5 is asked for
-ASYNCHRONOUS = [
-    ("local-sgd", {"runs": 2, "local_steps": 2}),
-    ("pipedream-2bw", {"accumulation": 4}),
-    ("pipedream", {}),
-    ("pipedream", {"admission": "first-stage"}),
-    ("naive", {}),
-]
-
-
-def in_one_process(frozen, trained=()):
-    """Run tables on four devices: errors (tables, 3), and weights of those that are trained."""
-    sent = {"tables": frozen, "trained": trained}
-    request = {name: [json.loads(to_json(t)) for t in tables] for name, tables in sent.items()}
-    request |= {"model": MODEL._asdict(), "workers": 4}
-    result = subprocess.run(
-        [sys.executable, Path(__file__).with_name("spmd_runs.py")],
-        input=json.dumps(request),
-        env=os.environ
-        | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "JAX_ENABLE_X64": "true"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(result.stdout)
 
 
 def draw_samples(count, **what):
@@ -83,7 +45,7 @@ def asked_for(session):
 
 @pytest.fixture(scope="module")
 def steps(request):
-    """The schedules of this run, asynchronous ones trained too, and a few random tables."""
+    """The schedules of this run and a few random tables."""
     size = {"num_workers": 4, "num_microbatches": 8}
     names = [name for name in (*WHOLE, FOUR_PIPES) if name in asked_for(request.session)]
     registered = [
@@ -93,89 +55,27 @@ def steps(request):
         for name in names
     ]
     random = draw_samples(FEW, communication=True)
-    trained = [build(name, 4, 8, **options) for name, options in ASYNCHRONOUS]
-    result = in_one_process([*registered, *random], trained)
-    names = [*names, *range(len(random))]
-    return {
-        "error": dict(zip(names, result["errors"], strict=True)),
-        "weights": result["weights"],
-        "trained": trained,
-    }
+    runs = run_tables([*registered, *random], MODEL)
+    return dict(zip([*names, *range(len(random))], runs, strict=True))
 
 
 @pytest.mark.parametrize("name", daily([*WHOLE, FOUR_PIPES], total=2))
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
-    gradient, _, loss = steps["error"][name]
-    assert (gradient < EXACT, loss < EXACT) == (True, True)
+    assert (steps[name].gradient_error < EXACT, steps[name].loss_error < EXACT) == (True, True)
 
 
 def test_random_tables_have_them_too(steps):
-    errors = [steps["error"][number] for number in range(FEW)]
-    assert np.max([[gradient, loss] for gradient, _, loss in errors]) < EXACT
+    assert max(steps[number].error for number in range(FEW)) < EXACT
 
 
 @pytest.mark.slow
 def test_many_random_tables_have_them_too():
     random = [*draw_samples(25), *draw_samples(25, communication=True)]
-    assert np.array(in_one_process(random)["errors"])[:, [0, 2]].max() < EXACT
+    assert max(run.error for run in run_tables(random, MODEL)) < EXACT
     held = {phase for table in random for phase in np.unique(table.phase)}
     assert held >= {int(pj.Phase[letter]) for letter in "FBIWROLU"}
     assert any(table.is_fused.any() for table in random)
     assert {table.num_pipes for table in random} == {1, 2}
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class StagesAsObjective(TrainingObjective):
-    """The small model of the runtime, as the project's own replay trains it."""
-
-    num_stages: int = dataclasses.field(metadata={"static": True})
-    num_batches: int = dataclasses.field(metadata={"static": True})
-    minimum: jax.Array
-
-    def init(self, key):
-        parameters = stage_parameters(self.num_stages, MODEL.hidden, MODEL.seed)
-        return jnp.concatenate([jnp.reshape(w, (self.num_stages, -1)) for w in parameters], axis=1)
-
-    def batch(self, index):
-        size = self.num_batches, MODEL.batch_size, MODEL.hidden, MODEL.seed
-        return jax.tree.map(lambda values: jnp.asarray(values)[index], training_data(*size))
-
-    def input(self, batch):
-        return batch.input
-
-    def stage(self, stage, block, activation, batch):
-        n = MODEL.hidden
-        into, bias, out = jnp.split(block, [n * n, n * n + n])
-        parameters = StageParameters(into.reshape(n, n), bias, out.reshape(n, n))
-        return run_stage(parameters, activation)
-
-    def loss(self, activation, batch):
-        return square_loss(activation, batch.target)
-
-    def value(self, blocks):
-        return jnp.zeros(())
-
-    def held(self):
-        return jnp.ones(())
-
-
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(k, marks=[pytest.mark.slow] * (k > 1)) for k in range(len(ASYNCHRONOUS))],
-)
-def test_an_asynchronous_table_ends_with_the_weights_of_the_replay(number, steps):
-    table = steps["trained"][number]
-    assert table.updates_within
-    objective = StagesAsObjective(4, 8, jnp.zeros(()))
-    run = pj.training.replay(
-        objective, table, step_size=MODEL.step_size, seed=0, times=1, batches="cyclic"
-    )
-    weights = steps["weights"][number]
-    result = np.concatenate([np.reshape(w, (4, -1)) for w in weights], axis=1)
-    np.testing.assert_allclose(result, run.blocks, rtol=1e-12)
-    start = objective.init(None)
-    assert np.abs(result - start).max(axis=1).min() > 1e-3  # every stage has moved
 
 
 def test_what_is_not_executed_is_said():
@@ -218,7 +118,6 @@ def test_a_person_reads_whether_gradients_are_equal(error, code, says, call, mon
 @pytest.mark.parametrize(("name", "step_size"), [("pipedream", 0.0), ("1f1b", None)])
 def test_the_step_size_of_updates_is_said(name, step_size, call, monkeypatch):
     def ends(module, requests, environment):
-        assert requests[0]["model"]["step_size"] == 0.0
         step = {"gradient_error": 0.0, "loss": 1.0, "loss_error": 0.0}
         return [{"version": "1.0", "steps": [step]}]
 

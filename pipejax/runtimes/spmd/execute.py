@@ -24,13 +24,11 @@ from pipejax.runtimes.spmd.instructions import Instructions, SpmdSizes
 
 
 class SmallModel(NamedTuple):
-    """Size, seed and step size of the small model to train."""
+    """Size and seed of the small model to train."""
 
     hidden: int = 16  # width of the layers
     batch_size: int = 2  # examples of a microbatch
     seed: int = 0  # of parameters and data
-    # factor of the mean gradient in U; at 0 all versions are the first
-    step_size: float = 0.0
 
 
 class StageParameters(NamedTuple):
@@ -113,9 +111,8 @@ class WorkerState(NamedTuple):
     activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
     gradients: Float[Array, "*workers places batch hidden"]  # gradients of what stages passed on
     host: Float[Array, "*workers places batch hidden"]  # what is offloaded
-    weights: StageParameters  # (weights + 1, ...) versions of the parameters
-    totals: StageParameters  # (totals + 1, ...) gradients since the last update
-    sums: StageParameters  # (totals + 1, ...) all gradients of each copy of a stage
+    weights: StageParameters  # (copies, ...) parameters of each copy of a stage
+    sums: StageParameters  # (copies, ...) sums of their gradients
     losses: Float[Array, "*workers microbatches"]  # of the last stage
 
 
@@ -127,35 +124,20 @@ class _InFlight(NamedTuple):
     gradient: Array
 
 
-class _Fixed(NamedTuple):
-    """Data that do not change between slots."""
-
-    target: Array
-    step_size: Array
-
-
 def _at(tree: Any, index: Index) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def _add(tree: Any, index: Index, values: Any) -> Any:
-    return jax.tree.map(lambda leaf, value: leaf.at[index].add(value), tree, values)
-
-
-def _set(tree: Any, index: Index, values: Any) -> Any:
-    return jax.tree.map(lambda leaf, value: leaf.at[index].set(value), tree, values)
-
-
-def _idle(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+def _idle(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     return moving
 
 
-def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+def _forward(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     """Run F; keep its input and, on the last stage, the loss and its gradient."""
     state = moving.state
     activation = state.activations[step.read]
-    output = run_stage(_at(state.weights, step.weight), activation)
-    loss, seed = jax.value_and_grad(square_loss)(output, fixed.target[step.microbatch])
+    output = run_stage(_at(state.weights, step.copy), activation)
+    loss, seed = jax.value_and_grad(square_loss)(output, target[step.microbatch])
     activations = state.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
     state = state._replace(
         activations=activations,
@@ -166,24 +148,25 @@ def _forward(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
 
 
 def _backward(
-    step: Instructions, moving: _InFlight, fixed: _Fixed, *, for_input: bool, for_weights: bool
+    step: Instructions, moving: _InFlight, target: Array, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
     """Compute the requested gradients by running the stage again from its stored input."""
     state = moving.state
-    weights, activation = _at(state.weights, step.weight), state.activations[step.read]
+    weights, activation = _at(state.weights, step.copy), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
     gradients, gradient = pull(state.gradients[step.place])
     if for_weights:
         state = state._replace(
             activations=state.activations.at[step.free].set(jnp.nan),
             gradients=state.gradients.at[step.place].set(jnp.nan),
-            totals=_add(state.totals, step.total, gradients),
-            sums=_add(state.sums, step.sum, gradients),
+            sums=jax.tree.map(
+                lambda total, part: total.at[step.copy].add(part), state.sums, gradients
+            ),
         )
     return moving._replace(state=state, gradient=gradient if for_input else moving.gradient)
 
 
-def _recompute(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+def _recompute(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     """Copy the checkpoint to where backwards read it; they run the stage again anyway."""
     state = moving.state
     activation = state.activations[step.read]
@@ -191,56 +174,30 @@ def _recompute(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFligh
     return moving._replace(state=state._replace(activations=activations))
 
 
-def _offload(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+def _offload(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     state = moving.state
     host = state.host.at[step.place].set(state.activations[step.read])
     activations = state.activations.at[step.free].set(jnp.nan)
     return moving._replace(state=state._replace(activations=activations, host=host))
 
 
-def _load(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
+def _load(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     state = moving.state
     activations = state.activations.at[step.write].set(state.host[step.place])
     host = state.host.at[step.place].set(jnp.nan)
     return moving._replace(state=state._replace(activations=activations, host=host))
 
 
-def _update(step: Instructions, moving: _InFlight, fixed: _Fixed) -> _InFlight:
-    """Make a new weight version from the mean of the gradients since the last version."""
-    state, scale = moving.state, fixed.step_size / step.collected
-    total = _at(state.totals, step.total)
-    old = _at(state.weights, step.weight)
-    new = jax.tree.map(lambda weight, gradient: weight - scale * gradient, old, total)
-    zeros = jax.tree.map(jnp.zeros_like, total)
-    state = state._replace(
-        weights=_set(state.weights, step.newest, new),
-        totals=_set(state.totals, step.total, zeros),
-    )
-    return moving._replace(state=state)
-
-
-def _average(step: Instructions, moving: _InFlight, fixed: _Fixed, *, runs: int) -> _InFlight:
-    """Replace the weights of all models that train side by side by their mean (LocalSGD)."""
-    number = jnp.arange(runs)
-    place = jnp.where(number < step.collected, step.weight + number, step.newest)
-
-    def mean(leaf: Array) -> Array:
-        is_run = (number < step.collected).reshape(-1, *[1] * (leaf.ndim - 1))
-        total = jnp.sum(jnp.where(is_run, leaf[place], 0), axis=0)
-        return leaf.at[place].set((total / step.collected)[None])
-
-    state = moving.state
-    return moving._replace(state=state._replace(weights=jax.tree.map(mean, state.weights)))
-
-
-def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Fixed], _InFlight]]:
-    """List the functions that a device can execute, by the codes of `CODES` and `MEAN`."""
-    backwards = (
-        functools.partial(_backward, for_input=for_input, for_weights=for_weights)
-        for for_input, for_weights in ((True, True), (True, False), (False, True))
-    )
-    average = functools.partial(_average, runs=runs)
-    return [_idle, _forward, *backwards, _recompute, _offload, _load, _update, average]
+BRANCHES: list[Callable[..., _InFlight]] = [  # what `CODES` do
+    _idle,
+    _forward,
+    functools.partial(_backward, for_input=True, for_weights=True),
+    functools.partial(_backward, for_input=True, for_weights=False),
+    functools.partial(_backward, for_input=False, for_weights=True),
+    _recompute,
+    _offload,
+    _load,
+]
 
 
 def _store_arrivals(
@@ -272,23 +229,22 @@ def execute(
     instructions: Instructions,
     state: WorkerState,
     target: Float[Array, "microbatches batch hidden"],
-    step_size: Float[Array, ""],
     sizes: SpmdSizes,
 ) -> WorkerState:
     """Run a table with one device per worker; return the final state, with a worker axis."""
     # Instructions are (slots, workers, ...).
     # all fields but the last two have an entry for each of the two ops of a slot
-    branches, op_fields = _branches(sizes.runs), Instructions._fields[:-2]
+    op_fields = Instructions._fields[:-2]
 
-    def on_worker(instructions: Instructions, state: WorkerState, fixed: _Fixed) -> WorkerState:
+    def on_worker(instructions: Instructions, state: WorkerState, target: Array) -> WorkerState:
         def slot(state: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
             """Run the op or fused pair of a slot, then exchange messages."""
-            no_message = jnp.zeros(fixed.target.shape[1:], fixed.target.dtype)
+            no_message = jnp.zeros(target.shape[1:], target.dtype)
             moving = _InFlight(state, no_message, no_message)
             for member in range(2):
                 fields = {name: getattr(now, name)[member] for name in op_fields}
                 step = now._replace(**fields)
-                moving = jax.lax.switch(step.code, branches, step, moving, fixed)
+                moving = jax.lax.switch(step.code, BRANCHES, step, moving, target)
             return _exchange(moving, now, sizes), None
 
         worker_steps = jax.tree.map(lambda leaf: leaf[:, 0], instructions)
@@ -304,4 +260,4 @@ def execute(
         out_specs=by_worker,
         check_vma=False,
     )
-    return program(instructions, state, _Fixed(target, step_size))
+    return program(instructions, state, target)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.runtimes.processes import RuntimeJob, RuntimeRun, call_together, serve
 from pipejax.runtimes.spmd.execute import (
@@ -26,7 +26,13 @@ from pipejax.runtimes.spmd.execute import (
     training_data,
     unpipelined,
 )
-from pipejax.runtimes.spmd.instructions import LEFT_OUT, SpmdSizes, StageCopies, instruct, sizes_for
+from pipejax.runtimes.spmd.instructions import (
+    LEFT_OUT,
+    SpmdSizes,
+    instruct,
+    sizes_for,
+    stage_copies,
+)
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
@@ -41,7 +47,6 @@ class TrainingStep(NamedTuple):
 
     gradients: StageParameters  # (stages, ...) sum over all microbatches and copies of a stage
     losses: Float[NumpyArray, " microbatches"]  # of the last stage
-    weights: StageParameters  # (stages, ...) newest version, mean over runs
 
 
 def check_devices(workers: int) -> None:
@@ -57,33 +62,25 @@ def check_devices(workers: int) -> None:
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
     """Run one training step in the order of a table, in a program compiled for given sizes."""
     check_devices(sizes.workers)
-    copies, data = StageCopies.from_table(table), _data(table, model)
+    copies, data = stage_copies(table), _data(table, model)
     state = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
         _initial_state(table, model, sizes, copies, data),
         jnp.asarray(_pad(data.target, sizes.microbatches + 1)),
-        jnp.asarray(model.step_size, float),
         sizes,
     )
     state = jax.tree.map(np.asarray, state)
-    worker, stage = np.nonzero(copies.number != NOWHERE)  # of each copy of a stage
-    _, first_copy = np.unique(stage, return_index=True)  # of each stage
-    newest = copies.version + (copies.versions - 1) * table.weights.runs
+    worker, stage = np.nonzero(copies != NOWHERE)  # of each copy of a stage
 
     def sum_copies(leaf: NumpyArray) -> NumpyArray:
         total = np.zeros((table.num_stages, *leaf.shape[2:]))
-        np.add.at(total, stage, leaf[worker, copies.number[worker, stage]])
+        np.add.at(total, stage, leaf[worker, copies[worker, stage]])
         return total
-
-    def mean_newest(leaf: NumpyArray) -> NumpyArray:
-        newest_of_runs = newest[worker, stage][first_copy, None] + np.arange(table.weights.runs)
-        return leaf[worker[first_copy, None], newest_of_runs].mean(axis=1)
 
     last_worker = table.placement[table.pipe_of_microbatch, -1]
     return TrainingStep(
         gradients=jax.tree.map(sum_copies, state.sums),
         losses=state.losses[last_worker, np.arange(table.num_microbatches)],
-        weights=jax.tree.map(mean_newest, state.weights),
     )
 
 
@@ -99,7 +96,7 @@ def _initial_state(
     table: ScheduleTable,
     model: SmallModel,
     sizes: SpmdSizes,
-    copies: StageCopies,
+    copies: Int[NumpyArray, "workers stages"],
     data: TrainingData,
 ) -> WorkerState:
     """Return the initial buffers of all workers: weights, and inputs of the first stage."""
@@ -108,27 +105,23 @@ def _initial_state(
     gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
     microbatch = np.arange(table.num_microbatches)
     first_worker = table.placement[table.pipe_of_microbatch, 0]
-    place = copies.number[first_worker, 0] * table.num_microbatches + microbatch
+    place = copies[first_worker, 0] * table.num_microbatches + microbatch
     activations[first_worker, place] = data.input
-    worker, stage = np.nonzero(copies.number != NOWHERE)  # of each copy of a stage
-    first_versions = copies.version[worker, stage][:, None] + np.arange(table.weights.runs)
+    worker, stage = np.nonzero(copies != NOWHERE)  # of each copy of a stage
 
-    def versions(leaf: NumpyArray) -> Array:
-        weights = np.full((sizes.workers, sizes.weights + 1, *leaf.shape[1:]), np.nan)
-        weights[worker[:, None], first_versions] = leaf[stage][:, None]
+    def held(leaf: NumpyArray) -> Array:
+        weights = np.full((sizes.workers, sizes.copies, *leaf.shape[1:]), np.nan)
+        weights[worker, copies[worker, stage]] = leaf[stage]
         return jnp.asarray(weights)
 
-    def zeros(leaf: NumpyArray) -> Array:
-        return jnp.zeros((sizes.workers, sizes.totals + 1, *leaf.shape[1:]))
-
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
+    weights = jax.tree.map(held, parameters)
     return WorkerState(
         jnp.asarray(activations),
         jnp.asarray(gradients),
         jnp.asarray(gradients),
-        jax.tree.map(versions, parameters),
-        jax.tree.map(zeros, parameters),
-        jax.tree.map(zeros, parameters),
+        weights,
+        jax.tree.map(jnp.zeros_like, weights),
         jnp.full((sizes.workers, sizes.microbatches + 1), jnp.nan),
     )
 
@@ -192,7 +185,7 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
             answer["version"],
             **step,
             left_out=left_out(table),
-            step_size=model.step_size if table.updates_within else None,
+            step_size=0.0 if table.updates_within else None,
         )
         for table, step in zip(tables, answer["steps"], strict=True)
     ]
