@@ -143,6 +143,7 @@ class Draw:
             model = dataclasses.replace(model, gradient_bytes=4.0)
             if launcher == "torchtitan":
                 stack = "torchtitan-2024-eager"
+                model = pj.load_stack(stack).model(model)
                 fields |= {"sequence_parallel": True, "contiguous_context": True}
                 fields |= {"expert_tensor_parallel": 1, "recompute_again": True}
         workload = pj.Workload(model, self.rng.randint(1, 64), **fields)
