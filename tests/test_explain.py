@@ -742,3 +742,18 @@ def test_less_recomputation_is_tried_with_settings_that_save_memory(model, syste
     assert remedy.step_time == pytest.approx(min(seconds), rel=2e-3)
     assert result.bottleneck.kind == "recompute"
     assert remedy.what in result.bottleneck.why
+
+
+@pytest.mark.parametrize(
+    ("forward", "text"),
+    [
+        ([1, 1.5, 1.5, 1], "workers 1 and 2 compute 1.2 times"),
+        ([2, 1, 2, 1, 2, 1], "workers 0, 2 and 4 compute 1.33 times"),
+        ([1, 1.5, 1.4, 1], "worker 1 computes 1.22 times"),
+        ([3, 1, 1, 3.001], "workers 0 and 3 compute 1.5 times"),
+    ],
+)
+def test_all_workers_of_the_largest_load_are_named(forward, text):
+    table = pj.schedules.build("1f1b", num_workers=len(forward), num_microbatches=16)
+    result = pj.explain(table, pj.Costs(forward=forward, backward=forward))
+    assert f"uneven: {text} as long as the mean worker" in result.bottleneck.why

@@ -23,6 +23,7 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.table import ScheduleTable
 
 MIN_SLOW_RATIO = 1.02  # of a time to the median of the others; below, they count as equal
+EQUAL_LOAD = 0.999  # of the busiest worker's time: workers from here on are named with it
 SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which a single place is the cause
 UNEVEN_DIFFERENCE = 0.1  # difference of a stage from the median that makes a split uneven
 SHARED_BLAME = 0.5  # share of the largest difference from which other stages share the blame
@@ -204,10 +205,15 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
             yield single._replace(seconds=max(saved_by_even, single.seconds), why=why, rules=rules)
             return
     stages = np.flatnonzero((table.placement == busiest).any(axis=0))
+    equals = np.flatnonzero(times.workers >= EQUAL_LOAD * times.workers.max()).tolist()
+    subject = f"worker {busiest} {computes}"
+    if len(equals) > 1:
+        workers = " and ".join([", ".join(map(str, equals[:-1])), str(equals[-1])])
+        subject = f"workers {workers} {computes.replace('computes', 'compute', 1)}"
     yield Fault(
         "imbalance",
         saved_by_even,
-        f"the split over stages is uneven: worker {busiest} {computes}; stages take "
+        f"the split over stages is uneven: {subject}; stages take "
         f"{ratios.min():.3g} to {ratios.max():.3g} times the median stage",
         worker=busiest,
         stage=int(stages[times.stages[stages].argmax()]),
