@@ -46,11 +46,18 @@ def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
     return numbers
 
 
-def warn_of_mixed_units(text: str, option: str) -> None:
+def warn_of_mixed_units(text: str, option: str, other_times: str = "") -> None:
     """Warn of F=1ms,B=2: the 2 means seconds, although the other times are far shorter."""
-    values = [entry.rpartition("=")[2].strip() for entry in text.split(",")]
+    values, other_values = (
+        [entry.rpartition("=")[2].strip() for entry in times.split(",") if entry]
+        for times in (text, other_times)
+    )
     bare = max((value for value in values if parse_float(value) > 0), key=float, default="")
-    others = [parse_seconds(value, option) for value in values if math.isnan(parse_float(value))]
+    others = [
+        parse_seconds(value, option)
+        for value in values + other_values
+        if math.isnan(parse_float(value))
+    ]
     if bare and others and float(bare) > MIXED * max(others):
         warnings.warn(
             f"{option} {text}: {bare} has no unit and is read as seconds", Notice, stacklevel=4

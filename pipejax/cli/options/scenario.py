@@ -330,6 +330,8 @@ def _parse_source(
     if way == "costs":
         return pj.costing.CostsFile(run.costs, stages=stages, places=places)
     times = _parse_times(getattr(run, way), way, messages)
+    for name in ("comm", "latency", "transmit"):
+        warn_of_mixed_units(getattr(run, name) or "", flag(name), getattr(run, way))
     is_per_worker = way == "worker_times"
     return pj.costing.GivenTimes(
         times, messages, is_per_worker, nodes, stages=stages, places=places

@@ -188,6 +188,15 @@ _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
 _RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
 
 
+def _are_pipeline(
+    ranks: Mapping[int, Rows], cells: Sequence[Cell], stride: int, world: int
+) -> bool:
+    """Return whether every k-th rank is given, as the workers of all stages that labels name."""
+    stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
+    is_whole = [*range(0, world or stride * len(ranks), stride)] == sorted(ranks)
+    return is_whole and stages == {*range(len(stages))} and not _have_replicas(ranks, cells)
+
+
 def join_ranks(
     files: Sequence[RankFile],
     cells: Sequence[Cell],
@@ -210,11 +219,7 @@ def join_ranks(
     )
     stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
     if is_numbered:
-        # every k-th rank may be a pipeline, if labels state all stages
-        stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
-        is_whole = [*range(0, file_world or stride * len(ranks), stride)] == sorted(ranks)
-        is_whole &= stages == {*range(len(stages))}
-        stride = stride if is_whole and not _have_replicas(ranks, cells) else 1
+        stride = stride if _are_pipeline(ranks, cells, stride, file_world) else 1
         file_world //= stride
     if stride > 1:
         notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
