@@ -413,6 +413,15 @@ def test_commands_take_the_layout(answer, mistake):
             ("--tensor-parallel", 3),
             "3-way tensor parallelism does not divide 32 heads",
         ),
+        # 8 divides 96 heads of queries, but not 12 of keys and values
+        ("grouped.json", ("--tensor-parallel", 4), ""),
+        (
+            "grouped.json",
+            ("--tensor-parallel", 8),
+            "8-way tensor parallelism does not divide 12 heads of keys and values",
+        ),
+        ("grouped.json", ("--tensor-parallel", 32), "does not divide 28688 columns of the MLP"),
+        ("llama3-8b", ("--tensor-parallel", 16), ""),
         (
             "llama3-8b",
             ("--context-parallel", 7),
@@ -425,7 +434,15 @@ def test_commands_take_the_layout(answer, mistake):
         ),
     ],
 )
-def test_degrees_that_cut_unequal_parts_are_named(model, options, cuts, answer, call):
+def test_degrees_that_cut_unequal_parts_are_named(
+    model, options, cuts, answer, call, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    grouped = {"heads": 96, "kv_heads": 12, "hidden": 12288, "ffn_hidden": 28688}
+    model_file = json.loads(
+        (Path(pj.__file__).parent / "costs/data/models/llama3-8b.json").read_text()
+    )
+    Path("grouped.json").write_text(json.dumps(model_file | grouped))
     line = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8, *options)
     notes = " ".join(answer("evaluate", *line).get("notes", ()))
     assert cuts in notes

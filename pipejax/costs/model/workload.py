@@ -225,7 +225,13 @@ class Workload:
             (self.tensor_parallel, "tensor", model.heads, "heads"),
             (self.context_parallel, "context", model.sequence, "tokens of a sequence"),
         ]
-        if model.moe is not None:
+        if self.tensor_parallel % model.kv_heads:  # else each head is on as many accelerators
+            splits.append(
+                (self.tensor_parallel, "tensor", model.kv_heads, "heads of keys and values")
+            )
+        if model.moe is None:
+            splits.append((self.tensor_parallel, "tensor", model.ffn_hidden, "columns of the MLP"))
+        else:
             splits.append((self.expert_parallel, "expert", model.moe.experts, "experts"))
         return [
             f"{parts}-way {axis} parallelism does not divide {size} {name}"
