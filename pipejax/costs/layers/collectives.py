@@ -163,8 +163,11 @@ def collective_time(
         return hop_seconds + xp.minimum(x + library.simple_latency, x / library.low_latency_share)
 
     if kind in DIRECT:
-        nic_factor = _nic_share_factor(system, spread.inside) if kind == "ring" else 1.0
-        fastest = route_time(DIRECT[kind](spread), far_rate * nic_factor)
+        if kind == "ring":
+            # the NIC serves its neighbours too, of other groups, that send at the same time
+            neighbours = xp.clip(system.gpus_per_node / spread.inside, 1.0, system.gpus_per_nic)
+            far_rate = far_rate * (system.gpus_per_nic / neighbours)
+        fastest = route_time(DIRECT[kind](spread), far_rate)
     else:
         fastest = math.inf
         for name, flag in _algorithms(system, kind).items():
@@ -184,13 +187,6 @@ def _algorithms(system: System, kind: str) -> dict[str, Flag]:
         is_concrete = isinstance(ring, bool) and isinstance(tree, bool)
         flags["ring"] = (ring or tree) if is_concrete else xp.maximum(ring, tree)
     return flags
-
-
-def _nic_share_factor(system: System, inside: Number) -> Number:
-    """Return the factor on a NIC's rate if only one accelerator of a group sends to other nodes."""
-    # The NIC serves its neighbours too, of other groups, that send at the same time.
-    neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
-    return system.gpus_per_nic / neighbours
 
 
 # exchanges of each phase between the accelerators that share a layer

@@ -387,6 +387,9 @@ def _result(
     layer_factors = fitted[problem.num_numbers :]
     # of each fold, the residuals of the rows that it leaves out
     by_fold = [row[is_out] for row, is_out in zip(fold_residual, folds.left_out, strict=True)]
+    left_out_residual = (fold_residual * folds.left_out).sum(axis=0)
+    num_folds = folds.left_out.sum(axis=0)  # that leave out a row
+    unseen_residual = left_out_residual / np.where(num_folds > 0, num_folds, np.nan)
     as_is, chosen = comparison
     is_far = np.abs(residual) > OUTLIER * noise
     # error bands come from rows outside a fit where there are such rows
@@ -433,19 +436,10 @@ def _result(
         remarks=_remarks(residual),
         noise=noise,
         predicted=predicted,
-        predicted_unseen=rows.seconds * np.exp(_mean_residual(fold_residual, folds)),
+        predicted_unseen=rows.seconds * np.exp(unseen_residual),
         starts_differ=float(np.abs(values / values[best] - 1).max()),
         seconds=seconds,
     )
-
-
-def _mean_residual(
-    fold_residual: Float[NumpyArray, "folds rows"], folds: Folds
-) -> Float[NumpyArray, " rows"]:
-    """Return each row's mean residual over the folds that leave it out; NaN if no fold does."""
-    num_folds = folds.left_out.sum(axis=0)
-    total = (fold_residual * folds.left_out).sum(axis=0)
-    return np.where(num_folds > 0, total / np.maximum(num_folds, 1), np.nan)
 
 
 def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:

@@ -95,7 +95,8 @@ class Parameters(NamedTuple):
         # the logarithm of an unbounded number is normal, and the logit of a bounded number's share
         # of its limit: share / (1 - share) = odds of the median * exp(spread * point)
         factor = np.exp(self.spread * points)
-        odds = self._median_odds * factor
+        median_share = np.where(self._is_bounded, self.centre / self._finite_limit, 0.5)
+        odds = median_share / (1 - median_share) * factor
         bounded = self._finite_limit * odds / (1 + odds)
         return np.where(self._is_bounded, bounded, self.centre * factor)
 
@@ -112,12 +113,6 @@ class Parameters(NamedTuple):
     @property
     def _finite_limit(self) -> PerParameter:
         return np.where(self._is_bounded, self.limit, 1.0)
-
-    @property
-    def _median_odds(self) -> PerParameter:
-        """Return c / (1 - c), where c is the prior's median over the limit; 1 without a limit."""
-        share = np.where(self._is_bounded, self.centre / self._finite_limit, 0.5)
-        return share / (1 - share)
 
 
 def parameters_with_priors(

@@ -344,7 +344,9 @@ class DealSearch(LocalSearch[list[Deal]]):
     def step(self, iteration: int) -> None:
         """Improve all pairs of replicas once; if there are few possible deals, try them all."""
         steps = np.flatnonzero(~self._are_optimal())
-        if self._has_few_deals():
+        _, replicas, size = self._shape
+        members = replicas * size
+        if members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE:
             self._try_all(steps)
         else:
             if len(stuck := steps[self._idle_rounds[steps] >= PATIENCE]):
@@ -418,12 +420,6 @@ class DealSearch(LocalSearch[list[Deal]]):
             self._order[step] = order.reshape(self._shape[1:])
         self._times[steps] = self.times(self._order[steps])
         self._idle_rounds[steps] = 0
-
-    def _has_few_deals(self) -> bool:
-        """Return whether the possible deals are few enough to try them all."""
-        _, replicas, size = self._shape
-        members = replicas * size
-        return members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE
 
     def _try_all(self, steps: Steps) -> None:
         """Find the optimal deals of some steps, with each microbatch set in its best order."""

@@ -120,7 +120,10 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         descending = np.argsort(-_work(costs, count), kind="stable")
         ascending = descending[::-1]
         named = {"given": np.arange(count), "ascending": ascending, "descending": descending}
-        self.start_from(named, *_hills(descending), random="random")
+        # the longest in the middle, or at both ends; alternate members go to the left and,
+        # reversed, to the right: 1 2 3 4 becomes 1 3 4 2
+        hills = [np.append(order[::2], order[1::2][::-1]) for order in (ascending, descending)]
+        self.start_from(named, *hills, random="random")
         # a lower bound: the longest microbatch among artificial shortest ones, number `count`
         extended_costs = with_shortest(self._costs)
         makespans = batched_makespans(
@@ -147,14 +150,6 @@ def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
     times = (np.asarray(time, float) for time in (costs.forward, costs.backward))
     means = (time.mean(axis=0) if time.ndim == 2 else time.mean() for time in times)
     return np.broadcast_to(sum(means), count)
-
-
-def _hills(descending: Order) -> tuple[Order, Order]:
-    """Return two orders: the longest microbatches stand in the middle, or at both ends."""
-    ascending = descending[::-1]
-    # alternate members go to the left and, reversed, to the right: 1 2 3 4 becomes 1 3 4 2
-    hill, valley = (np.append(order[::2], order[1::2][::-1]) for order in (ascending, descending))
-    return hill, valley
 
 
 def _kinds(costs: Costs, count: int) -> Order:

@@ -133,7 +133,9 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         named = {"given": np.array(current), "in order": in_order}
         # 0 2 4 5 3 1: the k-th and the k-th last worker are neighbours
         folded = np.append(in_order[::2], in_order[1::2][::-1])
-        named |= {"round robin": _round_robin(self.kind), "folded": folded}
+        # consecutive workers on consecutive nodes; places are numbered node by node
+        place_on_node = in_order - np.searchsorted(self.kind, self.kind)
+        named |= {"round robin": np.lexsort((self.kind, place_on_node)), "folded": folded}
         self.start_from(named, random="scattered")
         self.lower_bound = cut_bound(placed, self.program)
 
@@ -176,12 +178,6 @@ def _check_eager(placed: PlacedCosts, links: Links) -> None:
             f"= {links.eager_below:g} s lies between what a message takes in a node "
             "and between nodes: a search of places needs one that both are above or below",
         )
-
-
-def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
-    """Return the place of each worker if consecutive workers sit on consecutive nodes."""
-    first_place = np.searchsorted(node, node)  # of the node; places are numbered node by node
-    return np.lexsort((node, np.arange(len(node)) - first_place))
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:

@@ -230,9 +230,13 @@ class AnytimeSearch:
 
     def _search_for(self, budget: Budget) -> None:
         """Run the solver on the complete problem within a budget; accept its plans and bounds."""
-        factor = self._grid_factor
+        horizon = self._horizon
+        longest = int((self.problem.forward + self.problem.gradient).max())
+        # the solver's time grid is finer where it has few possible starts
+        num_starts = 3 * self.problem.worker.size * horizon
+        factor = 1 if num_starts < MANY_STARTS or not longest else math.ceil(FINE / longest)
         problem = self.problem.finer(factor)
-        model = ScheduleModel(problem, factor * self._horizon)
+        model = ScheduleModel(problem, factor * horizon)
         if self.plan is not None:
             model.hint(self.plan.with_starts(lambda starts: factor * starts))
         with closing(search(model, budget, self.num_threads)) as states:
@@ -244,13 +248,6 @@ class AnytimeSearch:
                 elif is_due and self.best is not None:
                     best = self.best
                     self._report_best(best.best.table, best.value, best.best.source)
-
-    @property
-    def _grid_factor(self) -> int:
-        """Return the number of units of the solver's time grid per unit of the problem."""
-        longest = int((self.problem.forward + self.problem.gradient).max())
-        num_starts = 3 * self.problem.worker.size * self._horizon
-        return 1 if num_starts < MANY_STARTS or not longest else math.ceil(FINE / longest)
 
     @property
     def _horizon(self) -> int:

@@ -5,6 +5,7 @@ the best draws change. A run is stopped when it cannot become the best, and a fe
 run before all of them, so most draws cost little.
 """
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -231,7 +232,8 @@ def _starts_by_short_runs(
     """Yield ever better plans; runs of `count` microbatches select the draws that run in full."""
     effort_before, full_effort = budget.spent, 0.0
     is_full = count == problem.num_microbatches
-    short_problem = problem if is_full else problem.with_microbatches(count)
+    pipes = np.resize(problem.microbatch_pipes, count)
+    short_problem = problem if is_full else dataclasses.replace(problem, microbatch_pipes=pipes)
     search = BlockSearch(short_problem, problem.num_microbatches - count)
     while best > enough and not search.is_stale and not budget.is_over:
         block_draw = search.draw()

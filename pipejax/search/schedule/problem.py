@@ -116,10 +116,6 @@ class Problem:
         by_phase = {phase: getattr(self, name) for phase, name in NAMES.items()}
         return {phase: 0 * self.forward if t is None else t for phase, t in by_phase.items()}
 
-    def with_microbatches(self, count: int) -> "Problem":
-        """Return the same problem with fewer or more microbatches, on the pipes in turn."""
-        return dataclasses.replace(self, microbatch_pipes=np.resize(self.microbatch_pipes, count))
-
     def finer(self, parts: int) -> "Problem":
         """Return the problem with each unit of time divided into `parts` units."""
         # A solver gives every value of a small domain a variable of its own: that helps it to close

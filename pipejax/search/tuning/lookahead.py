@@ -187,7 +187,10 @@ class LookaheadSearch(LocalSearch[Gathering]):
     def step(self, iteration: int) -> None:
         """Choose the best option of one worker; once no choice changes, run branch and bound."""
         if self._unchanged < len(self.options):
-            self._choose(next(self._turns))
+            worker, old_best = next(self._turns), self.best
+            for k in range(len(self.options[worker])):
+                self._try((*self.best[:worker], k, *self.best[worker + 1 :]))
+            self._unchanged = self._unchanged + 1 if self.best == old_best else 0
             return
         if self._branches is None:
             self._branches = self._branch(())
@@ -212,13 +215,6 @@ class LookaheadSearch(LocalSearch[Gathering]):
         peak = gathered_peak(table, self._sizes)
         ahead, residency, *_ = zip(*options, strict=True)
         return Gathering(table, ahead, residency, peak), self._table_makespan(table)
-
-    def _choose(self, worker: int) -> None:
-        """Choose a worker's best option while all other workers keep theirs."""
-        old_best = self.best
-        for k in range(len(self.options[worker])):
-            self._try((*self.best[:worker], k, *self.best[worker + 1 :]))
-        self._unchanged = self._unchanged + 1 if self.best == old_best else 0
 
     def _try(self, choices: tuple[int, ...]) -> None:
         """Evaluate a combination (an option index per worker), and keep it if it is best."""
