@@ -1,8 +1,10 @@
 """Rounding of a relaxed optimum, and local search among whole numbers."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
+import scipy  # its parts are imported at first use
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 
@@ -59,18 +61,11 @@ def compositions(total: int, parts: int) -> Points:
     """Return all ways to write a total as `parts` whole numbers >= 1, in order (ways, parts)."""
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
-    num_sums = 1.0
-    for k in range(1, parts):
-        num_sums = num_sums * (total - k) / k
+    num_sums = scipy.special.comb(total - 1, parts - 1)
     if num_sums > MAX_EXHAUSTIVE:
         raise TooManyError(
             f"{num_sums:.3g} ways to split {total} into {parts}: at most {MAX_EXHAUSTIVE} are tried"
         )
-    rows = np.arange(1, total - parts + 2)[:, None]
-    for length in range(2, parts + 1):
-        largest = total - (parts - length) - rows.sum(axis=1)  # of the next number
-        # repeat each row for the numbers 1 .. largest: with 2, 1 rows 0 0 1 get numbers 1 2 1
-        row = np.repeat(np.arange(len(rows)), largest)
-        row_begin = np.repeat(np.cumsum(largest) - largest, largest)
-        rows = np.column_stack([rows[row], np.arange(len(row)) - row_begin + 1])
-    return rows[rows.sum(axis=1) == total]
+    # where to cut a row of `total` ones into parts
+    cuts = np.array([*itertools.combinations(range(1, total), parts - 1)], int)
+    return np.diff(cuts, prepend=0, append=total)
