@@ -472,11 +472,6 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
 
 def search_jointly(joint: JointProblem) -> BestSetting:
     """Find the best setting by evaluating all settings."""
-    if joint.parts == ("size",):
-        plain = plain_settings(joint)
-        times = joint.times(plain)
-        best = joint.pick(plain, times, int(np.isfinite(times).sum()))
-        return best._replace(is_proven=True)
     count = count_settings(joint)
     # for one part, `all_assignments` checks the number
     if count > MAX_JOINT_SETTINGS and len(joint.parts) > 1:
