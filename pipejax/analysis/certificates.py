@@ -174,15 +174,12 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
     # Their shape is (stages), (workers) for phases with the scope worker, or (2, pipes, boundaries)
     # for messages. Times that differ by microbatch have it last.
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
-    values = {phase.name: costs.time(phase) for phase in layout.timed}
-    shapes: dict[str, tuple[int, ...]] = {
-        phase.name: (layout.num_places(phase),) for phase in layout.timed
-    }
-    shapes |= dict.fromkeys(("pair", "pair_factor"), (table.num_stages,))
-    shapes |= dict.fromkeys(MESSAGE_FIELDS, layout.link_shape[:3])
+    values: dict[str, tuple[Any, tuple[int, ...]]]
+    values = {p.name: (costs.time(p), (layout.num_places(p),)) for p in layout.timed}
+    values |= {key: (getattr(costs, key), (table.num_stages,)) for key in ("pair", "pair_factor")}
+    values |= {key: (getattr(costs, key), layout.link_shape[:3]) for key in MESSAGE_FIELDS}
     seconds = {}
-    for key, shape in shapes.items():
-        value = values[key] if key in values else getattr(costs, key)
+    for key, (value, shape) in values.items():
         if value is not None:
             array = np.asarray(value, np.float64)
             last_axis = (table.num_microbatches,) if array.ndim > len(shape) else ()

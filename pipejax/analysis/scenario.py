@@ -22,6 +22,7 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
 
 SLOTS = SlotCosts()
+SIZE = "num_workers", "num_microbatches"
 EditKind = TypeVar("EditKind", bound=Edit)
 
 
@@ -88,15 +89,12 @@ class Scenario:
     @property
     def size(self) -> dict[str, int]:
         """Return numbers of workers and microbatches, by default those of a table in a file."""
-        sizes = self._builder.sizes or (None, None)
-        size = {
-            "num_workers": self.num_workers or sizes[0],
-            "num_microbatches": self.num_microbatches or sizes[1],
-        }
-        for name, value in size.items():
-            if value is None:
+        size: dict[str, int] = {}
+        for name, count in zip(SIZE, self._builder.sizes or (None, None), strict=True):
+            size[name] = getattr(self, name) or count or 0
+            if not size[name]:
                 raise wrong(name, f"is missing: {self.schedule} is of any size")
-        return {name: count for name, count in size.items() if count is not None}
+        return size
 
     @cached_method
     def table(self) -> ScheduleTable:

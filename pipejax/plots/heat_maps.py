@@ -185,19 +185,20 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> F
         picture = style.Picture(paper, min(_MAX_ROWS_INCH, sum(heights)) + 0.3)
         all_axes = picture.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
         # colour bars come first: they take room from the axes whose cells are then measured
-        scales = [
-            _add_scale(picture, all_axes[group].tolist(), [maps[k] for k in group])
-            for group in groups
-        ]
+        scales = []
+        for group in groups:
+            scale, (unit, name) = _scale(np.concatenate([maps[k].seconds.ravel() for k in group]))
+            _add_bar(picture, all_axes[group].tolist(), scale, f"of the step [{name}]", unit)
+            scales.append((scale, unit))
         if step is not None:
             late = step.start - step.replayed
             late_scale, late_unit = _scale(late, "ms")
             label = f"starts later [{late_unit[1]}]"
             _add_bar(picture, [all_axes[-1]], late_scale, label, late_unit[0])
         picture.draw_without_rendering()
-        for group, scale in zip(groups, scales, strict=True):
+        for group, (scale, unit) in zip(groups, scales, strict=True):
             for k in group:
-                _draw_map(all_axes[k], maps[k], *scale)
+                _draw_map(all_axes[k], maps[k], scale, unit)
         if step is not None:
             _draw_step(all_axes[-1], step, late_scale)
     return picture
@@ -209,15 +210,6 @@ def _scale_groups(maps: Sequence[HeatMap]) -> list[list[int]]:
     if max(largest) <= _MAX_SCALE_RATIO * min(largest):
         return [[*range(len(maps))]]
     return [[k] for k in range(len(maps))]
-
-
-def _add_scale(
-    picture: Figure, axes: list[Axes], maps: Sequence[HeatMap]
-) -> tuple[ScalarMappable, float]:
-    """Draw a common colour scale next to maps; return the scale and its unit [s]."""
-    scale, (seconds, name) = _scale(np.concatenate([heat_map.seconds.ravel() for heat_map in maps]))
-    _add_bar(picture, axes, scale, f"of the step [{name}]", seconds)
-    return scale, seconds
 
 
 def _scale(

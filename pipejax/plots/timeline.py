@@ -148,12 +148,10 @@ def plot(
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
     page = style.paper(size, font, font_size)
     look = Drawing(scale, page, window, messages, critical, text, transfers, title)
-    panels = []
-    for name, run in evaluated.items():
-        curves = None
-        if memory:
-            curves = Curves(activation_memory(run), "activations held", "{:.4g}".format)
-        panels.append(Panel(name, run, curves))
+    panels = [Panel(name, run) for name, run in evaluated.items()]
+    if memory:
+        sizes = "activations held", "{:.4g}".format
+        panels = [p._replace(memory=Curves(activation_memory(p.run), *sizes)) for p in panels]
     return draw_panels(panels, look)
 
 

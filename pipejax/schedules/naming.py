@@ -243,12 +243,6 @@ def _execute(path: str, text: str) -> types.ModuleType:
     return module
 
 
-def table_builder(text: str, repair: str | None = None) -> Builder:
-    """Return the builder of a table file, and read the file again whenever it has changed."""
-    stat = Path(text).stat()
-    return _table_builder(text, repair, stat.st_mtime_ns, stat.st_size)
-
-
 @functools.lru_cache(256)
 def _table_builder(path: str, repair: str | None, *_: int) -> Builder:
     """Return the builder of a table file; further arguments are only keys of the cache."""
@@ -426,7 +420,9 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     if os.path.isdir(text):  # which an empty text is not, while Path("") is
         raise ValueError(f"{text} is a folder: name one of its tables")
     if path.suffix in TABLES or os.path.isfile(text):
-        return text, table_builder(text, None if path.suffix == ".json" else repair)
+        stat = path.stat()  # so that the file is read again whenever it has changed
+        key = None if path.suffix == ".json" else repair, stat.st_mtime_ns, stat.st_size
+        return text, _table_builder(text, *key)
     raise unknown("schedule", text, names(), OWN)
 
 

@@ -50,12 +50,15 @@ class Cone(NamedTuple):
         heights = self.rays @ exact_integers(normal, int(np.abs(normal).max()) * self.largest_sum)
         stays = heights >= 0
         above, below = self._crossed_edges(np.flatnonzero(heights > 0), np.flatnonzero(~stays))
-        crossings = _crossings(self.rays, heights, above, below)
+        # rays at heights 2 and -1 meet the border at 2 r_below + 1 r_above
+        bound = 2 * int(np.abs(heights).max(initial=0)) * int(np.abs(self.rays).max())
+        height, rays = exact_integers(heights, bound), exact_integers(self.rays, bound)
+        crossings = height[above, None] * rays[below] - height[below, None] * rays[above]
         old_tight = np.column_stack([self.tight[stays], heights[stays] == 0])
         is_on_border = np.ones(len(above), bool)
         new_tight = np.column_stack([self.tight[above] & self.tight[below], is_on_border])
         return Cone(
-            rays=np.concatenate([self.rays[stays], crossings]),
+            rays=np.concatenate([self.rays[stays], primitive(crossings)]),
             inequalities=np.vstack([self.inequalities, normal]),
             tight=np.concatenate([old_tight, new_tight]),
         )
@@ -88,19 +91,6 @@ class Cone(NamedTuple):
             is_tight_on_shared = shared @ tight.T >= shared.sum(axis=1, keepdims=True)
             are_neighbours[block] = is_tight_on_shared.sum(axis=1) == 2  # the pair alone
         return above[are_neighbours], below[are_neighbours]
-
-
-def _crossings(
-    rays: Vectors,
-    heights: Whole,
-    above: Int[NumpyArray, " edges"],
-    below: Int[NumpyArray, " edges"],
-) -> Vectors:
-    """Return the point on each edge that lies on the border, at height 0: (edges, dims)."""
-    # rays at heights 2 and -1 meet it at 2 r_below + 1 r_above
-    bound = 2 * int(np.abs(heights).max(initial=0)) * int(np.abs(rays).max())
-    heights, rays = exact_integers(heights, bound), exact_integers(rays, bound)
-    return primitive(heights[above, None] * rays[below] - heights[below, None] * rays[above])
 
 
 def primitive(vectors: Vectors) -> Vectors:

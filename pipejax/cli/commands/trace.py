@@ -118,7 +118,10 @@ def trace(
         )
     names = (f"{DEFAULT_FOLDER}-{k}" if k > 1 else DEFAULT_FOLDER for k in itertools.count(1))
     folder = save.path or next(path for path in map(Path, names) if not os.path.lexists(path))
-    saved = _saved_costs(analysis, folder)
+    # the scenario of the mean pipeline with the saved files
+    table = pj.costing.TableFile(str(folder / _table_name(analysis)))
+    costs = pj.costing.CostsFile(str(folder / "costs.json"))
+    saved = pj.Scenario(table, costs=costs, link=analysis.replay.links)
     command = command_line("trace", written_but("save"))
     result = _as_json(analysis, saved, command)
     save.save(lambda draft: _save(draft, analysis))
@@ -161,13 +164,6 @@ def _in_steps(text: str, measured: "pj.traces.Trace") -> Any:
 
 def _table_name(analysis: "pj.results.Analysis") -> str:
     return "table.csv" if is_csv(analysis.pipelines.table) else "table.json"
-
-
-def _saved_costs(analysis: "pj.results.Analysis", folder: Path) -> "pj.Scenario":
-    """Return the scenario of the mean pipeline with the saved files."""
-    table = pj.costing.TableFile(str(folder / _table_name(analysis)))
-    costs = pj.costing.CostsFile(str(folder / "costs.json"))
-    return pj.Scenario(table, costs=costs, link=analysis.replay.links)
 
 
 def _save(folder: Path, analysis: "pj.results.Analysis") -> None:

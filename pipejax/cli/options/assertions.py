@@ -101,7 +101,10 @@ def _parse(command: str, text: str) -> Assertion:
         meaning = key_schema.get("description", holder.get("description", ""))
         is_share = unit == "1" and meaning.startswith("share")
         number = share_number(value, f"{where}:") if is_share else _number(value, unit, where)
-        return Assertion(text, path, sign, _finite(number, value, unit, where), unit)
+        if math.isfinite(number):
+            return Assertion(text, path, sign, number, unit)
+        unit = {"1": "a number or a percentage", "": "a number"}.get(unit, f"a number of {unit}")
+        raise ValueError(f"{where} must compare with {unit}, got {value!r}")
     if kinds & {"boolean"}:
         if value not in ("true", "false"):
             raise ValueError(f"{where}: {name} is true or false")
@@ -116,12 +119,4 @@ def _number(text: str, unit: str, where: str) -> float:
     number = si_number(text, unit, f"{where}:")
     if number is None:
         number = parse_ratio(text) if unit == "1" else parse_float(text.removesuffix(unit).strip())
-    return number
-
-
-def _finite(number: float, text: str, unit: str, where: str) -> float:
-    """Refuse a text that was read as no finite number."""
-    if not math.isfinite(number):
-        unit = {"1": "a number or a percentage", "": "a number"}.get(unit, f"a number of {unit}")
-        raise ValueError(f"{where} must compare with {unit}, got {text!r}")
     return number

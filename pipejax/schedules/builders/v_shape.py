@@ -111,19 +111,14 @@ def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
         run = list_schedule(work, Rules(order=order))
         if run is None:
             return
-        idle, span = _idle_times(run)
+        ops, workers = TimedOps.from_tuples(run.log), len(run.clock)
+        spans = ops.spans(workers)
+        span = float(spans.max())
         yield run, span
         if span >= shortest:
             return
+        idle = spans - np.bincount(ops.worker, ops.end - ops.start, workers)
         shortest, order = span, order._replace(spare=(idle.max() - idle).tolist())
-
-
-def _idle_times(run: Timeline) -> tuple[Float[NumpyArray, " workers"], float]:
-    """Return each worker's idle time between its first and last op, and the longest span."""
-    ops = TimedOps.from_tuples(run.log)
-    busy, span = np.zeros(len(run.clock)), ops.spans(len(run.clock))
-    np.add.at(busy, ops.worker, ops.end - ops.start)
-    return span - busy, float(span.max())
 
 
 INTERVAL = 6  # ops: F, I and W of two stages

@@ -299,10 +299,10 @@ class Grammar(PhaseLists[AnyPhase]):
         fields = self.rules, self.slices, self.forward_only, self.graph
         return hash((tuple(self.kinds), tuple(self.lanes), *fields))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle only the arguments of the constructor."""
         if self.is_usual:
-            return _usual, ()  # a single object
+            return "USUAL"  # the single object of this name
         fields = (dict(self.kinds), self.texts, dict(self.items))
         return Grammar, (*fields, self.slices, self.forward_only, self.graph, dict(self.lanes))
 
@@ -477,7 +477,3 @@ def _check_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str,
 
 
 USUAL = Grammar()
-
-
-def _usual() -> Grammar:
-    return USUAL

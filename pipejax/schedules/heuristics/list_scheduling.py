@@ -120,8 +120,12 @@ class _ListScheduler:
                     if self.rules.by_next and next_op.phase is I and worker:
                         active_workers.add(worker - 1)  # its offloaded activation may be due now
             if Phase.O in self.work.durations:
+                # only pipes with one stage on each worker offload: stage w is on worker w
                 for worker in sorted(active_workers):
-                    self.use_host_link(worker, now)
+                    if not self.link_busy[worker]:
+                        transfer = self.due_load(worker) or self.needed_offload(worker)
+                        if transfer is not None:
+                            self.start_transfer(transfer, now)
         return self.timeline
 
     def push(self, time: Time, op: Op, *, is_end: bool) -> None:
@@ -221,14 +225,6 @@ class _ListScheduler:
         last_stage = len(gradients) - 1
         stage = min(worker + 1, last_stage) if self.rules.by_next else worker
         return microbatch - gradients[stage] < self.rules.due
-
-    def use_host_link(self, worker: int, now: Time) -> None:
-        """Start a load or an offload on the host link if needed and the link is free."""
-        # Only pipes with one stage on each worker offload: stage w is on worker w.
-        if not self.link_busy[worker]:
-            op = self.due_load(worker) or self.needed_offload(worker)
-            if op is not None:
-                self.start_transfer(op, now)
 
     def due_load(self, worker: int) -> Op | None:
         """Return the load of the oldest offloaded activation, if due and memory suffices."""

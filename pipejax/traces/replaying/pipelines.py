@@ -180,13 +180,16 @@ def find_pipelines(trace: Trace) -> Pipelines:
       (2, 4, ())
     """
     check_types(trace=(trace, Trace))
-    left_out = list(trace.left_out)
-    by_pipeline, lead = dict(_op_slices(trace)), _input_leads(trace)
+    left_out, by_pipeline = list(trace.left_out), dict(_op_slices(trace))
     if not by_pipeline:
         raise MismatchError(f"{trace.source or 'the trace'} holds no F, B, I or W of any stage")
     complete = [slices for slices in by_pipeline.values() if not _missing_workers(trace, slices)]
     lengths = Counter(map(len, complete or by_pipeline.values()))
     usual_length = lengths.most_common(1)[0][0]
+    # time by which every op starts before its input ends [s]; -inf without input
+    producers, consumers = transfers(trace, OP_INPUTS)
+    lead = np.full(len(trace), -np.inf)
+    lead[consumers] = trace.end[producers] - trace.start[consumers]
     answers: dict[bytes, tuple[int, str | None]] = {}
     tables: list[ScheduleTable] = []
     pipelines: list[Pipeline] = []
@@ -348,14 +351,6 @@ def _rows(
         else:
             rows[worker].append((op,))
     return rows
-
-
-def _input_leads(trace: Trace) -> Float[NumpyArray, " slices"]:
-    """Return the time by which every op starts before its input ends [s]; -inf without input."""
-    producers, consumers = transfers(trace, OP_INPUTS)
-    lead = np.full(len(trace), -np.inf)
-    lead[consumers] = trace.end[producers] - trace.start[consumers]
-    return lead
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:

@@ -217,8 +217,10 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
                     key = replica, worker, name, counts[name]
                     counts[name] += 1
                     slices_by_key.setdefault(key, {})[number] = k
-                    cells_before, is_beside = _find_place(trace, row, k)
-                    place = cells_before, is_beside, trace.start[k] - begin
+                    # cells that end before the slice starts, and whether it overlaps one
+                    ended = int((trace.end[row] <= trace.start[k] + CLOCK_ERROR).sum())
+                    begun = int((trace.start[row] < trace.end[k] - CLOCK_ERROR).sum())
+                    place = CellCount(ended), begun > ended, trace.start[k] - begin
                     places_by_key.setdefault(key, []).append(place)
     places, start = [], []
     for (replica, worker, name, occurrence), key_places in places_by_key.items():
@@ -243,13 +245,6 @@ def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
         key = int(trace.step[k]), int(trace.replica[k]), int(trace.worker[k])
         by_key.setdefault(key, []).append(k)
     return by_key
-
-
-def _find_place(trace: Trace, cells: CellSlices, k: int) -> tuple[CellCount, bool]:
-    """Return the number of cells that end before slice k starts, and whether it overlaps one."""
-    num_ended = int((trace.end[cells] <= trace.start[k] + CLOCK_ERROR).sum())
-    num_begun = int((trace.start[cells] < trace.end[k] - CLOCK_ERROR).sum())
-    return CellCount(num_ended), num_begun > num_ended
 
 
 def _with_groups(places: Sequence[NonOp], workers: int) -> tuple[NonOp, ...]:
