@@ -399,8 +399,7 @@ def _result(
         band_residual = chosen.residual[~is_far[chosen.rows]]
         groups = min(chosen.num_folds, len(band_residual))
     else:
-        band_residual = residual[~is_far]
-        groups = len(band_residual)
+        band_residual, groups = residual[~is_far], 0
     bands = error_bands(band_residual, groups if groups > 1 else len(band_residual))
     evidence_residual = residual.copy()
     if chosen is not None:
