@@ -299,6 +299,19 @@ def test_costs_are_differentiable_in_the_system():
     assert float(slope.network.latency) == 2 * 3 * (8 / 4 + 1) - 2  # messages on the path
 
 
+def test_costs_are_differentiable_after_a_trace_of_another_precision():
+    workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=8)
+
+    def forward(system):
+        return pj.stage_costs(workload, system, TABLE).forward.sum()
+
+    for is_64 in (False, True, False):
+        with jax.enable_x64(is_64):
+            slope = jax.grad(forward)(jax.tree.map(jnp.asarray, pj.load_system("h100")))
+        assert slope.peak_flops.dtype == (np.float64 if is_64 else np.float32)
+        assert float(slope.peak_flops) < 0
+
+
 def test_memory():
     model = pj.load_model("gpt-22b")
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)

@@ -429,7 +429,7 @@ def build_stages(
         mtp=mtp,
         first=ends[0],
         last=ends[-1],
-        ends_step=_ends_step(table),
+        ends_step=_ends_step(table).copy(),  # JAX keeps the type of a constant that it saw before
         copies=np.array([float(len(np.unique(column))) for column in stage_places.T]),
         nearest=stage_places.min(axis=0).astype(float),
         farthest=stage_places.max(axis=0).astype(float),
