@@ -39,7 +39,7 @@ from pipejax.costs.costs import (
     check_backward,
     required_phases,
 )
-from pipejax.costs.scaling import restaged_costs, scaled_costs
+from pipejax.costs.scaling import check_workers, restaged_costs, scaled_costs
 from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
@@ -233,6 +233,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         costs, slow = restaged_costs(costs, sizes.num_stages, table), data["stragglers"]
+        check_workers(slow, table, f"{path}: stragglers")
         levels.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return levels
 
