@@ -255,7 +255,7 @@ _UNSTATED = {  # fields that may change when a CSV is read
 def _lost_fields(table: ScheduleTable, text: str) -> str:
     """Return the names of a table's fields that are lost when its CSV text is read again."""
     try:
-        read_data, data = _as_data(_from_csv(text, table.name)), _as_data(table)
+        read_data, data = _fields(_from_csv(text, table.name)), _fields(table)
     except ScheduleError:  # neither one worker for each stage nor two that mirror each other
         return "placement"
     return " and ".join(
@@ -270,6 +270,12 @@ def to_json(table: ScheduleTable) -> str:
 
 def _as_data(table: ScheduleTable) -> dict[str, Any]:
     """Return a table as the object of its JSON file."""
+    rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
+    return {**_fields(table), "rows": rows}
+
+
+def _fields(table: ScheduleTable) -> dict[str, Any]:
+    """Return the object of a table's JSON file without its rows."""
     rule_fields = _WEIGHTS.items()
     weights = {key: getattr(table.weights, field.target or key) for key, field in rule_fields}
     rule = {"weights": weights} if table.updates_within else {}
@@ -283,7 +289,6 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
         "stage_shares": list(table.stage_shares),
         **rule,
         **grammar_data(table.grammar),
-        "rows": [[table.grammar.text(cell) for cell in row] for row in table.rows()],
     }
 
 
