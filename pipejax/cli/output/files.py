@@ -1,12 +1,12 @@
 """Files that commands write: their errors are raised before the work."""
 
 import dataclasses
-import importlib
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,10 +177,11 @@ def check_apart(outputs: Iterable[Output]) -> None:
 def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
     """Check that modules of an extra are installed."""
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            raise ValueError(f"{needs} {name}: pip install 'pipejax[{extra}]'") from None
+        spec = None
+        with suppress(ModuleNotFoundError):
+            spec = importlib.util.find_spec(name)  # an import may take half a second
+        if spec is None:
+            raise ValueError(f"{needs} {name}: pip install 'pipejax[{extra}]'")
 
 
 @contextmanager

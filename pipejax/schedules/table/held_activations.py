@@ -41,6 +41,7 @@ LEDGER_SIZES = ("sizes", "weight_share", "checkpoints", "at_work")
 WEIGHT_SHARE = 1 / 3  # share of an activation that W needs after I, if no layer says it
 
 START, END = 0, 1  # of an op
+MAX_PRODUCTS = 1 << 17  # sizes times counts at once, so that they stay in cache
 MANY_SIZES = 64  # different sizes, above which levels are summed worker by worker
 
 Size = TypeVar("Size", float, NumpyArray)
@@ -338,20 +339,30 @@ class HeldCounts(NamedTuple):
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
         """Return peak activation memory, (..., workers) bytes, for sizes of each part."""
-        # Sizes and counts may be traced. If both are numbers, only the few stages that each worker
-        # holds are multiplied.
+        # Sizes and counts may be traced. If both are numbers, only the parts that are held, of the
+        # few stages that each worker holds, are multiplied.
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
         if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):
+            has_part = counts.any(axis=(1, 2, 3)) | (np.arange(len(counts)) == WHOLE)
+            counts, sizes = counts[has_part], tuple(itertools.compress(sizes, has_part))
             is_held = counts.any(axis=(0, 3))  # (workers, stages)
             # (workers, few) held stages first; workers with fewer get others, whose counts are 0
             stages = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
             counts = np.take_along_axis(counts, stages[None, :, :, None], axis=2).astype(float)
             shape = (-1, *stages.shape)  # (batch, workers, few)
             sizes = tuple(size[..., stages].reshape(shape).swapaxes(0, 1) for size in sizes)
-        held = [size @ count for size, count in zip(sizes, counts, strict=True)]
-        peaks = sum(held[1:], start=held[0]).max(axis=-1).T
-        return peaks.reshape(*batch, len(self.copies))
+            count = max(1, MAX_PRODUCTS // counts[0, :, 0].size)  # of configurations at once
+            blocks = (slice(k, k + count) for k in range(0, max(1, sizes[0].shape[1]), count))
+            peaks = [_peaks([size[:, block] for size in sizes], counts) for block in blocks]
+            return np.concatenate(peaks, axis=1).T.reshape(*batch, len(self.copies))
+        return _peaks(sizes, counts).T.reshape(*batch, len(self.copies))
+
+
+def _peaks(sizes: Sequence[Any], counts: Any) -> Any:
+    """Return the largest sum over parts of sizes times counts, at any time (..., times)."""
+    held = [size @ count for size, count in zip(sizes, counts, strict=True)]
+    return sum(held[1:], start=held[0]).max(axis=-1)
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
@@ -359,22 +370,20 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     held, stages = held_in_rows(table, at_work=True), table.num_stages
     num_parts = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages  # one column for each part and stage
-    worker_peaks = []  # of each worker (times, columns)
-    for worker in range(table.num_workers):
-        on_worker = held.worker == worker
+    worker_peaks = []  # of each worker: columns, and counts (columns, times)
+    ends = np.searchsorted(held.worker, np.arange(table.num_workers + 1))
+    for on_worker in itertools.starmap(slice, itertools.pairwise(ends)):
         # the worker has few of all columns: count in these alone
         worker_columns, indices = np.unique(column[on_worker], return_inverse=True)
         count_type = np.int16 if len(indices) < np.iinfo(np.int16).max else np.int64  # no overflow
         changes = np.zeros((len(worker_columns), len(indices)), count_type)
         changes[indices, np.arange(len(indices))] = held.change[on_worker]
         counts = np.cumsum(changes, axis=1, dtype=count_type)[:, held.is_last_at_time[on_worker]]
-        candidates = _find_peak_times(counts)
-        peaks = np.zeros((len(candidates), num_parts * stages), int)
-        peaks[:, worker_columns] = candidates
-        worker_peaks.append(peaks)
-    parts = np.zeros((table.num_workers, num_parts * stages, max(map(len, worker_peaks))), int)
-    for worker, peaks in enumerate(worker_peaks):
-        parts[worker, :, : len(peaks)] = peaks.T
+        worker_peaks.append((worker_columns, _find_peak_times(counts).T))
+    num_times = max(peaks.shape[1] for _, peaks in worker_peaks)
+    parts = np.zeros((table.num_workers, num_parts * stages, num_times), np.int32)
+    for worker, (worker_columns, peaks) in enumerate(worker_peaks):
+        parts[worker, worker_columns, : peaks.shape[1]] = peaks
     by_part = parts.reshape(table.num_workers, num_parts, stages, -1).swapaxes(0, 1)
     return HeldCounts(*_copies_and_versions(table), by_part, held.items)
 

@@ -6,8 +6,9 @@ it to order transfers of a table without SEND and RECV cells.
 """
 
 import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -220,6 +221,19 @@ def _spread_cells(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
     return results
 
 
+_has_idle_slots = contextvars.ContextVar("has_idle_slots", default=True)
+
+
+@contextlib.contextmanager
+def without_idle_slots() -> Iterator[None]:
+    """Build tables in less time: their columns show no starts. Runs and memory stay the same."""
+    token = _has_idle_slots.set(False)
+    try:
+        yield
+    finally:
+        _has_idle_slots.reset(token)
+
+
 def spread_rows(
     name: str,
     rows: Sequence[OpsOfRow],
@@ -252,7 +266,9 @@ def spread_rows(
     shares = stage_shares or (1.0,) * placement.shape[1]
     slot_lengths = {**grammar.unit_slots, **slots}
     dense_rows = _Rows(cells, partners, placement, slot_lengths, shares, weights, grammar)
-    if not grammar.side_phases:
+    # the columns of offloads and loads are their order on a shared host link
+    is_spread = _has_idle_slots.get() or bool(is_phase(ops[..., 0], HOST).any())
+    if is_spread and not grammar.side_phases:
         with contextlib.suppress(CycleError):  # the check of the table names the deadlock
             cells, partners = _spread_cells(dense_rows)
     return ScheduleTable(cells, partners, placement, name, slots, stage_shares, weights, grammar)

@@ -27,10 +27,11 @@ from pipejax.schedules.builders.published import ANY
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts, is_recomputed
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.slot_simulation import without_idle_slots
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.schedule_axis import Choice, built
 
 MAX_OPS = 1 << 19  # of a program that is lowered whole: longer ones grow from their periods
+MAX_CACHED = 64  # tables
 CACHE_SIZE = 256  # counts of activations
 SETTLED = (2, 3)  # microbatches per worker with which peaks of activations no longer grow
 
@@ -157,10 +158,12 @@ class ProgramShape(NamedTuple):
         return 2 * self.stages * microbatches
 
 
+@functools.lru_cache(MAX_CACHED)
 def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
     """Build the table for M microbatches; a cache holds the latest tables."""
-    options = tuple(shape.options.items())
-    return built(Choice(shape.schedule, options), shape.workers, microbatches)
+    size = {"num_workers": shape.workers, "num_microbatches": microbatches}
+    with without_idle_slots():
+        return schedules.find(shape.schedule).function(**size, **shape.options)
 
 
 def refusal(shape: ProgramShape, microbatches: int) -> str:

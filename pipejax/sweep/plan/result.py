@@ -23,6 +23,9 @@ from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.parts import FIELDS, system_number
 from pipejax.costs.system.system import System
+from pipejax.engine.lowering.program import makespan_on_host
+from pipejax.engine.pricing import lower_and_price
+from pipejax.schedules.naming import find
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import SHARED, Layouts, PlanRequest, program_shape
 from pipejax.sweep.plan.programs import exact_times
@@ -235,7 +238,9 @@ class UnderLaunchers(NamedTuple):
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
     """Evaluate a layout under the defaults of each launcher, if the request names no launcher."""
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
+    schedule = scenario.schedule
     assert workload is not None
+    assert isinstance(schedule, str)
     has_software = bool(request.stack) or request.system.calibration is not None
     stack = AS_THE_SYSTEM if has_software else None
     for name in () if request.launcher else LAUNCHERS:
@@ -250,12 +255,17 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
             names_by_source.setdefault(source, []).append(name)
     results = []
     for source, names in names_by_source.items():
-        memory = float(memory_bytes(source.workload, scenario.table()).max())
+        other = scenario.replace(costs=source)
+        if not find(schedule).planned:
+            other = other.with_table(scenario.table())  # with the program that it has
+        memory = float(memory_bytes(source.workload, other.table()).max())
         results.append(
             UnderLaunchers(
                 launchers=tuple(names),
                 gradient_bytes=float(source.workload.model.accumulated_bytes),
-                step_time=scenario.replace(costs=source).evaluate().makespan,
+                step_time=makespan_on_host(
+                    *lower_and_price(other.table(), other.table_costs(), other.links)
+                ),
                 memory_bytes=memory,
                 fits=memory <= request.room,
             )
