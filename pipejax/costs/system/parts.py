@@ -38,7 +38,7 @@ else:
 Flag = bool | Number
 
 # Share of an accelerator's memory reserved for fragmentation and the allocator's buffers. By our
-# prediction, 27 of 2,327 measured runs left less. Tables of llm-foundry, whose microbatches are as
+# prediction, 10 of 2,327 measured runs left less. Tables of llm-foundry, whose microbatches are as
 # large as fit, fill 0.901 and 0.912 of the memory.
 HEADROOM = 0.1
 ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
