@@ -9,6 +9,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import pipejax as pj
 from pipejax.traces.clocks import aligned
 from pipejax.traces.readers.chrome import read_events
+from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.record import INTEGERS, TIMES, Trace
 
 read = pj.traces.read
@@ -519,6 +521,31 @@ def test_ranks_that_no_file_states_follow_stages(tmp_path):
         trace = read(paths)
         assert sorted(trace.stage.tolist()) == [0, 1, 2, 3]
         assert trace.worker.tolist() == trace.stage.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("pp_rank_3.json", 3),
+        ("step4_rank_2.json", 2),
+        ("pp_rank_1_tp_rank_0.json", None),
+        ("tp_rank_0_rank_7.json", 7),
+        ("rank-3/trace.json", 3),
+        ("pp1.json", None),
+    ],
+)
+def test_ranks_on_single_axes_are_no_ranks_of_the_run(name, rank):
+    assert file_rank(Path("folder", name)) == rank
+
+
+def test_missing_ranks_are_named_where_labels_lack_stages(tmp_path):
+    for rank in (0, 2, 4, 6):
+        slices = [("forward_step", rank, 1), ("backward_step", 20 - rank, 1)]
+        labelled(tmp_path / f"r{rank}", slices, rank=rank, world=8)
+    why = "of 8 there is no sound file of 4: rank 1, 3, 5, 7; if one in 2 is a worker of one"
+    with pytest.raises(ValueError, match=why):
+        read(tmp_path)
+    assert read(tmp_path, world=8).workers == 4
 
 
 def test_two_files_of_a_rank_are_parts_copies_or_two_jobs(tmp_path):

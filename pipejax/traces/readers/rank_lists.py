@@ -35,7 +35,7 @@ _MILLISECOND = 1e-3
 _MAX_SIZE = 10**6  # workers, stages or microbatches of a run; a larger number is damage
 _LIST_OF_TIMES = re.compile(r'"(fwd|bwd|wgrad)_(start|end)"\s*:\s*\[')
 _STEP = re.compile(r'"(\d{1,9})"\s*:\s*(?=\{)')
-_RANK = re.compile(r"rank[_-]?(\d{1,6})")
+_RANK = re.compile(r"((?:[cdept]p_)?)rank[_-]?(\d{1,6})")
 
 
 def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
@@ -66,7 +66,7 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
         by_rank[rank] = steps | data
     file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
     workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
-    inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out, has_replicas=False)
+    inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
     parts = [
         part
         for rank, data in by_rank.items()
@@ -92,12 +92,11 @@ def check_ranks(
     file_world: int,
     user_world: int,
     left_out: list[LeftOut],
-    *,
-    has_replicas: bool,
+    hint: str = "",
 ) -> list[str]:
     """Check that every rank has a readable file; return a note if no file states the world size."""
     # Both world sizes are 0 if unknown. With that of the user, missing ranks are no error but
-    # entries of `left_out`.
+    # entries of `left_out`, as a `hint` with {world} says.
     world = user_world or max(file_world, max(ranks, default=-1) + 1)
     missing = (rank for rank in range(world) if rank not in ranks)
     numbers = [str(rank) for rank in itertools.islice(missing, MAX_LISTED)]
@@ -105,8 +104,7 @@ def check_ranks(
     listed = ", ".join([*numbers, "..."] if count > len(numbers) else numbers)
     if numbers and ranks and not user_world:
         why = f"of {world} there is no sound file of {count}: rank {listed}"
-        hint = f"; if these run several replicas, --world {world} leaves out those of the missing"
-        raise wrong("files", f"must be of all ranks: {why}{hint if has_replicas else ''}")
+        raise wrong("files", f"must be of all ranks: {why}{hint.format(world=world)}")
     if numbers:
         left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
     is_stated = user_world or file_world
@@ -115,9 +113,12 @@ def check_ranks(
 
 def file_rank(path: Path) -> int | None:
     """Return the rank in the name of a file or its folder, as in rank-3.json; None without one."""
+    # several ranks on single axes, as in pp_rank_1_tp_rank_0, are no rank of the run
     for name in (path.name, path.absolute().parent.name):
-        if numbers := _RANK.findall(name.casefold()):
-            return int(numbers[-1])
+        numbers = _RANK.findall(name.casefold())
+        whole = [number for axis, number in numbers if not axis or len(numbers) == 1]
+        if numbers:
+            return int(whole[-1]) if whole else None
     return None
 
 

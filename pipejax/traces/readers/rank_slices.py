@@ -188,6 +188,10 @@ _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
 _RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
 
 
+_WORLD = "--world {world}"
+_REPLICAS_HINT = f"; if these run several replicas, {_WORLD} leaves out those of the missing"
+
+
 def _are_pipeline(
     ranks: Mapping[int, Rows], cells: Sequence[Cell], stride: int, world: int
 ) -> bool:
@@ -218,18 +222,19 @@ def join_ranks(
         if op.phase == "F"
     )
     stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
+    hint = _REPLICAS_HINT if (has_replicas := _have_replicas(ranks, cells)) else ""
     if is_numbered:
         stride = stride if _are_pipeline(ranks, cells, stride, file_world) else 1
         file_world //= stride
+    elif stride > 1 and file_world and not sizes.world:
+        stride, hint = 1, f"; if one in {stride} is a worker of one pipeline, {_WORLD} says so"
     if stride > 1:
         notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
     by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
     is_ours = any(rows.is_ours for rows in by_rank)
     user_world = sizes.world // stride
     numbers = [rows.rank for rows in by_rank]
-    has_replicas = _have_replicas(ranks, cells)
-    accepted = 0 if is_ours else user_world
-    notes += check_ranks(numbers, file_world, accepted, left_out, has_replicas=has_replicas)
+    notes += check_ranks(numbers, file_world, 0 if is_ours else user_world, left_out, hint)
     world = user_world or max(file_world, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
@@ -326,7 +331,7 @@ def _merge_files(
     if len(shifted_files) > 1 and not zeros and None in matches:
         notes.append("clocks: those of all files are one, for no file states when its clock began")
     ranks: dict[int, Rows] = {}
-    sources: dict[int, list[tuple[str, Rows]]] = {}
+    sources: dict[int, list[tuple[Path, Rows]]] = {}
     for (path, file_rows), match in zip(shifted_files, matches, strict=True):
         if match is None and keys:
             notes.append(f"clock of {path.name}: as recorded; no collective matches it")
@@ -338,17 +343,17 @@ def _merge_files(
             notes.append(f"clock of {path.name}: {lag}, corrected: {why}")
         for rows in file_rows:
             rows = _shift(rows, -lead)
-            for name, other in sources.get(rows.rank, []):
+            for source, other in sources.get(rows.rank, []):
                 if np.array_equal(rows.start, other.start):
-                    left_out.append(LeftOut(str(path), f"a copy of {name}"))
+                    left_out.append(LeftOut(str(path), f"a copy of {source.name}"))
                     break
                 if max(rows.start[0], other.start[0]) < min(rows.end.max(), other.end.max()):
-                    why = f"{name} and {path.name} hold rank {rows.rank} at the same time"
+                    why = f"{source} and {path} hold rank {rows.rank} at the same time"
                     raise wrong("files", f"must be of one run: {why}; give the files of one job")
             else:
                 joined = ranks.get(rows.rank)
                 ranks[rows.rank] = rows if joined is None else _join(joined, rows)
-                sources.setdefault(rows.rank, []).append((path.name, rows))
+                sources.setdefault(rows.rank, []).append((path, rows))
     return ranks, notes
 
 
