@@ -15,6 +15,7 @@ from hypothesis import assume, given
 import pipejax as pj
 from pipejax.analysis.step.validation import StepTimes
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
+from pipejax.base.checks import as_tuple
 from pipejax.cli.app import run
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.scenario import scenario_options
@@ -23,6 +24,7 @@ from pipejax.costs.model.launchers import LAUNCHERS
 from pipejax.costs.model.workload_fields import RECOMPUTE
 from pipejax.costs.system.parts import system_number
 from pipejax.schedules.table.held_activations import held_counts
+from pipejax.search.calibration.calibrate import _names
 from pipejax.sweep.plan import programs
 from pipejax.sweep.plan.layouts import (
     SHARED,
@@ -75,6 +77,19 @@ def test_an_error_lists_the_fields_that_all_layouts_share():
     with pytest.raises(ValueError, match="hidden_size") as error:
         pj.plan("gpt-22b", "a100", gpus=8, minibatch=8, hidden_size=3)
     assert all(name in str(error.value) for name in SHARED)
+
+
+def test_one_value_is_a_list_of_one():
+    one = {"schedules": "1f1b", "choices": {"tensor": 4, "recompute": "selective"}}
+    many = {"schedules": ["1f1b"], "choices": {"tensor": [4], "recompute": ["selective"]}}
+    plans = [pj.plan("gpt-22b", "h100", gpus=8, minibatch=8, **names) for names in (one, many)]
+    assert plans[0].best.layout == plans[1].best.layout
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    first, second = (pj.explain(table, costs, schedules=name) for name in ("zb-h1", ["zb-h1"]))
+    assert repr(first.remedies) == repr(second.remedies)
+    assert _names("all") == _names(["all"]) == _names(None)
+    assert as_tuple(np.array([1, 2])) == (1, 2)
 
 
 def test_the_best_is_that_of_brute_force(small):

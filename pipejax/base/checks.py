@@ -8,7 +8,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ class MismatchError(ArgumentError):
 def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
     """Build the error about an illegal argument; `where` begins with the argument's name."""
     return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """Return values as a tuple; a text or a number is the only one, not a row of letters."""
+    is_single = isinstance(values, str) or not isinstance(values, Iterable)
+    return (values,) if is_single else tuple(values)
 
 
 def whole_number(value: Any, where: str, *, minimum: int = 1, maximum: int | None = None) -> int:

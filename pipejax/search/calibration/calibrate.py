@@ -18,7 +18,7 @@ from pipejax.analysis.step.validation import (
     prediction_errors,
 )
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.checks import check_types, whole_number, wrong
+from pipejax.base.checks import as_tuple, check_types, whole_number, wrong
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
@@ -199,7 +199,7 @@ def calibrate(
 
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the numbers to fit; "all" stands for the names in `FITTED`."""
-    requested = (ALL,) if fit is None else tuple(fit)
+    requested = (ALL,) if fit is None else as_tuple(fit)
     # a name listed twice stays twice, which is an error later
     unlisted_names = tuple(name for name in FITTED if name not in requested)
     expanded = (unlisted_names if name == ALL else (name,) for name in requested)

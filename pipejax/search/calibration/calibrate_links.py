@@ -11,7 +11,7 @@ import numpy as np
 
 from pipejax.analysis.step.validation import PredictionErrors, prediction_errors
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import as_tuple, check_types
 from pipejax.base.compiled import compiled
 from pipejax.base.display import with_short_repr
 from pipejax.costs.layers.collectives import collective_time
@@ -81,7 +81,7 @@ def calibrate_links(
       >>> pj.links.calibrate_links(rows, pj.load_system("a100")).fit.mape  # doctest: +SKIP
     """
     check_types(rows=(rows, CollectiveRows), system=(system, System))
-    names = tuple(_default_numbers(rows) if fit is None else fit)
+    names = as_tuple(_default_numbers(rows) if fit is None else fit)
     parameters = parameters_with_priors(system, names)
     model = functools.partial(_residuals, rows, system, parameters)
     weights = row_weights(rows.variance, MODEL_NOISE)

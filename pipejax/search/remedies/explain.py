@@ -13,7 +13,7 @@ from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.faults import JOINT, NEGLIGIBLE, WHY, Fault
 from pipejax.analysis.step.step_report import Part, breakdown
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, wrong
+from pipejax.base.checks import as_tuple, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
@@ -249,7 +249,7 @@ def explain(
     kinds = {**KINDS, **(SEARCHES if search else {})}
     kinds["settings"] = functools.partial(changes.settings, memory=memory)
     if schedules is not None or search:
-        names = [named(name) for name in schedules] if schedules is not None else [*REGISTRY]
+        names = [*REGISTRY] if schedules is None else [*map(named, as_tuple(schedules))]
         kinds["schedule"] = functools.partial(changes.schedules, names=names)
     shelved = _Shelves(memory, launcher, kinds)
     remedies: list[Remedy] = []

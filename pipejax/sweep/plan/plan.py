@@ -19,7 +19,7 @@ from pipejax.analysis.step.evidence import (
 )
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, check_types, whole_number, wrong
+from pipejax.base.checks import MAX_COUNT, as_tuple, check_types, whole_number, wrong
 from pipejax.base.files import is_dataset
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.layers.formulas import model_flop
@@ -153,8 +153,8 @@ def plan(
         software.on(machine),
         gpus,
         minibatch,
-        default_schedules if schedules is None else tuple(schedules),
-        {name: tuple(values) for name, values in (choices or {}).items()},
+        default_schedules if schedules is None else as_tuple(schedules),
+        {name: as_tuple(values) for name, values in (choices or {}).items()},
         Links.resolve(link),
         {name: defaults[name] for name in SHARED if name in defaults} | shared,
         software.name,
