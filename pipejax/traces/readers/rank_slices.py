@@ -222,7 +222,8 @@ def join_ranks(
         if op.phase == "F"
     )
     stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
-    hint = _REPLICAS_HINT if (has_replicas := _have_replicas(ranks, cells)) else ""
+    has_replicas = _have_replicas(ranks, cells)
+    hint = _REPLICAS_HINT if has_replicas else ""
     if is_numbered:
         stride = stride if _are_pipeline(ranks, cells, stride, file_world) else 1
         file_world //= stride
