@@ -80,9 +80,9 @@ def test_an_error_lists_the_fields_that_all_layouts_share():
 
 
 def test_one_value_is_a_list_of_one():
-    one = {"schedules": "1f1b", "choices": {"tensor": 4, "recompute": "selective"}}
-    many = {"schedules": ["1f1b"], "choices": {"tensor": [4], "recompute": ["selective"]}}
-    plans = [pj.plan("gpt-22b", "h100", gpus=8, minibatch=8, **names) for names in (one, many)]
+    single = {"schedules": "1f1b", "choices": {"tensor": 4, "recompute": "selective"}}
+    lists = {"schedules": ["1f1b"], "choices": {"tensor": [4], "recompute": ["selective"]}}
+    plans = [pj.plan("gpt-22b", "h100", gpus=8, minibatch=8, **names) for names in (single, lists)]
     assert plans[0].best.layout == plans[1].best.layout
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=2.0)

@@ -253,13 +253,12 @@ def join_ranks(
     origin = min(columns["start"].min(initial=np.inf) for columns in parts)
     for columns, name in itertools.product(parts, ("start", "end")):
         columns[name] = (columns[name] - origin) * _MICROSECOND
-    inferred = [*inferred, *notes]
 
     def build(places: Places, workers: int) -> Trace:
         """Make the trace for one assignment of ranks to replicas and workers."""
         columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
         sizes_of_run = sizes._replace(workers=workers)
-        trace = finish_trace(columns, phases, sizes_of_run, left_out, inferred)
+        trace = finish_trace(columns, phases, sizes_of_run, left_out, (*inferred, *notes))
         budgets = _budget_steps(trace, merged, places, origin)
         ranks = {place: rows.rank * stride for place, rows in zip(places, merged, strict=True)}
         return dataclasses.replace(trace, budgets=(*budgets,), ranks=ranks)
