@@ -202,7 +202,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore:.*saves nothing without")
+@pytest.mark.filterwarnings("ignore:.*(saves nothing without|has no unit and is read as seconds)")
 @pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
 def test_a_scenario_is_read_from_its_command_line(count, folder):
     draw = Draw(count, folder)

@@ -11,7 +11,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.base import checks
-from pipejax.base.checks import check_fits, divisors, legal_divisors, memory
+from pipejax.base.checks import _container_limits, check_fits, divisors, legal_divisors, memory
 from pipejax.base.files import read_file
 
 TOO_LARGE = "need(s)? at least .* GB of memory; this machine has"
@@ -67,8 +67,10 @@ def test_limits_of_containers_count(tmp_path):
         membership.write_text(f"3:cpu:/other\n{line}\n")
         (folder / "b").mkdir(parents=True)
         (folder / "b" / file).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+        _container_limits.cache_clear()  # a process stays in its group
         assert memory(tmp_path, membership) == whole
         (folder / file).write_text("1000000\n")  # of the group around it
+        _container_limits.cache_clear()
         assert memory(tmp_path, membership) == 1_000_000
         (folder / file).unlink()
     with pytest.raises(ValueError, match=f"it {TOO_LARGE}"):

@@ -80,7 +80,10 @@ class Cone(NamedTuple):
         # least dims - 2, and no third ray is tight on all of these. Four rays in three dims, tight
         # on {a, b}, {b, c}, {c, d}, {d, a}: the first two are neighbours, as only they share b.
         tight = self.tight.astype(np.float32)  # counts below 2^24 are exact, and BLAS adds them
-        num_shared = tight[above] @ tight[below].T  # (above, below)
+        with np.errstate(
+            invalid="ignore"
+        ):  # of zeros and ones none is, but BLAS may raise the flag
+            num_shared = tight[above] @ tight[below].T  # (above, below)
         above_rows, below_columns = np.nonzero(num_shared >= self.rays.shape[1] - 2)
         above, below = above[above_rows], below[below_columns]
         are_neighbours = np.zeros(len(above), bool)
