@@ -63,8 +63,7 @@ from pipejax.schedules.table.table import ScheduleTable
 MAX_RUNS = 3  # of one order
 SAMPLE_MICROBATCHES = 3  # per worker, in short runs that select orders
 SELECTED_ORDERS = 4  # best orders of short runs, which are run in full
-# delay until a weight gradient is due, phases that may make the next op late, and whether weight
-# gradients fill gaps first
+# fields of `Order`: delay, overrunning and prefers_weights
 ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
     (0.0, (Phase.W,), False),
     (FOREVER, (Phase.W,), False),
@@ -83,9 +82,9 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
             is_delayed_at_end=True,
             runs_ahead=True,
             prefers_weights=prefers_weights,
-            late=late,
+            overrunning=overrunning,
         )
-        for block, (delay, late, prefers_weights) in itertools.product(blocks, ORDER_RULES)
+        for block, (delay, overrunning, prefers_weights) in itertools.product(blocks, ORDER_RULES)
     ]
     sample = SAMPLE_MICROBATCHES * len(work.limits)
     if len(work.microbatch_pipes) > sample + sample // 2:  # else the sample saves nothing

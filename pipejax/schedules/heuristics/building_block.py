@@ -19,12 +19,14 @@ from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timel
 class Waits(NamedTuple):
     """Waiting times of a microbatch on its way through the stages, without message times.
 
-    A leg of the way is a run of stages without a repeated worker: a V placement has two.
+    A leg of the way is a run of stages without a repeated worker, and a turn is the step between
+    two legs. A V with stages 0 1 2 3 on workers 0 1 1 0 has the legs 0 1 and 2 3, and three turns:
+    F of stage 1 to F of stage 2, F to gradient of stage 3, gradients of stage 2 to stage 1.
     """
 
     forward: Sequence[float]  # (legs) before each F of a leg but its first
     gradient: Sequence[float]  # (legs) before each gradient of a leg but its first
-    turns: Sequence[float]  # (2 legs - 1) between legs: forth, before the first gradient, back
+    turns: Sequence[float]  # (2 legs - 1) at each turn, in the order of the way
 
 
 class BuildingBlock(NamedTuple):
@@ -77,11 +79,13 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
             start = float(starts[Phase.I][pipe, stage])
             place(Phase.W, pipe, stage, start + work.durations[Phase.I][stage])
     times = {phase: rows.tolist() for phase, rows in starts.items()}
-    return BuildingBlock(times, [interval * turn for turn in _turns(work)])
+    return BuildingBlock(times, [interval * position for position in _positions(work)])
 
 
 def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
-    """Yield phase, stage and wait after the previous op for each op on a microbatch's way."""
+    """Yield phase, stage and time since the previous op's end, for each op of a microbatch."""
+    # With two legs, `waits.turns` are t0 between forwards, t1 before the first gradient, and t2
+    # between gradients: forwards enter leg k by turn k - 1, gradients by turn -1 - k.
     row, last = work.placement[pipe], len(work.placement[pipe]) - 1
     legs = number_legs(row)
 
@@ -127,16 +131,16 @@ def _first_gap(
     return earliest
 
 
-def _turns(work: Work) -> list[float]:
-    """Return each microbatch's turn, in intervals from the start; pipes alternate."""
-    # microbatches of pipes 0 0 1 1 take turns 0 2 1 3
+def _positions(work: Work) -> list[float]:
+    """Return each microbatch's start, in intervals after the first; pipes alternate."""
+    # microbatches of pipes 0 0 1 1 start at 0 2 1 3
     pipes, count = len(work.placement), len(work.microbatch_pipes)
     pipe_counts = np.bincount(work.microbatch_pipes, minlength=pipes).tolist()
-    num_passed, turns = [0] * pipes, []
+    num_passed, positions = [0] * pipes, []
     for pipe in work.microbatch_pipes:
-        turns.append((num_passed[pipe] + pipe / pipes) * count / pipe_counts[pipe])
+        positions.append((num_passed[pipe] + pipe / pipes) * count / pipe_counts[pipe])
         num_passed[pipe] += 1
-    return turns
+    return positions
 
 
 def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
@@ -173,8 +177,8 @@ class Order(NamedTuple):
     is_delayed_at_end: bool  # whether the last weight gradients wait until nothing else is left
     runs_ahead: bool  # whether a worker that waits takes later forwards and gradients
     prefers_weights: bool  # whether a worker that waits takes weight gradients first
-    # phases that may make the next op late, so that no worker idles longest
-    late: tuple[Phase, ...] = ()
+    # phases that may end after the next op could start, on the worker that would idle longest
+    overrunning: tuple[Phase, ...] = ()
     spare: Sequence[Time] = ()  # (workers) harmless idle time of each; empty if unknown
 
 
@@ -233,12 +237,18 @@ class RowOrder:
             if next_op not in ready:  # with ops of no duration: it arrives later at this time
                 return None
             return next_op if self._has_room(next_op, worker) else weight
-        late = self.order.late if self._would_idle_longest(worker, wait) else ()
-        fills_wait = weight is not None and self._fits_wait(weight, wait, late)
+        # the next op is not there yet: fill the wait with a weight gradient or a later op
+        overrunning: tuple[Phase, ...] = ()
+        if self._would_idle_longest(worker, wait):
+            overrunning = self.order.overrunning
+        fills_wait = weight is not None and self._fits_wait(weight, wait, overrunning)
         if fills_wait and self.order.prefers_weights:
             return weight
-        later_op = self._later_op(worker, ready, wait, late) if self.order.runs_ahead else None
-        return weight if later_op is None and fills_wait else later_op
+        if self.order.runs_ahead:
+            later_op = self._later_op(worker, ready, wait, overrunning)
+            if later_op is not None:
+                return later_op
+        return weight if fills_wait else None
 
     def _is_due(self, weight: Op, worker: int) -> bool:
         """Return whether a weight gradient goes before the next op of the order."""
@@ -256,26 +266,28 @@ class RowOrder:
 
     def _would_idle_longest(self, worker: int, wait: Time) -> bool:
         """Return whether waiting would make a worker idle longer than every other worker."""
-        if not self.order.late or wait == FOREVER:
+        if not self.order.overrunning or wait == FOREVER:
             return False
         spare = self.order.spare[worker] if self.order.spare else 0
         return wait > max(spare, *self.idle) - self.idle[worker] + self.tolerance
 
-    def _fits_wait(self, op: Op, wait: Time, late: tuple[Phase, ...]) -> bool:
-        """Return whether an op ends within a wait, or has a phase that may end later."""
-        return op.phase in late or self._duration(op) <= wait + self.tolerance
+    def _fits_wait(self, op: Op, wait: Time, overrunning: tuple[Phase, ...]) -> bool:
+        """Return whether an op ends within `wait`, or has a phase that may end later."""
+        return op.phase in overrunning or self._duration(op) <= wait + self.tolerance
 
     def _later_op(
-        self, worker: int, ready: Iterator[Op], wait: Time, late: tuple[Phase, ...]
+        self, worker: int, ready: Iterator[Op], wait: Time, overrunning: tuple[Phase, ...]
     ) -> Op | None:
         """Return the first ready op of the order that fits the wait and memory, or None."""
-        candidates: dict[tuple[Phase, int], Op] = {}  # earliest microbatch by phase and stage
+        # `wait` is the time until the worker's next op can start. Phases in `overrunning` may take
+        # longer. Of ready ops of a phase and stage only that of the earliest microbatch counts.
+        candidates: dict[tuple[Phase, int], Op] = {}
         for op in ready:
-            key = op.phase, op.stage
-            if op.microbatch < candidates.setdefault(key, op).microbatch:
-                candidates[key] = op
+            candidate = candidates.get((op.phase, op.stage))
+            if candidate is None or op.microbatch < candidate.microbatch:
+                candidates[op.phase, op.stage] = op
         for op in sorted(candidates.values(), key=self.position.__getitem__):
-            if self._fits_wait(op, wait, late) and self._leaves_room(op, worker):
+            if self._fits_wait(op, wait, overrunning) and self._leaves_room(op, worker):
                 return op
         return None
 
@@ -322,8 +334,9 @@ def _memory_change(work: Work, op: Op) -> Time:
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
     """Return each worker's forwards and gradients in order of start, and these starts."""
     # Returns the rows, and the start of each of their ops.
-    # Ops with equal starts are sorted by microbatch, then by their way through the pipe: over all
-    # workers, no op comes before an op that it waits for.
+    # Ops with equal starts are sorted by microbatch, then by their way through the pipe (F0 F1 I1
+    # I0): over all workers, no op comes before an op that it waits for. The last key of `lexsort`
+    # is the first criterion.
     phases, pipe = (Phase.F, work.gradient), np.array(work.microbatch_pipes)
     block_starts = np.array([block.starts[phase] for phase in phases], float)
     start = block_starts[:, pipe] + np.array(block.offsets)[:, None]  # (2, microbatches, stages)

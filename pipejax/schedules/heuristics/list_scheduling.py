@@ -18,9 +18,16 @@ from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timel
 
 NO_LIMIT = 10**9
 GRADIENT, FORWARD, WEIGHT = range(3)
-ReadyOp = tuple[Time, int, Op]  # urgency (microbatch or start in an order), -stage, op
 F, I, W = SPLIT  # noqa: E741
 KIND = {Phase.B: GRADIENT, I: GRADIENT, F: FORWARD, W: WEIGHT}
+
+
+class ReadyOp(NamedTuple):
+    """Entry of a heap of ops that can start; the smallest entry is the most urgent op."""
+
+    urgency: Time  # microbatch, or start in an order; a smaller number is more urgent
+    negative_stage: int  # later stages first
+    op: Op
 
 
 class Rules(NamedTuple):
@@ -29,10 +36,10 @@ class Rules(NamedTuple):
     # (pipes, stages) forwards that a stage may be ahead of its gradients
     depth: Sequence[Sequence[int]] = ()
     # phases that a weight gradient must not delay, unless it makes room for a forward
-    patience: tuple[Phase, ...] = ()
+    undelayed: tuple[Phase, ...] = ()
     # an activation returns from the host when fewer gradients than this come before its own
     due: int = 0
-    by_next: bool = False  # whether to count gradients of the next stage, for a later return
+    by_next: bool = False  # whether `due` counts gradients of the next stage: a later return
     host_links: Sequence[Sequence[int]] = ()  # groups of workers that share a host link
     order: Order | None = None  # order of ops, instead of all these rules
 
@@ -63,11 +70,12 @@ class _ListScheduler:
         workers = range(len(work.limits))
         # heaps of the ops that can start, by worker and kind
         self.ready: list[list[list[ReadyOp]]] = [[[] for _ in range(3)] for _ in workers]
-        self.entering = [deque[Op]() for _ in work.placement]  # first forwards of each pipe
+        # forwards of stage 0 by pipe: each becomes ready when the forward before it starts
+        self.entering = [deque[Op]() for _ in work.placement]
         for m, pipe in enumerate(work.microbatch_pipes):
             self.entering[pipe].append(Op(F, 0, m))
         # heaps of the arrivals of ops that a W must not delay, by worker
-        self.patient_arrivals: list[list[Time]] = [[] for _ in workers]
+        self.undelayed_arrivals: list[list[Time]] = [[] for _ in workers]
         self.running: list[Op | None] = [None for _ in workers]
         # heap of (time, serial number, op, whether it ends: otherwise its input arrives)
         self.events: list[tuple[Time, int, Op, bool]] = []
@@ -137,16 +145,16 @@ class _ListScheduler:
         phase, stage, microbatch = op
         worker = self.timeline.worker(op)
         urgency = microbatch if self.order is None else self.order.urgency(op)
-        heapq.heappush(self.ready[worker][KIND[phase]], (urgency, -stage, op))
+        heapq.heappush(self.ready[worker][KIND[phase]], ReadyOp(urgency, -stage, op))
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
         """Start a ready op on its worker, and add the events that result from it."""
         ready = self.ready[worker][KIND[op.phase]]
-        if ready[0][2] == op:
+        if ready[0].op == op:
             heapq.heappop(ready)
         else:  # a more urgent op may not start yet
-            ready.remove(next(entry for entry in ready if entry[2] == op))
+            ready.remove(next(entry for entry in ready if entry.op == op))
             heapq.heapify(ready)
         self.running[worker] = op
         if self.order is not None:
@@ -157,8 +165,8 @@ class _ListScheduler:
                 self.arrive(entering.popleft())
         for next_op, arrival in self.timeline.start(op, now):
             self.push(arrival, next_op, is_end=False)
-            if next_op.phase in self.rules.patience:
-                heapq.heappush(self.patient_arrivals[self.timeline.worker(next_op)], arrival)
+            if next_op.phase in self.rules.undelayed:
+                heapq.heappush(self.undelayed_arrivals[self.timeline.worker(next_op)], arrival)
         end = self.timeline.clock[worker]
         self.push(end, op, is_end=True)
         self.remaining[worker] -= end - now
@@ -182,29 +190,33 @@ class _ListScheduler:
     def choose(self, worker: int, now: Time) -> Op | None:
         """Return the op that a free worker starts, or None to wait."""
         gradients, forwards, weights = self.ready[worker]
+        weight = weights[0].op if weights else None
         if self.order is not None:
-            ready = (entry[2] for entry in itertools.chain(gradients, forwards))
-            return self.order.choose(worker, now, ready, weights[0][2] if weights else None)
-        if gradients and gradients[0][0] not in self.offloaded[worker]:
-            return gradients[0][2]
-        weight, forward = weights[0][2] if weights else None, self.next_forward(worker)
+            ready = (entry.op for entry in itertools.chain(gradients, forwards))
+            return self.order.choose(worker, now, ready, weight)
+        # a gradient cannot start while its activation is on the host
+        if gradients and gradients[0].op.microbatch not in self.offloaded[worker]:
+            return gradients[0].op
+        forward = self.next_forward(worker)
         if forward is not None and self.has_room(forward, worker):
             return forward
-        if weight is None or forward is not None or not self.rules.patience:
-            return weight  # at once if there is one: it may make room for a forward
-        arrivals = self.patient_arrivals[worker]
+        lacks_room = forward is not None
+        if weight is None or lacks_room or not self.rules.undelayed:
+            return weight  # its end may make room for the forward
+        arrivals = self.undelayed_arrivals[worker]
         while arrivals and arrivals[0] <= now + self.tolerance:
             heapq.heappop(arrivals)
         end = now + self.work.durations[W][weight.stage]
-        return weight if not arrivals or end <= arrivals[0] + self.tolerance else None
+        delays_arrival = bool(arrivals) and end > arrivals[0] + self.tolerance
+        return None if delays_arrival else weight
 
     def next_forward(self, worker: int) -> Op | None:
         """Return the most urgent ready forward that its stage admits, regardless of memory."""
         ready = self.ready[worker][FORWARD]
-        if not ready or self.may_enter(ready[0][2]):
-            return ready[0][2] if ready else None
-        candidates = (entry for entry in ready if self.may_enter(entry[2]))
-        return min(candidates, default=(0, 0, None))[2]
+        if ready and self.may_enter(ready[0].op):
+            return ready[0].op  # the usual case, without a search
+        admitted = [entry for entry in ready if self.may_enter(entry.op)]
+        return min(admitted).op if admitted else None
 
     def may_enter(self, op: Op) -> bool:
         """Return whether a forward is not too far ahead of the gradients of its stage."""
@@ -221,7 +233,7 @@ class _ListScheduler:
 
     def is_due(self, worker: int, microbatch: int) -> bool:
         """Return whether an offloaded activation must return, as its gradient comes soon."""
-        gradients = self.timeline.done[I][0]
+        gradients = self.timeline.done[I][0]  # (stages) numbers of gradients, in microbatch order
         last_stage = len(gradients) - 1
         stage = min(worker + 1, last_stage) if self.rules.by_next else worker
         return microbatch - gradients[stage] < self.rules.due
@@ -236,10 +248,10 @@ class _ListScheduler:
 
     def needed_offload(self, worker: int) -> Op | None:
         """Return the offload of the youngest activation, if its memory is needed."""
-        # If the activation of the next gradient is offloaded, its return needs room at any price.
-        # If a forward needs room and no weight gradient frees it, the offload must be in time.
-        # input gradients are in the order of microbatches: their number is the next microbatch
-        is_stuck = self.timeline.done[I][0][worker] in self.offloaded[worker]
+        # A worker whose next gradient waits for an offloaded activation is stuck: it always makes
+        # room. For a forward it does so only if the offloaded activation can return in time.
+        next_gradient = self.timeline.done[I][0][worker]  # gradients run in microbatch order
+        is_stuck = next_gradient in self.offloaded[worker]
         forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]
         needs_room = forward is not None and not weights and not self.has_room(forward, worker)
         youngest = self.youngest_activation(worker) if is_stuck or needs_room else None
@@ -262,6 +274,8 @@ class _ListScheduler:
 
     def returns_in_time(self, worker: int, microbatch: int) -> bool:
         """Return whether an activation can be offloaded and loaded before its gradient."""
+        # The time left is one period for each earlier gradient; before the first gradient, also
+        # the way of a microbatch to the last stage and back.
         durations, num_gradients = self.work.durations, self.timeline.done[I][0][worker]
         round_trip = 0 if num_gradients else self.round_trips[worker]
         time_left = (microbatch - num_gradients) * self.period + round_trip

@@ -106,7 +106,7 @@ EXTRA_DEPTHS = (0.0, 0.5, 1.0)  # forwards in flight beyond those of 1F1B, per l
 RETURNS = ((1, False), (2, False), (0, True), (1, True))
 LATEST_RETURN = (0, True)
 MAX_DEPTHS = (2, 3)  # forwards in flight on any stage, if a later stage has room for few
-PATIENCE: tuple[tuple[Phase, ...], ...] = ((Phase.I,), ())  # phases that W must not delay
+UNDELAYED: tuple[tuple[Phase, ...], ...] = ((Phase.I,), ())  # phases that W must not delay
 
 
 def ada_offload_starts(
@@ -118,13 +118,14 @@ def ada_offload_starts(
 ) -> TimedOps:
     """Plan a pipe greedily under its memory limits, with offloads only if memory is short."""
     # Several rules are tried, with and without offloads; the plan with the least makespan is used.
+    # `depths` are forwards in flight by stage: with 3 stages 3 2 1 (1F1B), 4 2 1 or 5 3 1.
     work, later_stages = pipe.work(), range(pipe.num_stages)[::-1]  # number after each stage
     depths = [[1 + n + int(extra * n) for n in later_stages] for extra in EXTRA_DEPTHS]
     rules = [
-        Rules([depth], patience=patience, due=due, by_next=by_next, host_links=host_links)
-        for depth, (due, by_next), patience in itertools.product(depths, RETURNS, PATIENCE)
+        Rules([depth], undelayed=undelayed, due=due, by_next=by_next, host_links=host_links)
+        for depth, (due, by_next), undelayed in itertools.product(depths, RETURNS, UNDELAYED)
     ]
-    # without offloads, which is best on a slow link, rules of return make no difference
+    # No offload is best on a slow link. Without offloads, all `RETURNS` give the same plan.
     runs = [list_schedule(work, rule) for rule in rules if (rule.due, rule.by_next) == RETURNS[0]]
     if offload is not None:
         offload_times = per_entry(offload, pipe.num_stages, "offload").tolist()
@@ -132,9 +133,9 @@ def ada_offload_starts(
         if load is not None:
             load_times = per_entry(load, pipe.num_stages, "load").tolist()
         durations = {**work.durations, Phase.O: offload_times, Phase.L: load_times}
-        for max_depth, patience in itertools.product(MAX_DEPTHS, PATIENCE):
+        for max_depth, undelayed in itertools.product(MAX_DEPTHS, UNDELAYED):
             depth = [min(max_depth, 1 + n) for n in later_stages]
-            rules.append(Rules([depth], patience, *LATEST_RETURN, host_links))
+            rules.append(Rules([depth], undelayed, *LATEST_RETURN, host_links))
         runs += [list_schedule(work._replace(durations=durations), rule) for rule in rules]
     ops = (TimedOps.from_tuples(run.log) for run in runs if run is not None)
     return min(ops, key=lambda plan: float(plan.end.max()))
@@ -230,6 +231,7 @@ class _Rounds:
             self.put(W, stage)
         gap = arrival - self.clock[stage]
         if self.num_pending_weights(stage) and gap > self.tolerance:  # W would delay the op
+            # idling is harmless while another stage has idled longer
             may_idle = gap <= max(self.idle) - self.idle[stage] + self.tolerance
             if self.rules.fills_every_gap or not may_idle:
                 self.put(W, stage)
@@ -246,6 +248,8 @@ class _Rounds:
 
     def extra_forwards(self) -> list[int]:
         """Return each stage's number of forwards between its first F and its first gradient."""
+        # From the last stage to the first, the gradient of microbatch 0 is followed back: a stage
+        # runs forwards until it arrives, as far as memory allows.
         extra = [0 for _ in self.stages]
         last = len(self.stages) - 1
         gradient_end = self.clock[last] + self.durations[I][last]
@@ -262,7 +266,8 @@ class _Rounds:
             ):
                 extra[stage], clock, held = extra[stage] + 1, clock + duration, held + size
             gradient_end = max(clock, arrival) + self.durations[I][stage]
-        # a stage takes fewer extra forwards than the stage before it, or both take none or all
+        # a stage takes fewer extra forwards than the stage before it, or both take none or all:
+        # 3 3 2 becomes 3 2 1
         for stage in self.stages[1:]:
             while extra[stage] > extra[stage - 1] or (
                 0 < extra[stage] == extra[stage - 1] and extra[stage] + 1 < self.total
@@ -287,13 +292,12 @@ class _Rounds:
 
     def run_forwards(self, microbatch: int) -> None:
         """Add a forward to each stage that takes one before the gradient of a microbatch."""
-        takes_forward = [
-            self.done[F][stage] < self.total
-            and not (self.rules.prefers_gradients and self.is_late(stage))
-            for stage in self.stages
-        ]
-        for stage in reversed(self.stages[:-1]):
-            takes_forward[stage] = takes_forward[stage] and takes_forward[stage + 1]
+        takes_forward = [True for _ in self.stages]
+        for stage in self.stages:
+            leaves_forward = self.rules.prefers_gradients and self.is_late(stage)
+            if leaves_forward or self.done[F][stage] == self.total:
+                # no stage before this one takes a forward either
+                takes_forward[: stage + 1] = [False] * (stage + 1)
         for stage in self.stages:
             is_needed = self.done[F][stage] == microbatch
             has_input = stage == 0 or self.done[F][stage] < self.done[F][stage - 1]

@@ -98,9 +98,9 @@ def greedy_plan(
     # weight gradient does not start if a forward or input gradient arrives before it would end.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
-    patience = (Phase.F, Phase.I) if is_patient else ()
+    undelayed = (Phase.F, Phase.I) if is_patient else ()
     depth = -(-trip // work) + extra  # the quotient rounded up
-    rules = Rules(depth=depth.tolist(), patience=patience)
+    rules = Rules(depth=depth.tolist(), undelayed=undelayed)
     goal = Goal(shorter_than, problem.objective == "span")
     run = list_schedule(list_work(problem, limits), rules, goal)
     return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
