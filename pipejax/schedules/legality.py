@@ -229,7 +229,7 @@ def _check_needed(content: Content, rule: Rule) -> None:
     if not needs_producer and not needs_consumer:
         return
     producers = np.maximum.reduce([where[phase] for phase in rule.producers])
-    if needs_producer and (producers == NOWHERE).any():  # else no op can lack one
+    if needs_producer and (producers == NOWHERE).any():  # otherwise no producer can be missing
         for waiting in waiting_ops(content, rule):
             is_missing = waiting.has_target & (find_producers(content, rule, waiting) == NOWHERE)
             if fault := _first_true(is_missing):
@@ -311,15 +311,15 @@ def check_gathered(content: Content) -> None:
     # A copy of a stage that no cell gathers or drops has its weights all the time.
     if Phase.UNSHARD not in content.grammar.lane_sharding:
         return
-    turns = Phase.UNSHARD, Phase.RESHARD
-    ops, previous_turn = last_before(content, (*content.grammar.compute, *turns), turns)
+    changes = Phase.UNSHARD, Phase.RESHARD
+    ops, last_change = last_before(content, (*content.grammar.compute, *changes), changes)
     phases = np.append(content.cells.phase.ravel(), Phase.RESHARD)  # the last serves `NOWHERE`
-    is_gathered = phases[previous_turn] == Phase.UNSHARD
-    copy = ops.cell // content.num_slots * content.num_stages + ops.stage
-    is_sharded = np.isin(copy, copy[is_phase(ops.phase, turns)])
-    gathers = ops.phase == Phase.UNSHARD
+    is_gathered = phases[last_change] == Phase.UNSHARD
+    copy = ops.cell // content.num_slots * content.num_stages + ops.stage  # a stage on a worker
+    is_sharded = np.isin(copy, copy[is_phase(ops.phase, changes)])
     # weights must be absent before a gather, and there before any other op
-    if fault := _first_true(is_sharded & (is_gathered == gathers)):
+    must_be_gathered = ops.phase != Phase.UNSHARD
+    if fault := _first_true(is_sharded & (is_gathered != must_be_gathered)):
         (k,) = fault
         stage, phase = int(ops.stage[k]), int(ops.phase[k])
         why = {
@@ -365,6 +365,7 @@ def check_updates(content: Content) -> None:
 
 def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
     """Return for each forward whether its stage has an update of an earlier round after it."""
+    # A round is `round_size` microbatches: with 2 runs of 3 updates, 0 to 5, then 6 to 11.
     forward, update = content.where[Phase.F], content.where[Phase.U]
     rounds = np.arange(content.num_microbatches) // content.weights.round_size
     # last_update[worker, stage, r] is the cell of the last update in all rounds before round r

@@ -52,6 +52,7 @@ def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
 
 def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
     """Return the placement of pipes: a pipe, its mirror image, and shifted copies of both."""
+    # first 0 1 2 3 on four workers, with four pipes: 0 1 2 3, 3 2 1 0, 2 3 0 1, 1 0 3 2
     couple = np.stack([first, num_workers - 1 - first])
     shifts = np.arange(0, num_workers, num_workers // (pipes // 2))[: pipes // 2]
     placement = (couple + shifts[:, None, None]) % num_workers  # (couples, 2, stages)
@@ -94,24 +95,27 @@ def infer_placement(
     order = np.argsort(first_microbatches)
     pipes = unique_rows[order]
     microbatch_pipes = np.argsort(order)[row_indices.ravel()].astype(np.int32)
-    if len(pipes) == 1:
-        return pipes, microbatch_pipes
-    # an odd number of pipes, or one that does not divide the workers, is an error below
-    is_legal_count = len(pipes) % 2 == 0 and len(rows) % len(pipes) == 0
-    count = len(pipes) if is_legal_count else 2
-    legal_pipes = couples(pipes[0], len(rows), count).tolist()
-    for pipe in pipes.tolist():
-        if pipe not in legal_pipes:
-            microbatch = int(np.flatnonzero((stage_workers == pipe).all(axis=1))[0])
-            stage = int(np.nonzero(stage_workers[microbatch] != pipes[0])[0][0])
-            op, worker, slot = first_ops[stage, microbatch]
-            raise ScheduleError(
-                f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
-                f"{pipes[0][stage]}: a stage has one worker, or two in pipes that mirror each "
-                "other, or as many as there are such couples of pipes, shifted round the workers",
-                place=(worker, slot),
-            )
+    for pipe in _illegal_pipes(pipes, len(rows)):
+        microbatch = int(np.flatnonzero((stage_workers == pipe).all(axis=1))[0])
+        stage = int(np.nonzero(stage_workers[microbatch] != pipes[0])[0][0])
+        op, worker, slot = first_ops[stage, microbatch]
+        raise ScheduleError(
+            f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
+            f"{pipes[0][stage]}: a stage has one worker, or two in pipes that mirror each "
+            "other, or as many as there are such couples of pipes, shifted round the workers",
+            place=(worker, slot),
+        )
     return pipes, microbatch_pipes
+
+
+def _illegal_pipes(pipes: Placement, num_workers: int) -> list[list[int]]:
+    """Return the pipes that are no mirror image and no shifted copy of the first pipe."""
+    if len(pipes) == 1:
+        return []
+    # an odd number of pipes, or a number that does not divide the workers, cannot be couples
+    can_be_couples = len(pipes) % 2 == 0 and num_workers % len(pipes) == 0
+    legal_pipes = couples(pipes[0], num_workers, len(pipes) if can_be_couples else 2).tolist()
+    return [pipe for pipe in pipes.tolist() if pipe not in legal_pipes]
 
 
 def _missing_error(

@@ -186,15 +186,15 @@ def last_before(
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
     """Find for each consumer the last producer before it in the same row, of the same stage."""
     # Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
-    # `NOWHERE`.
+    # `NOWHERE`. A copy is a stage on one worker: with two pipes, a stage has two copies.
     ops = content.ops.take(is_phase(content.ops.phase, [*consumers, *producers]))
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
-    order = np.lexsort((ops.cell, copy))  # copy by copy of a stage, in row order
+    order = np.lexsort((ops.cell, copy))  # copy by copy, in row order
     ops, copy = ops.take(order), copy[order]
     # index of the last producer before each op: of U F U B it is -1 0 0 2, over all copies
     indices = np.where(is_phase(ops.phase, producers), np.arange(len(copy)), NOWHERE)
     last_producer = np.maximum.accumulate(np.append(NOWHERE, indices))[:-1]
-    is_same_copy = last_producer >= np.searchsorted(copy, copy)  # not before its first op
+    is_same_copy = last_producer >= np.searchsorted(copy, copy)  # index of the copy's first op
     cells = np.where(is_same_copy, ops.cell[last_producer], NOWHERE)
     is_consumer = is_phase(ops.phase, consumers)
     return ops.take(is_consumer), cells[is_consumer]
@@ -215,13 +215,15 @@ def cell_edges(
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
     """Return a run's edges, without message times, as arrays of source and target cells."""
     # Each of `cells`, by default every cell with an op, waits for its dependencies and for the cell
-    # before it in its row or on its lane. A collective is represented by its first cell.
+    # before it in its queue: its row, or its lane beside compute. The row F UNSHARD F UNSHARD with
+    # UNSHARD on a lane has the queues F F and UNSHARD UNSHARD, and each F issues the UNSHARD after
+    # it. A collective is represented by its first cell.
     edges, grammar = find_dependencies(content), content.grammar
     cells = np.flatnonzero(content.cells.phase) if cells is None else cells  # row by row
     queue, issue_edges = cells // content.num_slots, np.zeros((2, 0), int)
     if not grammar.is_usual:
         # Lane 0 is the row, the last lane the host link. The row issues ops of the host link and
-        # sharding on lanes: each waits for the cell of the row before it.
+        # sharding on lanes: each waits for the last cell of lane 0 before it.
         phase, num_lanes = content.cells.phase.ravel()[cells], len(grammar.side_lanes) + 2
         lane = np.where(is_phase(phase, grammar.host), num_lanes - 1, grammar.phase_lanes[phase])
         is_issued = (lane == num_lanes - 1) | is_phase(phase, grammar.lane_sharding)
@@ -265,7 +267,8 @@ def find_versions(content: Content) -> Versions:
     group = np.cumsum(np.diff(group, prepend=-1) != 0) - 1  # 3 3 5 5 5 becomes 0 0 1 1 1
     group_updates = np.bincount(group, weights=is_update).astype(np.int64)
     # Events are sorted by group (a copy of a stage and a run), then by slot. The version at an
-    # event is the number of updates before it in its group: all before it, less earlier groups.
+    # event is the number of updates before it in its group.
+    #     group 0 with F U B U, group 1 with F B: updates before 0 0 1 1 2 2, versions 0 0 1 1 0 0
     updates_before = np.cumsum(is_update) - is_update
     version = updates_before - (np.cumsum(group_updates) - group_updates)[group]
 

@@ -265,9 +265,10 @@ class Grammar(PhaseLists[AnyPhase]):
             for k, (letters, kind) in enumerate(self.kinds.items())
         )
         lane_sharding = _check_lanes(self.lanes)
-        by_code = {int(phase): phase for phase in (*lane_sharding, *custom_phases)}
-        codes = range(len(Phase) + len(custom_phases))
-        phases = tuple(by_code.get(code) or Phase(code) for code in codes)
+        # the phase of each code: those of all tables, with UNSHARD and REDUCE_GRAD on their lanes,
+        # then custom phases
+        lane_phases = {int(phase): phase for phase in lane_sharding}
+        phases = (*(lane_phases.get(int(phase), phase) for phase in Phase), *custom_phases)
         object.__setattr__(self, "custom_phases", custom_phases)
         object.__setattr__(self, "lane_sharding", lane_sharding)
         object.__setattr__(self, "phases", phases)
@@ -334,7 +335,7 @@ class Grammar(PhaseLists[AnyPhase]):
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
         )
-        return tuple(rule for rule in rules if rule[1] in self.lane_sharding)
+        return tuple((ops, producer) for ops, producer in rules if producer in self.lane_sharding)
 
     @functools.cached_property
     def all_rules(self) -> tuple[Rule, ...]:

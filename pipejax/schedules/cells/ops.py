@@ -124,7 +124,7 @@ class OpKind(NamedTuple):
         reached it.
       slot: duration in the drawing of a table, if it has one.
       at_start: changes of the parts of activations that its worker holds when it starts.
-      at_end: the same when it ends.
+      at_end: changes of these parts when it ends.
       awaited_phase: phase for whose end it waits, if it only waits.
       look: colour in pictures, if it has one; then a darker shade for the second pipe, and a shade
         for the first of several stages of a worker. Lightness tells kinds apart.

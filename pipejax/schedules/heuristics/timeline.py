@@ -269,6 +269,7 @@ def rows_from_starts(
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     """Return the order of a worker's ops in its row, as indices into `ops`."""
     # Ops are sorted by start; an offload or load stands after the last op that ended by its start.
+    # F from 0 to 2, F from 2 to 4 and O from 3 to 5 are the row F O F.
     is_on_link = is_phase(ops.phase, HOST)
     executed = np.flatnonzero(~is_on_link)
     executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]

@@ -344,19 +344,28 @@ class HeldCounts(NamedTuple):
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
         if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):
-            has_part = counts.any(axis=(1, 2, 3)) | (np.arange(len(counts)) == WHOLE)
-            counts, sizes = counts[has_part], tuple(itertools.compress(sizes, has_part))
-            is_held = counts.any(axis=(0, 3))  # (workers, stages)
-            # (workers, few) held stages first; workers with fewer get others, whose counts are 0
-            stages = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
-            counts = np.take_along_axis(counts, stages[None, :, :, None], axis=2).astype(float)
-            shape = (-1, *stages.shape)  # (batch, workers, few)
-            sizes = tuple(size[..., stages].reshape(shape).swapaxes(0, 1) for size in sizes)
+            counts, sizes = _drop_zero_counts(counts, sizes)
             count = max(1, MAX_PRODUCTS // counts[0, :, 0].size)  # of configurations at once
             blocks = (slice(k, k + count) for k in range(0, max(1, sizes[0].shape[1]), count))
             peaks = [_peaks([size[:, block] for size in sizes], counts) for block in blocks]
             return np.concatenate(peaks, axis=1).T.reshape(*batch, len(self.copies))
         return _peaks(sizes, counts).T.reshape(*batch, len(self.copies))
+
+
+def _drop_zero_counts(
+    counts: NumpyArray, sizes: Sequence[NumpyArray]
+) -> tuple[NumpyArray, list[NumpyArray]]:
+    """Select the parts that any worker holds and, for each worker, the stages that it holds."""
+    # `counts` are (parts, workers, stages, times), `sizes` of each part (..., stages). Returns
+    # counts (parts, workers, few, times) and sizes of each part (workers, configurations, few).
+    has_part = counts.any(axis=(1, 2, 3)) | (np.arange(len(counts)) == WHOLE)
+    counts, sizes = counts[has_part], [*itertools.compress(sizes, has_part)]
+    is_held = counts.any(axis=(0, 3))  # (workers, stages)
+    # (workers, few) held stages first; workers with fewer get others, whose counts are 0
+    stages = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
+    counts = np.take_along_axis(counts, stages[None, :, :, None], axis=2).astype(float)
+    shape = (-1, *stages.shape)
+    return counts, [size[..., stages].reshape(shape).swapaxes(0, 1) for size in sizes]
 
 
 def _peaks(sizes: Sequence[Any], counts: Any) -> Any:

@@ -36,7 +36,6 @@ from pipejax.schedules.cells.ops import (
     UPDATES,
     AnyPhase,
     Cell,
-    Op,
     Phase,
     ScheduleError,
     is_phase,
@@ -265,7 +264,7 @@ class ScheduleTable(Content, Drawn):
         def recomputations(cell: Cell) -> list[Cell]:
             backwards = (op for op in cell if op.phase in INPUT_GRADS)
             return [
-                (Op(Phase.R, *op[1:]),)
+                (op._replace(phase=Phase.R),)
                 for op in backwards
                 if self.where[Phase.R][op.stage, op.microbatch] == NOWHERE
             ]
@@ -369,6 +368,8 @@ def op_before(
 ) -> Int[NumpyArray, " cells"]:
     """Return, for each cell, the index in `executed` of the last cell before it in its row."""
     rows = cells // table.num_slots
+    # `executed` are cells in ascending order, worker * slots + slot. With 10 slots, executed 3 12
+    # and cells 5 11 13: the results are 0 (cell 3), NOWHERE and 1 (cell 12).
     before = np.searchsorted(executed, cells) - 1  # may be in an earlier row
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
 
@@ -385,6 +386,7 @@ def format_grid(
     max_slots: int | None = None,
 ) -> str:
     """Return a table as text in columns, with a place marked; a large table is cut."""
+    # `mark` is (worker, slot), or (worker, None) for a whole row.
     num_slots = max((len(row) for row in rows), default=0)
     slots = _window(num_slots, mark[1] if mark else None, max_slots or num_slots)
     workers = _window(len(rows), mark[0] if mark else None, MAX_WORKERS)
