@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trace_truth as truth
 
 import pipejax as pj
 from pipejax.traces.clocks import aligned
@@ -333,6 +334,17 @@ def test_a_missing_rank_is_named(runs, tmp_path):
         ("rank 3, 5", 2),
         (str(folder / "notes.txt"), 1),
     ]
+
+
+@pytest.mark.parametrize("pp_size", [1, 2, 7])
+def test_ranks_beyond_the_stated_size_are_another_run(pp_size, runs, tmp_path):
+    folder = shutil.copytree(runs / "primus", tmp_path / "run")
+    for path in folder.iterdir():
+        if "rank" not in path.name:
+            path.unlink()
+    (folder / "sizes.json").write_text(json.dumps({"pp_size": pp_size}))
+    with pytest.raises(ValueError, match=rf"one states {pp_size} ranks, another is 7$"):
+        read(folder)
 
 
 # Chrome traces
@@ -770,6 +782,35 @@ def test_our_own_exports_come_back(name, tmp_path):
 # what is not one of ours
 
 
+STAGES = {"1f1b": 1, "interleaved-1f1b": 2, "chimera": 1, "hanayo": 2}  # per worker
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    # lists of ranks cannot say on which of two pipes an op runs
+    [pair for pair in itertools.product(STAGES, truth.FORMS) if pair != ("chimera", "lists")],
+)
+def test_stated_sizes_must_be_those_of_the_files(name, form, tmp_path):
+    """Sizes that labels state already may be repeated, but not changed."""
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    slices, _ = truth.recorded(table, 1, "nothing", steps=2)
+    truth.write(tmp_path, form, slices, table, "nothing", 1)
+    right = {"steps": 2, "microbatches": 8, "stages_per_worker": STAGES[name]}
+    right |= {"world": 4, "replicas": 1}
+    assert len(read(tmp_path, **right)) == len(read(tmp_path)) == len(slices)
+    for size, value in right.items():
+        wrong_values = [value + 1] + [value - 1] * (value > 1)
+        # a run may have more ranks than there are files
+        for wrong_value in wrong_values[size == "world" :]:
+            with pytest.raises(ValueError, match=rf"^{size} must .*, got {wrong_value}$"):
+                read(tmp_path, **{size: wrong_value})
+    if form in ("lists", "chrome"):
+        with pytest.raises(ValueError, match=r"^columns are for Parquet"):
+            read(tmp_path, columns={"stage": "pp"})
+
+
 def test_what_holds_no_slices_is_refused_in_one_line(tmp_path):
     log = " iteration       12/     100 | elapsed time per iteration (ms): 1234.5 | loss\n"
     foreign = json.dumps({"traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 1, "dur": 1}] * 9})
@@ -831,9 +872,9 @@ def test_events_do_not_depend_on_how_the_text_is_cut():
         assert not faults
 
 
-def tried(path):
+def tried(path, **sizes):
     try:
-        return read(path, world=1, stages_per_worker=1)
+        return read(path, **sizes)
     except ValueError as error:
         return str(error)
 
@@ -857,6 +898,8 @@ def test_files_that_are_cut_or_changed_anywhere(name, runs, tmp_path):
         content = (runs / name.rstrip(":")).read_bytes()
         content = gzip.decompress(content) if name.endswith(":") else content
     path, draw, read_ones = tmp_path / "rank0", random.Random(1), 0
+    # a rank alone is read as a run of one worker; the other files hold all workers
+    sizes = {"world": 1, "stages_per_worker": 1} if "rank" in name else {}
     for turn in range(30):
         damaged = bytearray(content)
         if turn % 2:
@@ -867,7 +910,7 @@ def test_files_that_are_cut_or_changed_anywhere(name, runs, tmp_path):
         path.write_bytes(bytes(damaged))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            outcome = tried(path)
+            outcome = tried(path, **sizes)
         read_ones += isinstance(outcome, Trace)
         assert isinstance(outcome, Trace) or "\n" not in outcome
     assert read_ones > (0 if name.endswith(".json") or name.endswith("parquet") else 10)

@@ -109,7 +109,11 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     _check_numbers(rows)
     notes += _count_from_zero(rows, np.isin(phases, OPS)[rows["phase"]])
     trace = finish_trace(rows, phases, sizes, left_out, notes)
-    workers = sizes.world // (int(trace.replica.max(initial=0)) + 1)
+    replicas = int(trace.replica.max(initial=0)) + 1
+    workers, rest = divmod(sizes.world, replicas)
+    if sizes.world and (rest or workers < trace.workers):
+        text = f"workers times {replicas} replicas, and at least {trace.workers} workers"
+        raise wrong("world", f"must be {text} as in the files, got {sizes.world}", sizes.world)
     if workers:
         return dataclasses.replace(trace, known_workers=workers)
     note = f"no file says workers: {trace.workers}, the largest number in the rows"

@@ -224,6 +224,10 @@ def deal_ranks(
     counts = Counter(op for rank_ops in ops for op in rank_ops if op[-1] >= 0)
     if replicas and world % replicas:
         raise wrong("replicas", f"must divide the {world} ranks of the run, got {replicas}")
+    shared = max(counts.values(), default=0)
+    is_whole = len(ranks) == world
+    if replicas and shared and (replicas < shared or (is_whole and replicas > shared)):
+        raise wrong("replicas", f"must be {shared}, as in the files, got {replicas}", replicas)
     faults: list[ArgumentError] = []
 
     def list_traces(replicas: int) -> list[Trace]:
@@ -235,7 +239,7 @@ def deal_ranks(
                 faults.append(error)
         return traces
 
-    number = replicas or max(counts.values(), default=1)
+    number = replicas or shared or 1
     traces = list_traces(number if world % number == 0 else 1)
     is_stated = replicas or any(ops)
     if not is_stated and not any(map(_is_causal, traces)):

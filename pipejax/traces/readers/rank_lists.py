@@ -67,12 +67,7 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
     file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
     workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
     inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
-    parts = [
-        part
-        for rank, data in by_rank.items()
-        for part in _rank_columns(rank, data, left_out)
-        if rank < workers
-    ]
+    parts = [part for rank, data in by_rank.items() for part in _rank_columns(rank, data, left_out)]
     if not parts:
         return empty_trace(left_out)
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -97,10 +92,16 @@ def check_ranks(
     """Check that every rank has a readable file; return a note if no file states the world size."""
     # Both world sizes are 0 if unknown. With that of the user, missing ranks are no error but
     # entries of `left_out`, as a `hint` with {world} says.
-    world = user_world or max(file_world, max(ranks, default=-1) + 1)
+    world = user_world or file_world or max(ranks, default=-1) + 1
+    largest = max(ranks, default=-1)
+    if user_world and largest >= user_world:
+        text = f"must be above the largest rank of the files, {largest}, got {user_world}"
+        raise wrong("world", text, user_world)
+    if file_world and largest >= world:
+        raise wrong("files", f"must be of one run: one states {world} ranks, another is {largest}")
     missing = (rank for rank in range(world) if rank not in ranks)
     numbers = [str(rank) for rank in itertools.islice(missing, MAX_LISTED)]
-    count = world - sum(rank < world for rank in ranks)
+    count = world - len(ranks)
     listed = ", ".join([*numbers, "..."] if count > len(numbers) else numbers)
     if numbers and ranks and not user_world:
         why = f"of {world} there is no sound file of {count}: rank {listed}"

@@ -1,6 +1,7 @@
 """Reading of a measured run, from files of any supported format, into one trace."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.readers import chrome, columns as in_columns, nsight, rank_lists
 from pipejax.traces.readers.parts import empty_trace, join_traces
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.readers.sources import Request, is_log, read_head, why_unreadable
+from pipejax.traces.readers.sources import UNIT, Request, is_log, read_head, why_unreadable
 from pipejax.traces.record import OPS, LeftOut, Trace
 
 # a file belongs to the first reader that can read it
@@ -107,10 +108,33 @@ def read(
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):
         raise wrong("files", _why_empty(trace.left_out))
+    if names.keys() - {UNIT} and not by_form.get(in_columns.READER.form):
+        raise wrong("columns", f"are for {in_columns.READER.form}, and no file is one", names)
+    stated = {label: count for label, count in zip(labels, counts, strict=True) if count}
+    _check_stated_sizes(trace, stated)
     if _has_overlapping_steps(trace):
         why = "replicas do not wait for each other: clocks differ, or these are two jobs"
         trace = dataclasses.replace(trace, inferred=(*trace.inferred, why))
     return trace
+
+
+def _check_stated_sizes(trace: Trace, stated: Mapping[str, int]) -> None:
+    """Refuse sizes stated by the user that differ from those of the files."""
+    is_op = trace.has_phase(OPS)
+    # where the readers had to infer a size, they used the stated one
+    replicas, pairs = len(trace.replicas), np.stack([trace.replica, trace.microbatch])[:, is_op]
+    per_replica = Counter(np.unique(pairs, axis=1)[0].tolist())
+    sizes = {
+        "steps": len(np.unique(trace.step[is_op])),
+        "microbatches": max(per_replica.values(), default=0),
+        "stages_per_worker": trace.stages / trace.workers,
+        "replicas": replicas,
+    }
+    if stated.get("world") and stated.get("replicas", 0) > replicas:
+        del sizes["replicas"]  # all ranks of a replica may be missing
+    for name, count in stated.items():
+        if name in sizes and count != sizes[name]:
+            raise wrong(name, f"must be {sizes[name]:g}, as in the files, got {count}", count)
 
 
 def _has_overlapping_steps(trace: Trace) -> bool:
