@@ -179,11 +179,11 @@ def out_of_box(validations: Sequence[Validation], *reasons: str) -> Section:
         once = validation.by_configuration
         rows += judged(name, machines, time_errors(once), *table_limits(OUT_OF_BOX, name))
     text = (
-        "pipejax predicts the step times of every table of measured runs, with the system file of "
-        "the machine and the software stack that come with pipejax. Each configuration of a run "
-        "counts as one row. The numbers of the A100's kernels and of the host are fitted to the "
-        "runs of vTrain. All other rates come from data sheets and published measurements of "
-        "kernels. For some tables, no limit of the error is set."
+        "pipejax predicts the step times of every table of measured runs. The system file of "
+        "the machine and the software stack come with pipejax. Each configuration of a run "
+        "counts as one row. The numbers of the A100's kernels and of the host are fitted to "
+        "the runs of vTrain. All other rates come from data sheets and published measurements "
+        "of kernels. Some tables have no limit."
     )
     return Section("Out of the box", text, tuple(rows), reasons)
 
@@ -215,10 +215,10 @@ def bridge(validations: Sequence[Validation]) -> Section:
             name = part.measured.system[0]
             rows += judged(kind, name, time_errors(part.by_configuration))
     text = (
-        "Each configuration counts as one row, with the mean over software releases. The options "
-        "of these runs follow the recipes of each release, and no number is fitted to the runs. "
-        "For one layout, step times of different releases of a framework differ by up to a factor "
-        "of two."
+        "Each configuration counts as one row, with the mean over software releases. The "
+        "options follow the recipes of each release, and no number is fitted to these runs. "
+        "Step times of one layout differ by up to a factor of two between releases of a "
+        "framework."
     )
     return Section("Megatron-Bridge, by kind of model", text, tuple(rows))
 
@@ -241,11 +241,11 @@ def nanotron() -> Section:
             rows += judged(NANOTRON, name + what, errors, PLAYBOOK[is_above])
     rows += judged(NANOTRON, "pipelines that a fault slowed, mended since", time_errors(slow))
     text = (
-        "pipejax predicts runs of nanotron on 8 to 512 H100, with the bandwidth that each job "
-        "measured between its nodes. Pipelines that a fault of the framework slowed are counted "
-        "separately. Within a node, the bandwidth is 425 or 458 GB/s, which other jobs measured. "
-        "In rows with `size left out`, numbers of the machine are fitted to runs of other model "
-        "sizes with the same bandwidth."
+        "pipejax predicts runs of nanotron on 8 to 512 H100. The bandwidth between nodes is "
+        "the one that each job measured. Within a node, it is 425 or 458 GB/s, which other "
+        "jobs measured. Pipelines that a fault of the framework slowed are counted separately. "
+        "In rows with `size left out`, the machine is fitted to runs of other model sizes with "
+        "the same bandwidth."
     )
     return Section(
         "The Hugging Face playbook's runs", text, tuple(rows), (out_of_memory(validation),)
@@ -283,10 +283,10 @@ def out_of_memory(validation: Validation) -> str:
         shares += [f"{verdicts.recall:.1f}", f"{verdicts.precision:.1f} %"]
     return (
         f"Of {int(rows.out_of_memory.sum()):,} runs that ended for lack of memory, pipejax "
-        f"predicts {shares[0]} % to do so; of the runs that it predicts to lack memory, "
-        f"{shares[1]} did. If the allocator's reserve is included ({factor.min():.2f} to "
-        f"{factor.max():.2f} times the tensors, from runs of other model sizes), these shares are "
-        f"{shares[2]} and {shares[3]} (we aim at 90 % for each)."
+        f"predicts {shares[0]} %. Of the runs that it predicts to lack memory, {shares[1]} did. "
+        f"With the allocator's reserve ({factor.min():.2f} to {factor.max():.2f} times the "
+        f"tensors, from runs of other model sizes), these shares are {shares[2]} and {shares[3]} "
+        "(we aim at 90 % for each)."
     )
 
 
@@ -303,8 +303,8 @@ def memory(validations: Sequence[Validation]) -> Section:
         if errors is not None:
             rows += judged(name, "all", errors, *table_limits(MEMORY, name))
     text = (
-        "The measured memory is the allocated memory of the fullest accelerator. For torchtitan, "
-        "it is the memory that its allocator reserves, which is larger."
+        "The measured memory is the allocated memory of the fullest accelerator. For "
+        "torchtitan, it is the allocator's reserve, which is larger."
     )
     return Section("Memory", text, tuple(rows))
 
@@ -345,11 +345,10 @@ def calibrated(fits: Sequence[Fitted]) -> Section:
             aim = "(we aim at 85 to 95 %)"
             reasons.append(f"{runs}, {fit.what}: the 90 % band contains {share} {aim}.")
     text = (
-        "`pipejax calibrate` fits numbers of the machine to some rows of a table and predicts the "
-        "other rows. The rows left out of the fit are those of one hidden size, tensor "
-        "parallelism and microbatch size (h, t, b), those of one model size, or all but eight "
-        "rows. For the last line of this table, all rows are fitted, with a factor for the layer "
-        "time of each shape."
+        "`pipejax calibrate` fits the machine to some rows of a table and predicts the rows "
+        "left out. These are the rows of one hidden size, tensor parallelism and microbatch "
+        "size (h, t, b); the rows of one model size; or all but eight rows. The last line fits "
+        "all rows, with a factor for the layer time of each shape."
     )
     return Section("Calibrated, on rows that were left out", text, tuple(rows), tuple(reasons))
 
@@ -379,9 +378,9 @@ def from_five(name: str) -> list[Accuracy]:
 def five(tables: Sequence[list[Accuracy]]) -> Section:
     """Report the gain of five rows of a user's runs."""
     text = (
-        "`pipejax calibrate` fits the numbers of the machine to five random rows of a table that "
-        "have the same stack, and predicts the other rows. Lines with `as is` show the errors on "
-        "the same rows without this fit."
+        "`pipejax calibrate` fits the machine to five random rows of a table with the same "
+        "stack, and predicts the other rows. Lines with `as is` show the errors on the same "
+        "rows without this fit."
     )
     return Section("From five rows", text, tuple(row for table in tables for row in table))
 
@@ -422,10 +421,10 @@ def mlperf() -> Section:
         rows += judged("mlperf_h100", what, time_errors(others), Limit(8.0, EACH))
         reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
-        "In the first two rows, a straight line through the median step times at the smallest and "
-        "the largest number of microbatches M predicts the median step times at every other M. In "
-        "the last two rows, numbers of the machine are fitted to runs of one model, and runs of "
-        "the other model are predicted."
+        "In the first two rows, a straight line goes through the median step times at the "
+        "smallest and the largest number of microbatches M. It predicts the median at every "
+        "other M. In the last two rows, the machine is fitted to runs of one model, and runs "
+        "of the other model are predicted."
     )
     return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
 
@@ -462,8 +461,8 @@ def zero_bubble() -> Section:
     """Zero-bubble schedules from the paper's profiled times."""
     rows = read("zero_bubble_a100")
     text = (
-        "Step times and memory of the paper's Table 4 are predicted from its profile of F, I, W "
-        "and messages."
+        "The predictions of step times and memory (Table 4 of the paper) start from its "
+        "profile of F, I, W and messages."
     )
     return Section(
         "Zero bubble, from profiled times", text, tuple(zero_bubble_accuracy.accuracies(rows))
@@ -474,8 +473,8 @@ def llama3() -> Section:
     """Share of the peak of Llama-3 405B, in percentage points."""
     rows, reason = llama3_accuracy.accuracies(pj.load_system("h100"))
     text = (
-        "The table compares the MFU of three runs in the Llama 3 report (Table 4) with "
-        "predictions for an H100 by its data sheet; errors are in percentage points."
+        "The Llama 3 report (Table 4) states the MFU of three runs. Predictions are for an "
+        "H100 by its data sheet; errors are in percentage points."
     )
     return Section("Llama-3 405B on 8,192 and 16,384 H100", text, tuple(rows), (reason,))
 
@@ -491,9 +490,8 @@ def simulators(validations: Sequence[Validation]) -> Section:
         rows += judged(table, "pipejax", time_errors(ours), Limit(time_errors(theirs).mape))
         rows += judged(table, name, time_errors(theirs))
     text = (
-        "The table compares predictions that the authors of other simulators published with "
-        "predictions of pipejax for the same rows. The limit of pipejax's error is the mean error "
-        "of the other simulator."
+        "The authors of other simulators published these predictions; pipejax predicts the "
+        "same rows. Its limit is the mean error of the other simulator."
     )
     return Section("Beside other simulators", text, tuple(rows))
 
@@ -648,8 +646,8 @@ def by_class(unseen: Sequence[Validation]) -> Section:
         errors_of_class = prediction_errors(1 + selected, np.ones(len(selected)))
         rows += judged(name, "by configuration", errors_of_class, *([limit] if limit else []))
     text = (
-        "No number was fitted to these runs, but we knew the errors on them when we chose the "
-        "terms of the cost model. Each configuration counts once, with the software stack of its "
+        "No number was fitted to these runs, but we knew their errors when we chose the terms "
+        "of the cost model. Each configuration counts once, with the software stack of its "
         "framework."
     )
     return Section(UNSEEN, text, tuple(rows))
@@ -676,10 +674,9 @@ def sources_left_out(unseen: Sequence[Validation], runs: Sequence[Runs]) -> Sect
             f"is {100 * np.mean([np.mean(x) for x in inside.values()]):.1f} %): {by_source}."
         )
     text = (
-        "No number was fitted to these tables of measured runs. `evaluate` and `plan` give a 90 % "
-        "range of each step time. The range follows from the errors on all tables of measured "
-        "runs to which the numbers of their machine were not fitted. To judge the 90 % range, the "
-        "errors of each source of runs are left out in turn."
+        "No number was fitted to these tables. `evaluate` and `plan` give a 90 % range of each "
+        "step time. It follows from the errors on all tables to which the machine was not "
+        "fitted. To judge the range, each source of runs is left out in turn."
     )
     return Section("Sources that were left out", text, tuple(rows), tuple(reasons))
 

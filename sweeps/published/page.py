@@ -9,17 +9,17 @@ ABOUT = """\
 # Accuracy
 
 This page compares predicted step times and memory with published measurements. `make fidelity`
-writes the page and its figure. The tables of measured runs, with their sources and assumptions, are
-in [`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md). The error of a
-prediction is predicted / measured - 1. *Bias* is the mean of these errors. The columns *mean*,
-*median*, *90 % within* and *largest* describe their absolute values.
+writes the page and its figure. The tables of measured runs have their sources and assumptions in
+[`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md). An error is predicted /
+measured - 1, and *bias* is the mean error. *Mean*, *median*, *90 % within* and *largest* are those
+of absolute errors.
 """
 EXPECTED = """\
 ## What to expect of other runs
 
-We knew all other tables of measured runs when we chose the terms of the cost model, so the sources
-that were left out predict best how far off new runs will be. For new runs, we expect these mean
-absolute errors, without any fit and after a fit to five rows of the same stack:
+The sources that were left out say best how far off new runs will be: we knew all other tables when
+we chose the terms of the cost model. For new runs, we expect these mean absolute errors, without
+any fit and after a fit to five rows of the same stack:
 
 | runs | without a fit | five rows |
 | --- | ---: | ---: |
@@ -37,13 +37,13 @@ BENCHMARK = """\
 ## A benchmark of simulators
 
 The tables of measured runs can serve to judge any simulator. Predict the rows of a table, and write
-a CSV file with the columns `row` (number in the table, from 1), `seconds` and, if the simulator
-predicts it, `memory_bytes`; rows may be left out.
+a CSV file with the columns `row` (number in the table, from 1), `seconds` and, if you have it,
+`memory_bytes`. Rows may be missing.
 
     pipejax validate pipejax/costs/data/measured/mlperf_h100.csv --predictions THEIRS.csv
 
-This command prints the simulator's errors by group, the worst rows, and pipejax's errors on the
-same rows. The exit code is 0 if the mean error is within `--tolerance PERCENT`, else 1.
+This prints the simulator's errors by group, the worst rows, and pipejax's errors on the same rows.
+The exit code is 0 if the mean error is within `--tolerance PERCENT`, else 1.
 """
 HEAD = ("", "runs", "rows", "mean", "median", "90 % within", "largest", "bias", "allowed", "")
 
