@@ -244,8 +244,8 @@ def _execute(path: str, text: str) -> types.ModuleType:
 
 
 @functools.lru_cache(256)
-def _table_builder(path: str, repair: str | None, *_: int) -> Builder:
-    """Return the builder of a table file; further arguments are only keys of the cache."""
+def _table_builder(path: str, repair: str | None, *_version: int) -> Builder:
+    """Return the builder of a table file; `_version` makes the cache miss if the file changes."""
     table = replace(read_table(path, repair=repair), name=path)
     sizes = (table.num_workers, table.num_microbatches)
     legal = f"P = {sizes[0]}, M = {sizes[1]}"
@@ -401,6 +401,8 @@ def is_folder(text: str) -> bool:
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     """Return the name and the builder of the schedule that a text denotes."""
+    # A text is tried in this order as a built-in or registered name, FILE.py:FUNCTION, the name of
+    # an installed schedule, and the path of a table.
     check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
     name = match_name(text, builders)
@@ -420,9 +422,9 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     if os.path.isdir(text):  # which an empty text is not, while Path("") is
         raise ValueError(f"{text} is a folder: name one of its tables")
     if path.suffix in TABLES or os.path.isfile(text):
+        csv_repair = None if path.suffix == ".json" else repair
         stat = path.stat()  # so that the file is read again whenever it has changed
-        key = None if path.suffix == ".json" else repair, stat.st_mtime_ns, stat.st_size
-        return text, _table_builder(text, *key)
+        return text, _table_builder(text, csv_repair, stat.st_mtime_ns, stat.st_size)
     raise unknown("schedule", text, names(), OWN)
 
 

@@ -157,7 +157,8 @@ def check_size(
     if "waves" in options:
         stages_per_worker *= 2 * options["waves"]
     stages = num_workers * stages_per_worker
-    passes = num_microbatches * (options.get("slices", 1) or num_workers)  # None: as workers
+    slices = options.get("slices", 1)
+    passes = num_microbatches * (num_workers if slices is None else slices)
     # a row has a column for each of its ops, and for each step of a microbatch through all stages
     cells = num_workers * 2 * max(stages_per_worker * passes, stages)
     num_bytes = cells * BYTES_PER_CELL + 2 * stages * passes * builder.bytes_per_op

@@ -127,7 +127,8 @@ def _starts_run_ahead(forward: Starts) -> Starts:
     """Return the starts of forwards that run ahead while the pipe fills (workers, microbatches)."""
     # `forward` are those of 1F1B without an end; only the first S microbatches start earlier.
     # Microbatch m arrives on stage s in slot s + m. It runs at once if it arrives before the first
-    # backward of the stage, whose slot is fixed; later ones alternate with backwards.
+    # backward of the stage, whose slot is fixed; later ones alternate with backwards. Stage 2 of 4
+    # has 3 slots before its first backward: microbatches 0 to 3 start in slots 2 3 4 6.
     workers = len(forward)
     stage, microbatch = np.indices((workers, forward.shape[1]))
     slots_before = 2 * (workers - stage) - 1  # from the first forward to the first backward
@@ -198,7 +199,7 @@ def local_sgd(
 def _round_row(stage: int, microbatches: range, workers: int, runs: int) -> Ops:
     """Return a stage's ops in one round, in 1F1B order with at most `runs` forwards in flight."""
     row = alternating_ops(stage, microbatches, min(workers - stage, runs) - 1)
-    # double every B, then turn the second of two equal ops into a U
+    # double every B, then replace the second by a U: F0 B0 F1 B1, F0 B0 B0 F1 B1 B1, F0 B0 U0 ..
     row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)
     row[1:][(row[1:] == row[:-1]).all(axis=1), 0] = Phase.U
     return row

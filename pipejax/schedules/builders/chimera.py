@@ -190,7 +190,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
         # backwards pass the legs of a V in reverse: swap 0 and 1
         backwards = _visit_ops(Phase.B, visits ^ [0, 1, 0], num_workers, worker, units)
         row = np.empty((2 * len(forwards), 3), np.int32)
-        is_forward = _forward_turns(num_workers, worker, units)
+        is_forward = _is_forward(num_workers, worker, units)
         row[is_forward], row[~is_forward] = forwards, backwards
         rows.append(row[row[:, 2] < num_microbatches])
     placement = np.concatenate([zigzag(num_workers), num_workers - 1 - zigzag(num_workers)])
@@ -229,7 +229,7 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
     return phase_ops(phase, np.tile(stage, units), microbatch)
 
 
-def _forward_turns(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
+def _is_forward(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
     """Return for each op in a worker's row whether it is a forward."""
     # A unit warms up, alternates and cools down. The next unit warms up before the last backwards
     # of the unit before it: `cool_down_and_warmup` replaces both. Two units of two workers run

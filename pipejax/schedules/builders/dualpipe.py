@@ -35,7 +35,7 @@ from pipejax.schedules.cells.ops import FOR_W, NETWORK, UNIT_SLOTS, WHOLE, OpKin
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
-Turn = tuple[Phase, int]  # phase and direction of an op
+PlannedOp = tuple[Phase, int]  # phase and direction of an op whose microbatch is not chosen yet
 Rows = list[Int[NumpyArray, "cells 2 3"]]  # phase, stage and microbatch of an op and its partner
 F, B, I, W = Phase.F, Phase.B, Phase.I, Phase.W  # noqa: E741
 ANY_DIRECTION = -1  # direction of a W: that of the earliest I without W
@@ -121,32 +121,36 @@ def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArra
     without_w: deque[tuple[int, int]] = deque()  # stage and microbatch of every I without W
 
     def next_op(phase: Phase, direction: int) -> tuple[int, int, int]:
-        """Return the next op of a phase in a direction."""
+        """Return the next op of a phase in a direction, as phase, stage and microbatch."""
         if phase is W:
             return (W, *without_w.popleft())
-        place = stages[direction], next(pending[F if phase is F else B, direction])
+        pending_phase = F if phase is F else B  # an I is the backward of the next microbatch, as B
+        place = stages[direction], next(pending[pending_phase, direction])
         if phase is I:
             without_w.append(place)
         return (phase, *place)
 
     cells = [
-        [next_op(*turn) for turn in turns] + [NO_OP] * (2 - len(turns))
-        for turns in _turns(half, worker, len(microbatches[0]))
+        [next_op(*planned_op) for planned_op in planned_ops] + [NO_OP] * (2 - len(planned_ops))
+        for planned_ops in _planned_cells(half, worker, len(microbatches[0]))
     ]
     return np.array(cells, np.int32)
 
 
-def _turns(half: int, worker: int, microbatches: int) -> Iterator[tuple[Turn, ...]]:
+def _planned_cells(half: int, worker: int, microbatches: int) -> Iterator[tuple[PlannedOp, ...]]:
     """Yield a tuple for each cell of a worker, with (phase, direction) of its one or two ops."""
-    # the eight lines of the table in the module's docstring
+    # The statements from the first `yield from` on are the eight lines of the table in the module's
+    # docstring: `half` is H, `worker` is r, `microbatches` is N.
     num_later = half - worker - 1  # workers of the half that follow
     weight = (W, ANY_DIRECTION)
     yield from [((F, 0),)] * (2 * num_later)
     yield from [((F, 0),), ((F, 1),)] * (worker + 1)
     yield from [((I, 1),), (weight,), ((F, 1),)] * num_later
     for k in range(microbatches - 2 * half + worker + 1):
-        is_first_of_last_worker = k == num_later == 0
-        yield from [((F, 0),), ((B, 1),)] if is_first_of_last_worker else [((F, 0), (B, 1))]
+        if k == 0 and num_later == 0:  # the first pair of the last worker is not fused
+            yield from [((F, 0),), ((B, 1),)]
+        else:
+            yield (F, 0), (B, 1)
         yield (F, 1), (B, 0)
     yield from [((B, 1),), ((F, 1), (B, 0))] * num_later
     for k in range(2 * (worker + 1)):  # B, then I from the middle on
@@ -305,10 +309,11 @@ def braided_row(
 ) -> NumpyArray:
     """Replace each cell of a row by its parts in order, as rows of phase, stage and microbatch."""
     # The parts of a cell are the letters in `orders` for its phases. Parts of the forward begin
-    # with F; all others belong to the last op of the cell.
+    # with F; all others belong to the last op of the cell. The pair 0F8 and 7B0 becomes
+    # 0Fa8 7Bc0 7Bm0 0Fd8 and so on.
     parts = []
     for cell in cells:
-        phases = tuple(Phase(op[0]) for op in cell)
+        phases = tuple(Phase(phase) for phase, _, _ in cell)
         for letters in orders[phases].split():
             _, stage, microbatch = cell[0] if letters[0] == "F" else cell[-1]
             parts.append((int(grammar.by_letters[letters]), stage, microbatch))

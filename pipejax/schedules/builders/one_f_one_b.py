@@ -28,10 +28,11 @@ def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | ran
 
 def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
     """Return `warmup` forwards, then forwards and backwards in turn, then all other backwards."""
+    # with warmup 1: F0 | F1 B0 | F2 B1 | B2
     warmup = min(warmup, len(forwards))
-    turns = len(forwards) - warmup
-    steady = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
-    return np.concatenate([forwards[:warmup], steady, backwards[turns:]])
+    num_pairs = len(forwards) - warmup
+    steady = np.stack([forwards[warmup:], backwards[:num_pairs]], axis=1).reshape(-1, 3)
+    return np.concatenate([forwards[:warmup], steady, backwards[num_pairs:]])
 
 
 def alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
@@ -74,7 +75,11 @@ def _one_f_one_b(
 
 
 class Turns(NamedTuple):
-    """Turns of a worker in an interleaved schedule, each with a stage and a microbatch."""
+    """Turns of a worker in an interleaved schedule: turn k is its forward, or backward, number k.
+
+    With two workers, four microbatches and two stages per worker, the forwards of a worker have the
+    loops 0 0 1 1 0 0 1 1 and the microbatches 0 1 0 1 2 3 2 3.
+    """
 
     # (turns) index among the worker's stages: forwards count up from the first, backwards down
     loop: Column
@@ -365,7 +370,8 @@ def _sliced_table(
     slots: Slots,
 ) -> ScheduleTable:
     """Build a table of slices, given the number of warm-up forwards of each worker."""
-    # The slices of a microbatch take turns as the microbatches of a step; backwards reverse them.
+    # The slices of a microbatch are ordered as the microbatches of a step in interleaved 1F1B;
+    # backwards reverse the order of its forwards. Slice k of microbatch m has the number m K + k.
     workers = len(warmups)
     turns = Turns.from_sizes(workers, slices, stages_per_worker)
     first_slices = slices * np.arange(num_microbatches)

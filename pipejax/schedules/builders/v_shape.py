@@ -256,18 +256,19 @@ def _plan(
     slots: Slots,
     transfer: float,
 ) -> ScheduleTable:
-    """Build the published table, or for unequal ops the table whose longest span is shortest."""
-    # The span is the longest of any worker.
-    # In the published order a weight gradient comes half an interval after its place in the block.
-    # At other times it is often better to fill the first gap with it, or, with little memory, to
-    # place all ops anew: none of the three orders is always the best.
+    """Build the published table or, at unequal op times, the one with the shortest worker span."""
+    # The span of a worker is the time from its first start to its last end; the longest span of any
+    # worker counts. Three orders are tried, of which none is always the best: weight gradients half
+    # an interval after their place in the block, as published; weight gradients in the first gap;
+    # and the blocks of `_blocks`, which with little memory are slower than the published one.
     transfer, unit_work = number(transfer, "transfer"), _unit_work(microbatches, limits)
     rows = _repeat_block(unit_work, waits).rows()
     if not _has_equal_ops(slots, transfer):
         timed_work = _with_times(unit_work, slots, transfer, weight_share=1.0)
         shortest = shortest_run(timed_work, _blocks(unit_work))
         orders = [rows, _repeat_block(unit_work, waits, delay=0).rows()]
-        orders += [] if shortest is None else [shortest.rows()]
+        if shortest is not None:
+            orders.append(shortest.rows())
         rows = min(orders, key=lambda rows: run_rows(timed_work, rows).spans(len(limits)).max())
     return spread_rows(name, rows, slots, zigzag(len(limits)))
 
@@ -415,7 +416,8 @@ def _with_vocabulary(
         pass_due = pass_due + (cell_ends[last_gradients] - start.ravel()[last_gradients])
     rows = []
     for w in range(table.num_workers):
-        # at one time exchanges and passes stand before ops; T before S, because it frees memory
+        # (due times, rank) of each pass. At one time passes stand before ops by ascending rank: T
+        # before S, because it frees memory.
         passes = {"X": (pass_due, 0), "S": (pass_due, 2), "Y": (pass_due, 4)}
         passes |= {"T": (pass_due + interval, 1), "Z": (pass_due + interval, 3)}
         if reductions == 1:

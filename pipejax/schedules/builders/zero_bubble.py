@@ -43,8 +43,8 @@ from pipejax.schedules.table.table import ScheduleTable
 def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """1F1B with split backwards in the same memory; at F = I = W, a third of 1F1B's bubble."""
     # Worker r holds P - r whole activations and, of r more, what their weight gradients need.
-    delays = range(num_workers)
-    return _table("zb-h1", [num_workers - r for r in delays], delays, num_microbatches, slots)
+    warmup = [num_workers - r for r in range(num_workers)]
+    return _table("zb-h1", warmup, range(num_workers), num_microbatches, slots)
 
 
 @published("zb-h2", ZERO_BUBBLE)
@@ -71,9 +71,10 @@ def _table(
 
 
 def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> NumpyArray:
-    """Order a worker's ops: turn k is I number k, then W number k - delay, F number k + warmup."""
-    # Forwards before turn 0 are the warm-up; weight gradients after the last turn end the row.
-    # With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2.
+    """Order a worker's ops in turns: turn k has I of microbatch k, W of k - delay, F of k + warmup.
+
+    With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2, where bars separate turns.
+    """
     k = np.arange(len(forwards))
     turns = np.concatenate([k, k + delay, k - warmup])
     ops = np.concatenate([grads, weights, forwards])
@@ -393,7 +394,7 @@ def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -
     # take turns, group by group of microbatches; its next stage comes at least half a round trip
     # through the pipe later. Turns give the order alone: a row has no gaps.
     groups_between = ceil(ceil(workers / 2) / group)  # from one stage of a worker to its next
-    # No turn may serve two stages. Every `period` stages their turns would coincide, because
+    # No turn may serve two stages. Stages that are `period` apart would share turns, because
     # `groups_between` and `loops` have a common divisor: shift later stages by one group.
     period = loops // gcd(loops, groups_between)
     shift = [group * (groups_between * loop + loop // period) for loop in range(loops)]

@@ -131,11 +131,11 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     """Return the transfers ordered producer by producer, as PyTorch lowers a schedule."""
     # The messages of an op follow it at once, however late their consumers are. Of the links only
     # shared host links matter, since ops wait for them.
-    steps = _run_in_turn(without_transfers(table), Links.resolve(link))
+    steps = _runnable_steps(without_transfers(table), Links.resolve(link))
     return np.array([transfer for _, transfers in steps for transfer in transfers], int)
 
 
-def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
+def _runnable_steps(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
     """List all cells in an order in which they can run, with the transfers that each causes."""
     # Workers take turns, and each runs its next cell if that can start. Offloads and loads only
     # queue up: they run once all cells have run that they wait for, on any worker of the host link.
@@ -150,7 +150,7 @@ def _run_in_turn(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]
     remaining = [row[::-1] for row in _occupied_cells(bare)]
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []
-    pending: list[int] = []  # cells whose turn has come, but that have not run
+    pending: list[int] = []  # cells that their rows have reached, but that have not run
 
     def can_run(cell: int) -> bool:
         return all(has_run[producer] for producer in producers.get(cell, ()))
@@ -228,7 +228,7 @@ def with_transfers(
     bare = with_sharding(table) if sharding else table
     messages = table_messages(bare)
     if order is None:
-        steps = _run_in_turn(bare, links)
+        steps = _runnable_steps(bare, links)
     else:
         transfers, producers = np.asarray(order).tolist(), messages.producer.tolist()
         if sorted(transfers) != list(range(len(producers))):
@@ -246,7 +246,8 @@ def _rows(
     bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
     """Return rows with SEND and RECV cells, built from steps of a cell and its transfers."""
-    # A step also adds all earlier cells of its row; other ops are added at the end.
+    # A step also adds all earlier cells of its row; other ops are added at the end. The step of
+    # 0F0 with its message to worker 1 adds 0F0 and 0SEND_F0 to row 0, and 1RECV_F0 to row 1.
     fields = (messages.direction, messages.from_stage, messages.microbatch)
     sends = [
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)

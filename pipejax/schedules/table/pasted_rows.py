@@ -70,13 +70,11 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     # blanks replace labels, so that cells stay under their heads
     lines = [_LABEL.sub(lambda label: " " * label.end(), line, count=1) for line in lines]
     bodies = [re.sub(r"\|\s*$", "", line) for line in lines]
-    body = "\n".join(bodies)
-    separators = (mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", body))
-    separator = next(separators, "")
-    pattern = (f"[{separator}]" if separator else r"\s+") + _OUTSIDE_PAIR
+    separator = _find_separator(bodies)
     if is_steps and not separator:
         rows = _under_heads(bodies, head)
     else:
+        pattern = (f"[{separator}]" if separator else r"\s+") + _OUTSIDE_PAIR
         rows = [[cell.strip() for cell in re.split(pattern, line.strip(" "))] for line in bodies]
     rows = [["" if cell.lower() in _IDLE else cell for cell in rows[line]] for line in order]
     if not is_steps:
@@ -88,6 +86,13 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     ranks = [int(number) for number in re.findall(r"\d+", head)] or [*range(len(columns))]
     note = f"its {len(rows)} lines are read as steps, its {len(columns)} columns as ranks"
     return [[*columns[rank]] for rank in _sorted_indices(ranks, len(columns), "ranks")], note
+
+
+def _find_separator(lines: list[str]) -> str:
+    """Return the mark between cells: a bar, comma, semicolon or tab; empty for blanks."""
+    text = "\n".join(lines)
+    marks = (mark for mark in "|,;\t" if re.search(f"[{mark}]{_OUTSIDE_PAIR}", text))
+    return next(marks, "")
 
 
 def _list_lines(text: str) -> list[str]:

@@ -119,6 +119,9 @@ def with_gathers(
     row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
 ) -> list[Cell]:
     """Return a row with cells that gather stages before their ops (UNSHARD) and drop them later."""
+    # Before a cell, `resident` stages may stay gathered, all others are dropped; `next_stages` must
+    # be gathered. With lookahead 1 and room for one stage, 0F0 1F0 1B0 becomes
+    # 0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1RESHARD.
     cells: list[Cell] = []
     gathered: list[int] = []
     needs = _StageNeeds(row, compute, lookahead)
@@ -174,6 +177,8 @@ class _StageNeeds:
 
     def _next_stages(self, first: int, count: int, uses: int) -> list[int]:
         """Return up to `count` stages of the next `uses` ops, except stages that are updated."""
+        # `uses` counts cells with compute. If the lookahead counts uses, a fused pair whose stages
+        # would exceed `count` ends the search; if it counts stages, the pair may exceed it.
         stages: dict[int, None] = {}
         updated: set[int] = set()
         for k in range(first, len(self._row)):
