@@ -591,18 +591,57 @@ def test_the_command_of_more_requests_writes_the_table_first(answer, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("size", "input_grad", "launcher"),
+    "options",
     [
-        ((8, 24), 1.1, "Megatron-LM"),
-        ((4, 16), 1.2, "Megatron-LM"),
-        ((4, 16), 1.0, "torchtitan"),
-        ((4, 8), 1.0, None),
+        ["-T", "F=1,I=1,W=1"],
+        ["-W", "F=1,I=1,W=1"],
+        ["-C", '{"unit": "seconds", "F": 1, "I": 1, "W": 1}'],
+        ["-C", "stage,F_s,I_s,W_s\n" + "\n".join(f"{k},1,1,1" for k in range(4))],
     ],
 )
-def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, input_grad, launcher):
-    times = {"forward": 1.0, "input_grad": input_grad, "weight_grad": 2 - input_grad}
-    line = ["explain", "-s", "1f1b", "-P", size[0], "-M", size[1]]
-    line += ["-T", f"F=1,I={input_grad},W={2 - input_grad}"]
+def test_equal_halves_that_are_given_are_no_assumption(answer, options, tmp_path):
+    """Measured I and W may be equal; only halves of B that nobody measured are assumed."""
+    if options[0] == "-C":
+        path = tmp_path / ("costs.json" if options[1].startswith("{") else "costs.csv")
+        path.write_text(options[1])
+        options = ["-C", path]
+    line = ["explain", "-s", "1f1b", "-P", 4, "-M", 16, "--launcher", "torchtitan"]
+    remedy = answer(*line, *options)["remedies"][0]
+    assert remedy["what"] == "schedule interleaved-zb, stages per worker 2"
+    assert remedy["launchers"] == ["torchtitan"]
+    table = pj.schedules.build(
+        "interleaved-zb", num_workers=4, num_microbatches=16, stages_per_worker=2
+    )
+    after = pj.evaluate(table, pj.Costs(forward=0.5, input_grad=0.5, weight_grad=0.5))
+    assert remedy["step_time"] == pytest.approx(after.step_time, rel=1e-12)
+
+
+def test_halves_of_a_backward_are_said(answer, tmp_path):
+    """Nobody measured I and W: what rests on them says so."""
+    (tmp_path / "costs.json").write_text('{"unit": "seconds", "F": 1, "B": 2}')
+    for option, value in ("-T", "F=1,B=2"), ("-W", "F=1,B=2"), ("-C", tmp_path / "costs.json"):
+        size = ["-P", 4, "-M", 16, option, value]
+        for row in answer("explain", "-s", "1f1b", *size)["remedies"]:
+            is_split = row["what"] == "schedule zb-h1"
+            assert (row["assumes"] == "I and W are taken as half of B each") == is_split
+        assert answer("evaluate", "-s", "zb-h1", *size)["assumes"].startswith("I and W are taken")
+        assert "assumes" not in answer("evaluate", "-s", "1f1b", *size)
+
+
+@pytest.mark.parametrize(
+    ("size", "option", "launcher"),
+    [
+        ((8, 24), "F=1,I=1.1,W=0.9", "Megatron-LM"),
+        ((4, 16), "F=1,I=1.2,W=0.8", "Megatron-LM"),
+        ((4, 16), "F=1,B=2", "torchtitan"),
+        ((4, 8), "F=1,B=2", None),
+    ],
+)
+def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, option, launcher):
+    fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
+    pairs = (part.split("=") for part in option.split(","))
+    times = {fields[letter]: float(value) for letter, value in pairs}
+    line = ["explain", "-s", "1f1b", "-P", size[0], "-M", size[1], "-T", option]
     line += ["--launcher", launcher] if launcher else []
     result = answer(*line)
     assert result["memory"]["limit"] is None

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pipejax.base.checks import ArgumentError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
@@ -11,9 +13,11 @@ from pipejax.costs.measured.costs_file import read_halved, read_levels, read_siz
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import restaged_costs
 from pipejax.costs.system.system import System
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 Places = tuple[int, ...]
+HALVED = "I and W are taken as half of B each"
 
 
 @short_repr
@@ -60,9 +64,13 @@ class CostSource:
         """Return a table's costs for each link level, as if all messages used its links."""
         raise NotImplementedError
 
+    def halves_backward(self, table: ScheduleTable) -> bool:
+        """Return whether the table needs I and W, and the source has only B."""
+        return False
+
     def assumption(self, table: ScheduleTable) -> str:
         """State what is assumed for times that the table needs but the source lacks."""
-        return ""
+        return f"{HALVED}: give I and W if they are known" if self.halves_backward(table) else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -74,6 +82,11 @@ class MeasuredCosts(CostSource):
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Merge or divide the measured stages to match the stages of a table."""
         return [restaged_costs(self.costs, self.stages or table.num_stages, table)]
+
+    def halves_backward(self, table: ScheduleTable) -> bool:
+        """Return whether I and W may be half of B, as `Costs` fills them in."""
+        halves = (np.asarray(self.costs.input_grad), np.asarray(self.costs.weight_grad))
+        return Phase.I in table.used_phases and np.array_equal(*halves)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -121,6 +134,10 @@ class GivenTimes(CostSource):
             raise ValueError(f"{table.name} has kinds of ops of its own: give {arguments}, too")
         return costs
 
+    def halves_backward(self, table: ScheduleTable) -> bool:
+        """Return whether the table needs I and W, and only B is given."""
+        return Phase.I in table.used_phases and not {"input_grad", "weight_grad"} & {*self.times}
+
     def for_tables(self, tables: Sequence[ScheduleTable]) -> Costs:
         """Return costs that fit all these tables, with the costs of their custom kinds of ops."""
         return Costs(**self._fields(*tables), **self.messages[0])
@@ -148,11 +165,9 @@ class CostsFile(CostSource):
         """Read a table's costs for each link level."""
         return read_levels(self.path, table, self.stages)
 
-    def assumption(self, table: ScheduleTable) -> str:
-        """State that I and W are taken as half of B, if the table needs what the file lacks."""
-        if not read_halved(self.path, table):
-            return ""
-        return f'I and W are taken as half of B each: give "I" and "W" in {self.path} if known'
+    def halves_backward(self, table: ScheduleTable) -> bool:
+        """Return whether the table needs I and W, and the file has only B."""
+        return read_halved(self.path, table)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -15,8 +15,9 @@ from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
 from pipejax.costs.model.workload import Workload, assign_layers, with_stage_layers
 from pipejax.costs.scaling import GROUPS
+from pipejax.costs.sources import HALVED
 from pipejax.costs.topology import places_on
-from pipejax.schedules.cells.ops import Phase, ScheduleError
+from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
@@ -124,15 +125,9 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
         yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
         yield "weights twice on every worker, and a runtime with two pipes"
-    costs = old.table_costs
-    is_halved = np.array_equal(np.asarray(costs.input_grad), np.asarray(costs.weight_grad))
-    has_new_split = _has_split_backwards(new) and not _has_split_backwards(old)
-    if is_measured and is_halved and has_new_split:
-        yield "I and W as given, or half of B each"
-
-
-def _has_split_backwards(run: Candidate) -> bool:
-    return bool(np.isin(run.table.phase, (Phase.I, Phase.W)).any())
+    source = old.scenario.source
+    if source.halves_backward(new.table) and not source.halves_backward(old.table):
+        yield HALVED
 
 
 def microbatches(run: Candidate) -> Iterator[Candidate]:
