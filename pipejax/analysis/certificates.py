@@ -137,15 +137,14 @@ def certificate(
         evaluation = evaluate(table, evaluation.costs, link=evaluation.links)
     table, sizes = evaluation.table, (memory.sizes, memory.weight_share, memory.checkpoints)
     curves = [memory.curve(worker) for worker in range(evaluation.workers)]
+    memory_sizes = {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)}
+    if memory.at_work.any():
+        memory_sizes[AT_WORK] = memory.at_work.tolist()
     return new_certificate(
         "run",
         table,
         evaluation.links,
-        costs={
-            "seconds": _seconds(evaluation),
-            "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)}
-            | ({AT_WORK: memory.at_work.tolist()} if memory.at_work.any() else {}),
-        },
+        costs={"seconds": _seconds(evaluation), "memory": memory_sizes},
         claim={
             "objective": objective,
             "limits": None if limits is None else np.asarray(limits, float).tolist(),

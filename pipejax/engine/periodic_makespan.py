@@ -229,10 +229,10 @@ def _max_plus_power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vect
 
 def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
     """Return the largest mean weight of a cycle of a max-plus matrix, by Karp's theorem."""
-    # max over v of min over k < n of (D_n(v) - D_k(v)) / (n - k), where D_k(v) is the largest
-    # weight of a walk of k edges to v. Walks begin at a virtual node with edges of weight 0 to all
-    # nodes, so D_0 is 0 everywhere. Without a walk, D_k(v) is -inf and the quotient +inf, which no
-    # minimum takes.
+    # Theorem: of n nodes, the largest mean is the max over v of the min over k < n of
+    # (D_n(v) - D_k(v)) / (n - k), where D_k(v) is the largest weight of a walk of k edges to v.
+    # Walks begin at a virtual node with edges of weight 0 to all nodes, so D_0 is 0 everywhere.
+    # Without a walk, D_k(v) is -inf and the quotient +inf, which no minimum takes.
     size = len(matrix)
 
     def step(weights: Vector, _: None) -> tuple[Vector, Vector]:

@@ -206,8 +206,9 @@ def _microbatch_positions(
     position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
 ) -> Positions:
     """Translate cost positions to a layout by microbatch; -1 counts as microbatch 0."""
-    # entry k of a part of the vector (ops from 1 on, messages from `first_link` on) becomes the
-    # entries k * M to k * M + M - 1 of that part; positions of fused pairs are replaced later
+    # Entry k of a part of the vector (ops from 1 on, messages from `first_link` on) becomes the
+    # entries k * M to k * M + M - 1 of that part: with M = 2, op position 1 becomes 1 and 2, op
+    # position 2 becomes 3 and 4. Positions of fused pairs are replaced later.
     position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
     is_link = position >= old.first_link
     old_start, new_start = (np.where(is_link, layout.first_link, 1) for layout in (old, new))
@@ -255,7 +256,8 @@ class PerOpCosts(NamedTuple):
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     """Give every op and every message of a program a separate cost column."""
-    # first messages that are nodes, then messages that delay an edge, as under "queued"
+    # Columns: 0, ops, messages that are nodes, messages that delay an edge; under "queued" a
+    # message is in both of the last two, with its transmit time and its latency.
     message_table = program.messages
     duration, delay = map(np.asarray, costs)
     is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
@@ -277,8 +279,9 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     if np.any(is_lag):
         edge = message_edges(program, messages[is_lag])
         lag_index[*edge] = column[is_lag]
-        message_seconds.append(np.zeros(len(messages)))
-        message_seconds[-1][is_lag] = delay[*edge]
+        lag_seconds = np.zeros(len(messages))
+        lag_seconds[is_lag] = delay[*edge]
+        message_seconds.append(lag_seconds)
     return PerOpCosts(
         program=dataclasses.replace(program, duration_index=duration_index, lag_index=lag_index),
         ops=ops,

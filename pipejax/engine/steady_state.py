@@ -179,7 +179,9 @@ class _Columns:
     def work(self, node: int) -> list[Kind]:
         """List the kinds of work of a node: B counts as I and W; a fused pair has F too."""
         kind = self.kind[node]
-        kinds = [kind] if kind[0] != Phase.B else []
+        is_whole_backward = kind[0] == Phase.B
+        kinds = [] if is_whole_backward else [kind]
+        # the backward of a fused pair; of another node, the node itself
         (phase, *place), _ = self.backward.get(node, (kind, 0))
         if phase in INPUT_GRADS:
             kinds.append((Phase.I, *place))
@@ -288,14 +290,10 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
 
 def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
     """Yield candidate periods: those that repeat over most columns first, then the shortest."""
-    signature_ids: dict[Hashable, int] = {}
-    ids = np.array(
-        [
-            signature_ids.setdefault(columns.signature(column), len(signature_ids))
-            for column in range(columns.num_columns)
-        ]
-    )
-    runs = []
+    signatures = [columns.signature(column) for column in range(columns.num_columns)]
+    signature_ids = {signature: k for k, signature in enumerate(dict.fromkeys(signatures))}
+    ids = np.array([signature_ids[signature] for signature in signatures])
+    runs = []  # of columns that equal the column `length` later, as (size, -length, start)
     for length in range(1, columns.num_columns // 2 + 1):
         # a run begins and ends where `repeats` changes; ids a b c b c b d, length 2:
         #   repeats 0 1 1 1 0, and with a 0 at both ends the changes are at 1 and 4
@@ -310,11 +308,10 @@ def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
 
 def _first_span(columns: _Columns, start: int, end: int, length: int) -> Iterator[_PeriodSpan]:
     """Yield the first period between `start` and `end` whose frontier repeats too, if any."""
-    shifts = {
-        later[1] - earlier[1]
-        for column in range(start, end)
-        for earlier, later in zip(columns.keys(column), columns.keys(column + length), strict=True)
-    }
+    shifts: set[int] = set()  # of microbatches, from each node to the same node `length` later
+    for column in range(start, end):
+        pairs = zip(columns.keys(column), columns.keys(column + length), strict=True)
+        shifts |= {later - earlier for (_, earlier), (_, later) in pairs}
     if len(shifts) != 1 or min(shifts) < 1:
         return
     for cut in range(start, end - length + 1):

@@ -370,13 +370,7 @@ def compare(
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
     """Return, as text, the reasons for which a run differs from the idealised table."""
-    reasons: list[str] = []
-    for names, words in _PATH_COSTS.items():
-        percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
-        if percent > 0:
-            total = "it" if reasons else "the critical path"
-            share = "less than 0.01" if percent < 0.01 else f"{percent:.2g}"
-            reasons.append(f"{words} take {share} % of {total}")
+    reasons = _path_reasons(run)
     phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
         phase.name: np.asarray(costs.time(phase), float)
@@ -419,6 +413,18 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
         elif costs.pair_factor is not None and np.any(np.asarray(costs.pair_factor) != 1):
             reasons.append(f"fused pairs overlap (pair factor {_range_text(costs.pair_factor)})")
     return ", ".join(reasons) or "the reason is not known"
+
+
+def _path_reasons(run: Evaluation) -> list[str]:
+    """List shares of the critical path of costs that the idealised table does not have."""
+    reasons: list[str] = []
+    for names, words in _PATH_COSTS.items():
+        percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
+        if percent > 0:
+            total = "it" if reasons else "the critical path"
+            share = "less than 0.01" if percent < 0.01 else f"{percent:.2g}"
+            reasons.append(f"{words} take {share} % of {total}")
+    return reasons
 
 
 def _range_text(value: Any) -> str:

@@ -50,7 +50,6 @@ class Cone(NamedTuple):
         heights = self.rays @ exact_integers(normal, int(np.abs(normal).max()) * self.largest_sum)
         stays = heights >= 0
         above, below = self._crossed_edges(np.flatnonzero(heights > 0), np.flatnonzero(~stays))
-        # rays at heights 2 and -1 meet the border at 2 r_below + 1 r_above
         bound = 2 * int(np.abs(heights).max(initial=0)) * int(np.abs(self.rays).max())
         height, rays = exact_integers(heights, bound), exact_integers(self.rays, bound)
         crossings = height[above, None] * rays[below] - height[below, None] * rays[above]

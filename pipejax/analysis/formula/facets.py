@@ -66,8 +66,11 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int
     while True:
         missing = search.rays_below_makespan()  # (gap, counts of a path), the largest gap first
         is_full = len(search.facets) >= max_facets
-        if not missing or (is_full and not search.drop_redundant()):
-            return search.envelope(missing[0][0] if missing else Fraction(0))
+        if not missing:
+            return search.envelope(gap=Fraction(0))
+        if is_full and not search.drop_redundant():
+            largest_gap, _ = missing[0]
+            return search.envelope(largest_gap)
         search.add([counts for _, counts in missing], max_facets)
 
 

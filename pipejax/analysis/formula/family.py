@@ -202,6 +202,7 @@ def _fit_period(
                 break
             start = number
         branches[residue] = branch
+        # of this residue the polynomials fail at start - period: the family begins after it
         first = max(first, start - period + step)
     return first, branches
 

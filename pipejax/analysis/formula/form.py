@@ -286,11 +286,13 @@ class Formula:
     def certificate(self, table: ScheduleTable) -> dict[str, Any]:
         """Return the form with its proof, which `verify` checks without the engine.
 
-        The proof is a set of simplicial cells that cover the domain of the parameters. On each of
-        them one facet is the largest, and the makespan at its rays is no longer than that facet (or
-        longer by the gap at most); the makespan is convex, so it is no longer anywhere between
-        them. For each facet there is a point where it is the count of a longest path, so it is
-        never too large.
+        The proof has three parts:
+        1. Cells (simplices, each given by its extreme rays) cover the domain of the parameters.
+        2. The form is not too small: on a cell one facet is the largest, and at the cell's rays the
+           makespan exceeds that facet by the gap at most. The makespan is convex, so this holds
+           between the rays too.
+        3. The form is not too large: each facet has a point where its counts are those of a longest
+           path.
 
         Args:
           table: the schedule that was lowered.

@@ -77,7 +77,7 @@ def named_parameters(
     shares: dict[str, dict[str, NumpyArray]] = {}
     totals: dict[str, NumpyArray] = {}
     for name in names:
-        field, mask = _direction(program, name)
+        field, mask = _field_and_mask(program, name)
         if np.any(totals.get(field, 0) * mask) or name in shares:
             raise ValueError(f"{name} gives a time that another of {', '.join(names)} gives too")
         totals[field] = totals.get(field, 0) + mask
@@ -113,7 +113,7 @@ def _add_derived_times(
     return share | {name: mask * by[field] for name, by in factors.items() if field in by}
 
 
-def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
+def _field_and_mask(program: Program, name: str) -> tuple[str, NumpyArray]:
     """Return a parameter's cost field and a mask of its stages, as for "F_first"."""
     # The mask has an entry per stage or worker, or (2, pipes, boundaries) for messages.
     layout = program.layout
@@ -222,11 +222,13 @@ def _fraction(weight: float) -> Fraction:
     return simple if float(simple) == weight else Fraction(weight)
 
 
-def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
-    """Return a parameter's weights in all costs as nested lists, by phase or message cost.
+def weights_by_key(program: Program, weights: Costs, denominator: int) -> dict[str, Any]:
+    """Return a parameter's weights in all costs, times a denominator, by phase or message cost.
 
-    Their shape is (stages), or (workers) of a phase with that scope, or (2, pipes, boundaries) of
-    messages, with a last axis of microbatches if costs differ by them. Their unit is 1 / `unit`.
+    `weights` are costs with the factor of the parameter in each cost. The results are nested lists
+    of integers (stages), (workers) for phases of workers, or (2, pipes, boundaries) for messages.
+    If costs differ by microbatch, microbatches are their last axis, except for phases of whole
+    stages such as UNSHARD, which belong to no microbatch.
     """
     layout = program.layout
     microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()
@@ -237,17 +239,17 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     }
     shapes |= {"pair": (layout.num_stages,)}
     shapes |= dict.fromkeys(("latency", "transmit"), layout.link_shape[:3])
-    weights = {}
+    whole_weights = {}
     for key, shape in shapes.items():
-        value = costs.time(phases[key]) if key in phases else getattr(costs, key)
+        value = weights.time(phases[key]) if key in phases else getattr(weights, key)
         if value is not None and np.any(np.asarray(value)):
             array = np.asarray(value, np.float64)
             if microbatch_axis and not (key in phases and phases[key].kind.scope == STAGE):
                 shape = (*shape, *microbatch_axis)
                 array = array if array.ndim == len(shape) else array[..., None]
-            to_whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)
-            weights[key] = to_whole(np.broadcast_to(array, shape)).tolist()
-    return weights
+            to_whole = np.frompyfunc(lambda weight: int(_fraction(weight) * denominator), 1, 1)
+            whole_weights[key] = to_whole(np.broadcast_to(array, shape)).tolist()
+    return whole_weights
 
 
 def as_text(names: Sequence[str], facets: Sequence[Counts]) -> str:

@@ -132,15 +132,22 @@ def _facet_counts(form: Formula) -> Vectors:
     return np.array(form.facets, object)
 
 
+def _makespans(form: Formula, theta: Vectors) -> list[int | Fraction]:
+    """Return the exact makespan at each row of parameters: the largest facet."""
+    makespans: list[int | Fraction] = (theta @ _facet_counts(form).T).max(axis=1).tolist()
+    return makespans
+
+
 def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
     """Return the parameters at which first / second makespan is largest, and this ratio."""
-    # Between rays of a region the second is linear and the first convex: no ratio is larger there.
+    # Both makespans are maxima of linear functions. In a region where the second is linear (one of
+    # its facets is the largest) the first is convex, so their ratio is largest on an extreme ray.
+    size = len(first.parameters)
     rays, _ = regions(second.envelope.cone, len(second.counts))
-    rays = rays[rays[:, : len(first.parameters)].any(axis=1)]
-    theta = rays[:, : len(first.parameters)].astype(object) * second.units.astype(object)
-    makespans = ((theta @ _facet_counts(form).T).max(axis=1).tolist() for form in (first, second))
+    rays = rays[rays[:, :size].any(axis=1)]
+    theta = rays[:, :size].astype(object) * second.units.astype(object)  # exact: integers of Python
     ratios: list[Fraction | float] = []
-    for a, b in zip(*makespans, strict=True):
+    for a, b in zip(_makespans(first, theta), _makespans(second, theta), strict=True):
         if b:
             ratios.append(Fraction(a) / Fraction(b))
         else:

@@ -117,7 +117,7 @@ class PathRanking:
         return self._paths[node]
 
     def _has_path(self, node: int, rank: int) -> bool:
-        """Return whether a node has a path of this rank; compute that path if needed."""
+        """Return whether a node has a path of this rank (0 is the longest), and compute it."""
         if rank < len(self._known_paths(node)) or node in self._exhausted:
             return rank < len(self._known_paths(node))
         # the next path to a node may need the next one to its predecessor, and so on to the
@@ -161,8 +161,11 @@ class PathRanking:
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
     def _pop(self, node: int) -> bool:
-        """Move the longest candidate to the known paths; return False for a kind that is known."""
-        # A candidate is the predecessor's path of a rank, over the edge in a column.
+        """Move the longest candidate to the known paths; return False if its kind is known.
+
+        A candidate is the predecessor's path of a rank, over the edge in a column. Then the kind of
+        that path, with the numbers of the edge and the node added, is that of the new path.
+        """
         negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._last_edge[node] = column, rank
         kind = 0
@@ -268,11 +271,9 @@ def longest_paths(
         costs = [*program.duration_index[path.nodes].tolist(), *lags.tolist()]
         counts = counts_by_cost[costs].sum(axis=0).tolist()
         # an edge may be a message, and so may be the node at its head
-        keys = [
-            key
-            for edge in zip(tails.tolist(), path.nodes, lags.tolist(), strict=True)
-            for key in (edge, edge[1])
-        ]
+        keys: list[int | tuple[int, int, int]] = []
+        for tail, head, lag_index in zip(tails.tolist(), path.nodes, lags.tolist(), strict=True):
+            keys += [(tail, head, lag_index), head]
         paths.append(
             LongPath(
                 length=path.length,

@@ -139,13 +139,14 @@ def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Sl
         title = _LANE_TITLES.get(bar.lane, bar.lane)
         tracks = [Track(bar.worker, BESIDE, lanes.index(bar.lane), title, title)]
     microbatch, part = divmod(op.microbatch, bar.slices)
-    args = {
-        "phase": "+".join(op.phase.name for op in bar.ops),
-        **({} if op.stage == NO_STAGE else {"stage": op.stage}),
-        **({} if op.microbatch == NO_MICROBATCH else {"microbatch": microbatch}),
-        **({"slice": part} if bar.slices > 1 else {}),
-        "critical": bar.is_critical,
-    }
+    args: dict[str, Any] = {"phase": "+".join(op.phase.name for op in bar.ops)}
+    if op.stage != NO_STAGE:
+        args["stage"] = op.stage
+    if op.microbatch != NO_MICROBATCH:
+        args["microbatch"] = microbatch
+    if bar.slices > 1:
+        args["slice"] = part
+    args["critical"] = bar.is_critical
     return [_slice(track, bar, bar.label, args) for track in tracks]
 
 

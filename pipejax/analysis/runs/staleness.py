@@ -173,7 +173,10 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Return by gradient the number of its update, and of the last update its forward reads."""
+    """Return by gradient the number of its update, and of the last update its forward reads.
+
+    Updates of any stage are numbered in the order of their ends, each run from 0.
+    """
     tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs
@@ -182,7 +185,7 @@ def _block_updates(
     by_end = np.argsort(ends, kind="stable")
     moment = np.empty(len(updates), np.int64)
     moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > tolerance))
-    # Each run is a model of its own and numbers its updates from 0, by moment, then stage.
+    # Updates of a run are sorted by moment, then stage, and numbered.
     # Sorted runs 0, 0, 0, 1, 1 begin at 0, 0, 0, 3, 3: the numbers are 0, 1, 2, 0, 1.
     stage = table.cells.stage.ravel()[updates]
     order = np.lexsort((stage, moment, run))

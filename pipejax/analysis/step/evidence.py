@@ -200,11 +200,13 @@ def _with_equal_experts(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
 def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange | None:
     """Return the range of measured / predicted step time for a new source; None without runs.
 
-    The class of a workload is models with or without experts on one generation of machines. A new
-    source is as likely to be like each of the K sources of the class as like none of them. In the
-    latter case the next wider class decides: all generations, then all models. All sources count
-    alike, and so do all runs of a source. The range leaves 5 (K - 1) / (K + 1) % at either end.
+    The nearest sources measured models with experts (or without, as the regime has them) on one
+    generation of machines. A new source is as likely to be like each of these K sources as like
+    none of them. In the latter case a wider set of sources decides: all generations, then all
+    models. All runs of a source count alike. The range leaves 5 (K - 1) / (K + 1) % at either end.
     """
+    # With 2 nearest sources and 3 on all generations, a source weighs 1/3 among the nearest, and
+    # 1/3 * 1/4 among all generations.
     all_runs, generation = tuple(runs), _generation(system)
     all_generations = _with_equal_experts(all_runs, regime)
     near = [group for group in all_generations if generation == _generation(group.system)]
@@ -212,15 +214,15 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
         return None
     ratios: list[float] = []
     weights: list[float] = []
-    share = 1.0
-    for level in (near, all_generations, all_runs):
-        errors: dict[str, list[float]] = {}
-        for group in level:
+    source_weight = 1.0
+    for groups in (near, all_generations, all_runs):
+        errors: dict[str, list[float]] = {}  # by source
+        for group in groups:
             errors.setdefault(group.source, []).extend(group.errors)
-        share /= len(errors) + 1  # of each source, and of all wider classes together
+        source_weight /= len(errors) + 1  # of each source, and of all wider sets together
         for values in errors.values():
             ratios += [1 / (1 + error / 100) for error in values]
-            weights += [share / len(values)] * len(values)
+            weights += [source_weight / len(values)] * len(values)
     # A further draw lies between the least and the greatest of K draws with probability
     # (K - 1) / (K + 1), so few sources cut off less at either end.
     sources = len({group.source for group in near})
@@ -229,7 +231,7 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     low, high = ends.tolist()
     kind, noun = "with" if regime.experts else "without", "source" if sources == 1 else "sources"
     basis = f"{sources} {noun} of models {kind} experts on {generation}"
-    # the weight of wider classes is more than the range leaves out
+    # the weight of wider sets, 1 / (K + 1), is more than the range leaves out
     is_wide = (sources - 1) * (100 - PERCENT) < 100
     return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
 
@@ -244,6 +246,7 @@ def find_evidence(
     result is None if there are none. An empty stack is the default, even of other launchers.
     """
     record, software = system.calibration, stack or DEFAULT_STACK
+    # the runs to choose from, and their range of measured / predicted time
     if record is None:
         factors = error_range(regime, system.name, measured_runs())
         runs = [x for x in measured_runs() if _generation(x.system) == _generation(system.name)]
@@ -271,10 +274,10 @@ def find_evidence(
         error_factors = factors if record is None or not differs else None
         fields = run_regime, errors, sources, run_system, run_stack, differs, error_factors
         candidates.append(Evidence(*fields))
-    # few runs count only if there are no others
-    return max(
-        candidates, key=lambda x: (x.is_many, -len(x.differs), x.configurations), default=None
-    )
+    if not candidates:
+        return None
+    # few runs count only if there are no others; then fewest differences, then most configurations
+    return max(candidates, key=lambda x: (x.is_many, -len(x.differs), x.configurations))
 
 
 def are_tied(

@@ -189,21 +189,12 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     ratio = float(times.workers[busiest] / times.workers.mean())
     computes = f"computes {ratio:.3g} times as long as the mean worker"
     ratios = times.stages / np.median(times.stages[times.stages > 0])
-    if single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even:
-        # No single one is to blame if stages on other workers differ by half as much. The first and
-        # last stage are a little longer in most models: that alone hides no slow stage.
-        differences = np.abs(ratios - 1)
-        is_blamed = (table.placement == single.worker).any(axis=0)  # (stages)
-        if single.stage is not None:
-            is_blamed = np.arange(len(ratios)) == single.stage
-        largest = float(differences[is_blamed].max())
-        is_uneven = differences > max(UNEVEN_DIFFERENCE, SHARED_BLAME * largest)
-        is_on_others = (table.placement != single.worker).all(axis=0)
-        if not (is_uneven & is_on_others).any():
-            why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
-            rules = single.rules if single.seconds >= saved_by_even else even_rules
-            yield single._replace(seconds=max(saved_by_even, single.seconds), why=why, rules=rules)
-            return
+    is_large = single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even
+    if single is not None and is_large and not _is_shared(single, ratios, table):
+        why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
+        rules = single.rules if single.seconds >= saved_by_even else even_rules
+        yield single._replace(seconds=max(saved_by_even, single.seconds), why=why, rules=rules)
+        return
     stages = np.flatnonzero((table.placement == busiest).any(axis=0))
     equals = np.flatnonzero(times.workers >= EQUAL_LOAD * times.workers.max()).tolist()
     subject = f"worker {busiest} {computes}"
@@ -219,6 +210,20 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
         stage=int(stages[times.stages[stages].argmax()]),
         rules=even_rules,
     )
+
+
+def _is_shared(fault: Fault, ratios: Float[NumpyArray, " stages"], table: ScheduleTable) -> bool:
+    """Return whether stages on other workers than the fault's differ at least half as much."""
+    # `ratios` are times of stages over the median. The first and last stage are a little longer in
+    # most models: differences below `UNEVEN_DIFFERENCE` share no blame.
+    differences = np.abs(ratios - 1)
+    is_blamed = (table.placement == fault.worker).any(axis=0)  # (stages)
+    if fault.stage is not None:
+        is_blamed = np.arange(len(ratios)) == fault.stage
+    largest = float(differences[is_blamed].max())
+    is_uneven = differences > max(UNEVEN_DIFFERENCE, SHARED_BLAME * largest)
+    is_on_others = (table.placement != fault.worker).all(axis=0)
+    return bool((is_uneven & is_on_others).any())
 
 
 def _share(seconds: float, total: float) -> str:

@@ -112,7 +112,7 @@ class PricedSystems(NamedTuple):
     work: StageWork  # of distinct stages
     places: StagePlaces
     slope_costs: Costs | None  # of distinct stages, with slopes by resource; None if compiled
-    quickly: bool  # whether few systems are priced in all
+    quickly: bool  # whether slopes are compiled fast and computed slowly, for few systems in all
 
     def rows(self, rows: Rows) -> "PricedSystems":
         """Select systems of the batch by their row indices."""
@@ -139,8 +139,8 @@ def price_systems(
 ) -> PricedSystems:
     """Price work on a batch of systems, without compiling anything.
 
-    Slopes by resource are taken beside them for few systems. For many they are compiled when they
-    are asked for; with `quickly` that compiles fast and computes slowly.
+    With `slopes`, the costs of few systems carry their slopes by resource. For many systems,
+    `resource_shares` compiles the slopes; `quickly` makes it compile fast and compute slowly.
     """
     distinct, places = distinct_stages(work)
     has_slopes = slopes and prices_faster_on_host(systems)
@@ -174,8 +174,11 @@ def many_systems(systems: System, *, slopes: bool = False) -> System:
 
     def to_leaf(path: Any, leaf: NumpyArray) -> Many | Any:
         """Convert a number to `Many`; the number of a resource has a slope of 1 by itself."""
-        value, name = to_many(leaf), resources.get(tuple(getattr(key, "name", "") for key in path))
-        return value if name is None else Many(many_values(value), {name: np.ones((1, 1))})
+        field = tuple(getattr(key, "name", "") for key in path)
+        value = to_many(leaf)
+        if field not in resources:
+            return value
+        return Many(many_values(value), {resources[field]: np.ones((1, 1))})
 
     batch: System = jax.tree_util.tree_map_with_path(to_leaf, systems)
     return batch
@@ -232,6 +235,8 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     """Reduce work to distinct stages and boundaries; return it with each stage's index."""
+    # Stages with equal leaves of `unplaced` and of the fields in `names` cost the same; so do
+    # boundaries with equal `links`. Of each kind the first is the example.
     stages = work.stages
     # places matter to stages with copies, and to the two ends of the pipeline
     has_no_place = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)

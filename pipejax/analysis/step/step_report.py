@@ -181,14 +181,16 @@ def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tup
 
 
 def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Yield (part, costs and links of a run that includes this part and all parts before)."""
-    # `costs` are those of compute ops alone; each level adds some of the evaluation's.
+    """Yield the causes of idle time, each with costs and links of a run with all causes up to it.
+
+    `costs` are those of compute ops alone, with all differences of microbatches and stages.
+    """
     links = Links("delay")
     yield "uneven microbatches", (with_equal_stages(costs, evaluation.table), links)
     yield "imbalance", (costs, links)
     for name, fields in _waits(evaluation.table).items():
         costs = with_leaves(costs, {field: getattr(evaluation.costs, field) for field in fields})
-        if name == "blocking":
+        if name == "blocking":  # from here on, messages use the evaluation's link model
             links = evaluation.links
         yield name, (costs, links)
 

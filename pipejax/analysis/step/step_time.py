@@ -211,7 +211,8 @@ class StepTimes:
             padded = inputs._replace(stages=_pad_stages(inputs.stages, max_stages))
             numbers, structure = jax.tree.flatten((_work(padded), padded.setting))
             leaves.append([np.asarray(leaf, float) for leaf in numbers])
-            groups.setdefault((structure, tuple(leaf.shape for leaf in leaves[k])), []).append(k)
+            shapes = tuple(leaf.shape for leaf in leaves[k])
+            groups.setdefault((structure, shapes), []).append(k)
         return tuple(
             self._make_batch(np.array(rows), [leaves[k] for k in rows], structure, shapes)
             for (structure, shapes), rows in groups.items()
@@ -346,6 +347,7 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 
 
 def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowInputs:
+    # texts of a model are part of a compiled function's key: without them equal models share one
     model = dataclasses.replace(workload.model, name="", source="")
     stages = build_stages(table, assign_layers(workload, table))
     return RowInputs(model, workload.layout(table), stages, workload.recompute_in_layer, setting)
@@ -418,6 +420,7 @@ def _solve_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
     """Return a function that gives the index of these rows in a cost (batch, rows, ..)."""
+    # it cuts off the padding of the last axis, which is stages or, of message times, boundaries
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
         """Return the index of the rows in a field's costs, without padded stages."""

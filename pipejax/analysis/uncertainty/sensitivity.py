@@ -178,6 +178,7 @@ class _Point(NamedTuple):
 
 def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
     """Collect the numbers of a workload and a system in float64, without names."""
+    # texts would be part of a compiled function's key: a compilation for each system
     check_machine(workload, system)
     check_whole(table, "sensitivity")
     model = dataclasses.replace(workload.model, name="", source="")

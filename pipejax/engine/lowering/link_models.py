@@ -186,16 +186,16 @@ def _communication_cells(
 def _ranks_by_end(
     builder: ProgramBuilder, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, " users"]:
-    """Return ranks by producer end, of all messages and then of all all-reduces."""
+    """Return a rank for each message, then for each all-reduce: users of links by producer end."""
     # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
     # and microbatch, all-reduces last. The inputs of a message end no later there, so queues in
     # this order cannot deadlock. argsort of an order is the rank of each entry: order 2 0 1 means
     # that entry 2 comes first, and gives the ranks 1 2 0.
-    reductions, none = builder.reductions, np.full(len(builder.reductions.node), -1)
-    keys = (
-        np.append(sent.microbatch, none),
-        np.append(sent.stage, np.arange(len(none))),
-        np.append(sent.sender, none + 1 + builder.table.num_workers),
+    reductions, count = builder.reductions, len(builder.reductions.node)
+    keys = (  # the last key is the first criterion
+        np.append(sent.microbatch, np.full(count, -1)),
+        np.append(sent.stage, np.arange(count)),
+        np.append(sent.sender, np.full(count, builder.table.num_workers)),  # after all workers
         np.append(builder.unit_ends[messages.producer], reductions.end),
     )
     return np.argsort(np.lexsort(keys))
@@ -216,8 +216,8 @@ def _chain_shared_links(
     #     group  0 0 0 1 1
     #     user   0 3 4 0 2      ranks 3 < 0 < 4 and 0 < 2: chains 3 - 0 - 4 and 0 - 2
     user_nodes = np.append(nodes, builder.reductions.node)
-    user, _, _ = uses = _link_uses(builder, sent)
-    user, sender, receiver = uses[:, user_nodes[user] != SOURCE]
+    uses = _link_uses(builder, sent)
+    user, sender, receiver = uses[:, user_nodes[uses[0]] != SOURCE]
     shared_use, group = find_shared_links(
         builder.links, builder.table.num_workers, sender, receiver
     )
@@ -231,13 +231,13 @@ def _chain_shared_links(
 
 def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
     """List who uses which link, (3, uses): message or all-reduce, sending and receiving worker."""
-    # an all-reduce uses the links between all pairs of its workers
-    reduction, worker = builder.reductions.reduction, builder.reductions.worker
-    is_pair = (reduction[:, None] == reduction) & (worker[:, None] != worker)
+    # an all-reduce uses the links between all pairs of its workers; a copy is a stage on a worker
+    copy_reduction, worker = builder.reductions.copy_reduction, builder.reductions.copy_worker
+    is_pair = (copy_reduction[:, None] == copy_reduction) & (worker[:, None] != worker)
     sender_copy, receiver_copy = np.nonzero(is_pair)
     num_messages = len(sent.sender)
     message_uses = np.stack([np.arange(num_messages), sent.sender, sent.receiver])
-    user = num_messages + reduction[sender_copy]
+    user = num_messages + copy_reduction[sender_copy]
     reduction_uses = np.stack([user, worker[sender_copy], worker[receiver_copy]])
     return np.concatenate([message_uses, reduction_uses], axis=1)
 

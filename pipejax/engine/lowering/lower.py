@@ -265,18 +265,19 @@ def _add_step_end(builder: ProgramBuilder) -> None:
         return  # no op ends a backward
     copies = copies[np.lexsort((last_slot[last_slot >= 0], copies[:, 0]))]
     worker, stage = copies.T
-    # all-reduces are numbered by stage; `reduction` is the number of each copy's
-    stages, reduction = np.unique(stage, return_inverse=True)
+    # an all-reduce per stage, in order of stages; (copies) index of the all-reduce of each copy
+    stages, copy_reduction = np.unique(stage, return_inverse=True)
     reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
     last_gradient = worker * table.num_slots + last_slot[worker, stage]
-    builder.add_edges(nodes[last_gradient], reductions[reduction], ZERO)
+    builder.add_edges(nodes[last_gradient], reductions[copy_reduction], ZERO)
     # a gradient is complete at the end of its REDUCE_GRAD, if that runs on a lane
     lane_cells, lane_copies = _reductions_on_lanes(table, worker, stage)
-    lane_reductions = reduction[lane_copies]
+    lane_reductions = copy_reduction[lane_copies]
     builder.add_edges(nodes[lane_cells], reductions[lane_reductions], ZERO)
-    _chain_reductions(builder, reductions, reduction, last_gradient, (lane_cells, lane_reductions))
+    lane_gradients = lane_cells, lane_reductions
+    _chain_reductions(builder, reductions, copy_reduction, last_gradient, lane_gradients)
     row_end = builder.row_ends()
     updates = builder.add_nodes(
         duration=layout.op(Phase.U, stage),
@@ -288,7 +289,7 @@ def _add_step_end(builder: ProgramBuilder) -> None:
     is_first = np.append(True, worker[1:] != worker[:-1])
     pred = np.where(is_first, row_end[worker], np.roll(updates, 1))
     builder.add_edges(pred, updates, ZERO)
-    builder.add_edges(reductions[reduction], updates, ZERO)
+    builder.add_edges(reductions[copy_reduction], updates, ZERO)
 
 
 def _reductions_on_lanes(
@@ -306,21 +307,22 @@ def _reductions_on_lanes(
 def _chain_reductions(
     builder: ProgramBuilder,
     reductions: Int[NumpyArray, " reductions"],
-    reduction: Int[NumpyArray, " copies"],
+    copy_reduction: Int[NumpyArray, " copies"],
     last_gradient: Int[NumpyArray, " copies"],
-    lane_reductions: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
+    lane_gradients: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
     """Order each worker's all-reduces by their last gradients, so that it runs one at a time."""
-    # `reduction` is the index in `reductions` for each stage copy, `last_gradient` the copy's cell;
-    # `lane_reductions` are cells that reduce gradients on a lane, and the index for each
+    # `reductions` are nodes. Each copy of a stage has an index of its all-reduce among these
+    # (`copy_reduction`) and a cell of its last gradient; `lane_gradients` are cells that reduce
+    # gradients on a lane, with the same index for each.
     worker = last_gradient // builder.table.num_slots
     have_one_copy = len(np.unique(worker)) == len(worker)
     if have_one_copy and not builder.links.shared_links:
         return  # no worker takes part in two all-reduces
-    lane_cells, lane_reduction = lane_reductions
+    lane_cells, lane_reductions = lane_gradients
     end = np.zeros(len(reductions))  # of the last gradient of each all-reduce [unit slots]
-    np.maximum.at(end, reduction, builder.unit_ends[last_gradient])
-    np.maximum.at(end, lane_reduction, builder.unit_ends[lane_cells])
-    builder.reductions = Reductions(reductions, end, reduction, worker)
-    order = np.lexsort((reduction, end[reduction]))
-    builder.add_chains(reductions[reduction[order]], worker[order])
+    np.maximum.at(end, copy_reduction, builder.unit_ends[last_gradient])
+    np.maximum.at(end, lane_reductions, builder.unit_ends[lane_cells])
+    builder.reductions = Reductions(reductions, end, copy_reduction, worker)
+    order = np.lexsort((copy_reduction, end[copy_reduction]))
+    builder.add_chains(reductions[copy_reduction[order]], worker[order])

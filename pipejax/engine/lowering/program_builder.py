@@ -30,8 +30,9 @@ class Reductions(NamedTuple):
 
     node: Int[NumpyArray, " reductions"]  # by stage
     end: Float[NumpyArray, " reductions"]  # of the last gradient [unit slots]
-    reduction: Int[NumpyArray, " copies"]  # all-reduce in which a copy of a stage takes part
-    worker: Int[NumpyArray, " copies"]  # worker that holds the copy
+    # copies are stages on workers: (copies) index of the all-reduce that sums a copy's gradients
+    copy_reduction: Int[NumpyArray, " copies"]
+    copy_worker: Int[NumpyArray, " copies"]  # worker that holds the copy
 
 
 class ProgramBuilder:
