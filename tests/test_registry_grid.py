@@ -6,7 +6,7 @@ from legal_sizes import SLICED, is_legal
 import pipejax as pj
 from pipejax.analysis.comparison.comparison import closed_form
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.cells.ops import COMPUTE
+from pipejax.schedules.cells.ops import COMPUTE, Phase
 
 LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
 LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
@@ -30,6 +30,8 @@ def check(name, p, m, links):
         return
     options = OPTIONS.get(name, {})
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    # the search for a table's schedule skips builders without this option
+    assert Phase.O not in table.used_phases or "offload" in REGISTRY[name].options
     done = table.ops.take(table.ops.phase == pj.Phase.F)
     assert len(done.cell) == table.num_stages * m * table.grammar.slices
     assert set(table.ops.phase.tolist()) & {*COMPUTE}

@@ -296,3 +296,27 @@ def test_options_that_save_nothing_are_named(call, options, needed):
         shown, plain = json.loads(out), json.loads(call(*run)[1])
         assert shown["makespan"] == plain["makespan"]
         assert min(np.subtract(shown["memory_bytes"], plain["memory_bytes"])) >= 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "per_node", "fields", "nodes"),
+    [
+        (8, 8, {}, [0] * 8),
+        (8, 4, {}, [0] * 4 + [1] * 4),
+        (8, 4, {"tensor_parallel": 2}, [0, 0, 1, 1, 2, 2, 3, 3]),
+        (4, 4, {"data_parallel": 2}, [0, 0, 1, 1]),  # replicas of a stage are neighbours
+        (4, 4, {"tensor_parallel": 4}, [0, 1, 2, 3]),
+    ],
+)
+def test_nodes_of_places_need_no_price(workers, per_node, fields, nodes):
+    system = dataclasses.replace(pj.load_system("a100"), gpus_per_node=per_node)
+    workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=8, **fields)
+    scenario = pj.Scenario("1f1b", workers, 8, costs=ModelCosts(workload, system))
+    assert scenario.place_nodes(scenario.table()).tolist() == nodes
+    assert scenario.placed(scenario.table()).nodes.tolist() == nodes
+
+
+def test_nodes_of_places_of_measured_times():
+    times = GivenTimes(times={"forward": 1.0, "backward": 2.0}, messages=({}, {}), nodes=(3,))
+    scenario = pj.Scenario("1f1b", 6, 8, costs=times)
+    assert scenario.place_nodes(scenario.table()).tolist() == [0, 0, 0, 1, 1, 1]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import with_short_repr
@@ -14,7 +15,7 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
 from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
 from pipejax.costs.system.system import System
-from pipejax.costs.topology import PlacedCosts, places_on
+from pipejax.costs.topology import PlacedCosts, place_levels, place_nodes, places_on
 from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import Links
@@ -204,6 +205,15 @@ class Scenario:
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
         """Return a function that prices a table for any places of workers; None for equal links."""
         return self._placed_costs if self.source.sizes or self.workload is not None else None
+
+    def place_nodes(self, table: ScheduleTable) -> Int[NumpyArray, " places"]:
+        """Return the node number of each place of a table's workers, without any price."""
+        workload, system = self.workload, self.system
+        if workload is None or system is None:
+            return place_nodes(place_levels(self.source.sizes, table.num_workers))
+        from pipejax.costs.stage.model_topology import model_levels
+
+        return place_nodes(model_levels(workload, system, table))
 
     def _levels(self, table: ScheduleTable) -> list[Costs]:
         """Return a table's costs for each link level, as if all messages used its links."""

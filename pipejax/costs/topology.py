@@ -130,6 +130,12 @@ def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
     return sum((group[:, None] != group for group in groups), np.zeros((num_places,) * 2, int))
 
 
+def place_nodes(level: Levels) -> Int[NumpyArray, " places"]:
+    """Return the node number of each place, from the link levels of all pairs of places."""
+    _, nodes = np.unique((level > 0).argmin(axis=1), return_inverse=True)
+    return nodes
+
+
 def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Costs:
     """Set message times to those of the links that connect the workers on a machine.
 
@@ -195,8 +201,7 @@ class PlacedCosts(NamedTuple):
     @property
     def nodes(self) -> Int[NumpyArray, " places"]:
         """Node number of each place (places)."""
-        _, nodes = np.unique((self.level > 0).argmin(axis=1), return_inverse=True)
-        return nodes
+        return place_nodes(self.level)
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
         """Return for each placement what its costs depend on; equal rows have equal costs."""

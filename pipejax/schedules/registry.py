@@ -13,6 +13,7 @@ from pipejax.schedules.builders.published import ANY, EXTENDED_BUILDERS, USUAL_B
 from pipejax.schedules.cells.cells import BYTES_PER_CELL
 from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.legality import check_shares, check_slots
+from pipejax.schedules.table.slot_simulation import without_idle_slots
 from pipejax.schedules.table.table import ScheduleTable
 
 # The registered schedule that a table runs, found by its rows, not by its name
@@ -47,6 +48,7 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
     slices, per_worker = table.grammar.slices, table.num_stages // table.num_workers
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
+    has_offloads = Phase.O in table.used_phases
     rows = _rows_without_idle(table, ignored)
     rows_hash = hash(rows)
     # try the table's own name first: most are true
@@ -54,6 +56,8 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
         builder = REGISTRY[name]
         options = {key: value for key, value in values.items() if key in builder.options}
         if builder.planned or (not options and builder.stages_per_worker != per_worker):
+            continue
+        if has_offloads and "offload" not in builder.options:
             continue
         arguments = name, tuple((size | options).items()), frozenset(ignored)
         # rows are built again only if their hashes are equal
@@ -72,7 +76,8 @@ def _registered_rows(
 ) -> tuple[tuple[Cell, ...], ...]:
     """Return a registered schedule's rows; empty if it does not exist for these numbers."""
     try:
-        return _rows_without_idle(REGISTRY[name].function(**dict(options)), ignored)
+        with without_idle_slots():
+            return _rows_without_idle(REGISTRY[name].function(**dict(options)), ignored)
     except ValueError:
         return ()
 

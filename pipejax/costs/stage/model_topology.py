@@ -12,11 +12,18 @@ from pipejax.costs.precision import in_float64
 from pipejax.costs.stage.stage_costs import stage_costs, with_factors, work_costs
 from pipejax.costs.stage.stage_work import StageWork, stage_work
 from pipejax.costs.system.system import System
-from pipejax.costs.topology import PlacedCosts
+from pipejax.costs.topology import Levels, PlacedCosts
 from pipejax.schedules.table.table import ScheduleTable
 
 FAR = 1e9  # place in a node of its own
 OF_COPIES = ("all_reduce", "update")  # costs with exchanges of copies, or of the ends of a pipe
+
+
+def model_levels(workload: Workload, system: System, table: ScheduleTable) -> Levels:
+    """Return the level of the link between all pairs of places: 0 in a node, 1 between nodes."""
+    place = np.arange(table.num_workers, dtype=float)
+    near = workload.layout(table, 1.0).is_near(place[:, None], place, system.gpus_per_node)
+    return np.where(near, 0, 1)
 
 
 def model_placements(workload: Workload, system: System, table: ScheduleTable) -> PlacedCosts:
@@ -27,8 +34,6 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
     costs = stage_costs(in_order, system, table)
     size = workload.microbatch_size(table) / table.grammar.slices  # a message carries one slice
     work = stage_work(in_order, table, microbatch_size=size)
-    place = np.arange(table.num_workers, dtype=float)
-    near = work.layout.is_near(place[:, None], place, system.gpus_per_node)
     links = system.peer_link, system.network
     zeros = np.zeros((2, table.num_pipes, table.num_stages - 1))
     messages = {
@@ -43,7 +48,8 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
         name: np.array([[getattr(costs, name) for costs in row] for row in sharing_costs])
         for name in OF_COPIES
     }
-    return PlacedCosts(table, costs, np.where(near, 0, 1), messages, by_sharing)
+    levels = model_levels(in_order, system, table)
+    return PlacedCosts(table, costs, levels, messages, by_sharing)
 
 
 def _copy_costs(

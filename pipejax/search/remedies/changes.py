@@ -262,9 +262,10 @@ def places(run: Candidate) -> Iterator[Candidate]:
     is_scaled = scenario.find_edit(ScaledTimes) is not None
     if scenario.placed is None or is_scaled or waits <= MIN_GAIN * run.step_time:
         return
-    placed = scenario.placed(table)
-    if placed.nodes.max() in (0, len(placed.nodes) - 1):  # one node, or one for each worker
+    nodes = scenario.place_nodes(table)
+    if nodes.max() in (0, len(nodes) - 1):  # one node, or one for each worker
         return
+    placed = scenario.placed(table)
     current_places = places_on(table, scenario.source.worker_places)
     try:
         result = PlacementSearch(placed, current_places, scenario.links, seed=0).run(SEARCH_STEPS)
