@@ -88,6 +88,16 @@ def test_csv_round_trip(name, tmp_path):
     assert lost == ([text + "a .json file keeps them"] if name in LOST else [])
 
 
+@pytest.mark.parametrize("name", ["a.yaml", "a.txt", "a", "a.json.gz", "json"])
+def test_a_file_of_an_unknown_suffix_is_refused(name, tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    with pytest.raises(ValueError, match=r"must end in .csv or .json, got "):
+        pj.write_table(table, tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+    pj.write_table(table, tmp_path / "A.JSON")
+    assert json.loads((tmp_path / "A.JSON").read_text())
+
+
 def test_a_placement_that_a_csv_cannot_tell_is_said_to_be_lost(tmp_path):
     rows = [row.split() for row in ("0F0 0B0 1F1 1B1", "1F0 1B0 0F1 0B1", "2F0 2B0", "2F1 2B1")]
     table = pj.ScheduleTable.from_rows(

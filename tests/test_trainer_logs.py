@@ -312,6 +312,20 @@ def test_step_times_of_a_whole_run_are_exact(start, seconds, is_rounded, quote, 
     assert ("seconds may be off by 3.8 %" in row[3]) is is_rounded  # 0.0005 / 0.013
 
 
+@pytest.mark.parametrize("start", ["", "  Total optimization steps = 1,000\n"])
+@pytest.mark.parametrize("second", [60000.0, 90000.0, 80000.5])
+def test_a_log_of_two_trainings_is_refused(start, second, tmp_path, answer):
+    first = METRICS.format(*4 * ("",))
+    other = first.replace("80000.0", str(second))
+    slow, fast = sorted((80000.0, second))
+    why = f"it holds 2 runs, as of {slow:g} s and {fast:g} s\n *hint: give the log of one"
+    with pytest.raises(AssertionError, match=why):
+        read_log(tmp_path / "a.log", f"{start}{first}\n{start}{other}\n", COLUMNS + BATCH, answer)
+    # each rank may print the line of one training
+    text = f"{start}{first}\n{first}\n"
+    assert read_log(tmp_path / "b.log", text, COLUMNS + BATCH, answer)[0] in (80.0, 76.9231)
+
+
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 @pytest.mark.parametrize(
     "line", ["train_steps_per_second   =       0.25", '"train_steps_per_second": 0.25,']

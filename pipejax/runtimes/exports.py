@@ -37,7 +37,7 @@ from pipejax.schedules.table.table_files import LossWarning, RepairNotice, text_
 
 
 def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = None) -> None:
-    """Write a table to a file: by default as JSON if the name ends in .json, otherwise as CSV.
+    """Write a table to a file: by default as JSON or CSV, as the name ends in .json or .csv.
 
     JSON holds everything. A CSV holds the rows alone: where reading it back would give another
     placement, other slot durations or stage shares, or another weight rule, a warning says which.
@@ -50,7 +50,7 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
         program does not know is left out with a warning. By the name of the file if None.
 
     Raises:
-      ValueError: if the format is unknown, or cannot hold the table.
+      ValueError: if the format is unknown, or cannot hold the table, or the name has another end.
       OSError: if the file cannot be written.
 
     Example:

@@ -191,7 +191,13 @@ class TrainerLog(NamedTuple):
                 facts = {name: match[1] for name, match in matches.items() if match}
                 # a block of metrics repeats the line with the time of the run
                 iterations = [line for line in iterations if "runtime" in line] or iterations
-                if "runtime" in iterations[0] and (steps := trainer.run_steps(text)):
+                runs = {line["runtime"] for line in iterations if "runtime" in line}
+                if len(runs) > 1:
+                    listed = " and ".join(f"{seconds:g} s" for seconds in sorted(runs)[:2])
+                    raise ValueError(
+                        f"{path}: it holds {len(runs)} runs, as of {listed}: give the log of one"
+                    )
+                if runs and (steps := trainer.run_steps(text)):
                     iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
                 return cls(Path(path), trainer, iterations, facts)
         names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, resolve_choice
+from pipejax.base.checks import check_types, resolve_choice, wrong
 from pipejax.base.data_files import parse_json
 from pipejax.base.file_fields import (
     FLAG,
@@ -211,7 +211,10 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
 
 def text_for(table: ScheduleTable, path: Path) -> str:
     """Return a table as JSON or CSV text, by the suffix of a path."""
-    return to_json(table) if path.suffix == ".json" else to_csv(table)
+    suffix = path.suffix.casefold()
+    if suffix not in (".json", ".csv"):
+        raise wrong("path", f"must end in .csv or .json, got {path.name!r}", path)
+    return to_json(table) if suffix == ".json" else to_csv(table)
 
 
 def to_csv(table: ScheduleTable) -> str:
