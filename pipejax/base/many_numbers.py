@@ -212,7 +212,9 @@ def _binary(
 ) -> Many:
     """Apply a function to two arrays that broadcast; sum the slopes by the chain rule."""
     # `slope_rule` maps both values and the result, a, b and c, to the derivatives by a and by b.
-    operands = _to_many(first), _to_many(second)
+    operands = first, second = _to_many(first), _to_many(second)
+    if not (first.slopes or second.slopes) and first.value.ndim == second.value.ndim > min_ndim:
+        return Many(np.asarray(function(first.value, second.value)))  # for speed
     ndim = max(min_ndim, *(operand.ndim for operand in operands))
     values = [_pad_axes(operand.value, 1, ndim) for operand in operands]
     result = np.asarray(function(*values))

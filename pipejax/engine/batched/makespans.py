@@ -443,8 +443,10 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             # on the host, if this process holds all of them
             is_remote = isinstance(counts, jax.Array) and not counts.is_fully_addressable
             counts = (counts if is_remote else np.asarray(counts))[:, :count]
-        # an array of the right size needs no operation of JAX
-        solutions.append((values if len(values) == count else values[:count], counts))
+        if len(values) > count:  # JAX would compile a slice for each size
+            is_remote = not values.is_fully_addressable
+            values = values[:count] if is_remote else jnp.asarray(np.asarray(values)[:count])
+        solutions.append((values, counts))
     values, counts = solutions[0] if len(solutions) == 1 else jax.tree.map(_join, *solutions)
     return values, _by_leaf(plan.rows, counts, leaves)
 

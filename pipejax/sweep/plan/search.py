@@ -8,7 +8,8 @@ The best are different ideas: of layouts with the same `Layouts.idea` only the f
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -49,9 +50,19 @@ def price(
     request: PlanRequest, shape: ProgramShape, layouts: Layouts, systems: System | None = None
 ) -> Priced:
     """Price layouts of one shape in float64, each on its own system if `systems` is a batch."""
+    return _price_shapes(request, [(shape, layouts)], systems)[0]
+
+
+def _price_shapes(
+    request: PlanRequest,
+    groups: Sequence[tuple[ProgramShape, Layouts]],
+    systems: System | None = None,
+) -> list[Priced]:
+    """Price the layouts of several shapes with as many pipes, all at once."""
+    layouts = Layouts(*map(np.concatenate, zip(*(group for _, group in groups), strict=True)))
     machine = systems if systems is not None else request.system
-    layout_numbers = _layout_numbers(request, shape, layouts)
-    stages, stage_class = _layout_stages(request, shape, layouts, layout_numbers)
+    layout_numbers = _layout_numbers(request, groups[0][0], layouts)
+    stages, stage_class = _layout_stages(request, groups, bool(any(layout_numbers.wide_layers)))
     numbers = (
         dataclasses.replace(
             jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine),
@@ -74,12 +85,20 @@ def price(
     # back from the order of modes to that of layouts
     order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+    ends = np.cumsum([len(group) for _, group in groups]).tolist()
+    return [
+        jax.tree.map(functools.partial(_for_stages, slice(low, high), classes), joined)
+        for low, high, classes in zip([0, *ends], ends, stage_class, strict=False)
+    ]
 
-    def for_stages(leaf: NumpyArray) -> NumpyArray:
-        """Return prices (layouts, stages) from those of classes; others as they are."""
-        return np.take_along_axis(leaf, stage_class, axis=1) if leaf.ndim == 2 else leaf
 
-    return jax.tree.map(for_stages, joined)
+def _for_stages(
+    rows: slice, classes: Int[NumpyArray, "layouts stages"], leaf: NumpyArray
+) -> NumpyArray:
+    """Return prices (layouts, stages) of some rows from those of classes; messages unpadded."""
+    if leaf.ndim == 2:
+        return np.take_along_axis(leaf[rows], classes, axis=1)
+    return leaf[rows, ..., : classes.shape[1] - 1] if leaf.ndim > 2 else leaf[rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +122,7 @@ def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
     columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
+    columns["pipeline"] = layouts.pipeline.astype(float)
     _, columns["recompute_group"] = _whole_layers(request, layouts)
     all_layouts = dataclasses.replace(first, **columns)
     numbers: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), all_layouts)
@@ -126,42 +146,53 @@ OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
 
 
 def _layout_stages(
-    request: PlanRequest, shape: ProgramShape, layouts: Layouts, numbers: Layout
-) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
+    request: PlanRequest, groups: Sequence[tuple[ProgramShape, Layouts]], has_wide_layers: bool
+) -> tuple[Stages, list[Int[NumpyArray, "layouts stages"]]]:
     """Return one stage of each class for every layout (layouts, classes), and each stage's class.
 
-    Stages of a class cost the same: most stages of a pipeline are alike.
+    Stages of a class cost the same: most stages of a pipeline are alike. The classes of stages are
+    by group.
     """
-    table = _short_table(shape)
-    recomputes_layers, _ = _whole_layers(request, layouts)
-    whole_layers = layouts.recompute * recomputes_layers
-    _, first_rows, kind = np.unique(
-        np.stack([layouts.edge_units, whole_layers], axis=1),
-        axis=0,
-        return_index=True,
-        return_inverse=True,
-    )
-    kinds = []  # of layouts whose stages are the same: their stages, and those of each class
-    for row in first_rows.tolist():
-        workload = layout_workload(request, layouts, row)
-        stages = build_stages(table, assign_layers(workload, table))
-        if any(numbers.wide_layers):  # costs depend on all layers before: each is a class
-            first_stages = stage_class = np.arange(shape.stages)
-        else:
-            first_stages, stage_class = _stage_classes(request.model, stages)
-        kinds.append((stages, first_stages, stage_class))
-    num_classes = max(len(first_stages) for _, first_stages, _ in kinds)
+    kinds, kind_by_group, stage_classes = [], [], []
+    for shape, layouts in groups:
+        table = _short_table(shape)
+        recomputes_layers, _ = _whole_layers(request, layouts)
+        whole_layers = layouts.recompute * recomputes_layers
+        _, first_rows, kind = np.unique(
+            np.stack([layouts.edge_units, whole_layers], axis=1),
+            axis=0,
+            return_index=True,
+            return_inverse=True,
+        )
+        kind_by_group.append(kind.ravel() + len(kinds))
+        classes = []  # of layouts whose stages are the same
+        for row in first_rows.tolist():
+            workload = layout_workload(request, layouts, row)
+            stages = build_stages(table, assign_layers(workload, table))
+            if has_wide_layers:  # costs depend on all layers before: each is a class
+                first_stages = stage_class = np.arange(shape.stages)
+            else:
+                first_stages, stage_class = _stage_classes(request.model, stages)
+            kinds.append((stages, first_stages))
+            classes.append(stage_class)
+        stage_classes.append(np.stack(classes)[kind.ravel()])
+    num_classes = max(len(first_stages) for _, first_stages in kinds)
+    num_boundaries = max(len(stages.layers) for stages, _ in kinds) - 1
     representatives = []
-    for stages, first_stages, _ in kinds:
+    for stages, first_stages in kinds:
         padded = np.pad(first_stages, (0, num_classes - len(first_stages)), mode="edge")
         # classes of padding have no stages, and are no ends
         is_real = np.arange(num_classes) < len(first_stages)
         columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
         ends = {name: columns[name] * is_real for name in ("first", "last")}
+        for name in OF_BOUNDARIES:  # no stage reads messages of padding
+            boundaries = np.asarray(getattr(stages, name), float)
+            width = num_boundaries - boundaries.shape[1]
+            columns[name] = np.pad(boundaries, ((0, 0), (0, width)))
         representatives.append(stages._replace(**columns | ends))
-    kind = kind.ravel()
+    kind = np.concatenate(kind_by_group)
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *representatives)
-    return by_layout, np.stack([stage_class for _, _, stage_class in kinds])[kind]
+    return by_layout, stage_classes
 
 
 def _stage_classes(
@@ -212,21 +243,47 @@ def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
     return [groups[k] for k in np.argsort(first_rows, kind="stable")]
 
 
+MAX_NUMBERS = 1 << 20  # of message times of layouts that are priced at once
+
+
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
     """Price all layouts: bounds of their step times, and their memory."""
     bound, memory = np.empty((2, len(layouts)))
     done = 0
-    for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
-        group = layouts.take(rows)
-        shape = program_shape(request, group, 0)
-        prices = price(request, shape, group)
-        bound[rows] = lower_bounds(table_pipe(shape), prices.costs, group.microbatches)
-        for part in row_groups((group.microbatches,)):
-            memory[rows[part]] = _memory(shape, prices, part, int(group.microbatches[part[0]]))
-        done += len(rows)
-        tell(done, len(layouts), "layouts priced")
+    for group_rows in _rows_at_once(request, layouts):
+        groups = [layouts.take(rows) for rows in group_rows]
+        shapes = [program_shape(request, group, 0) for group in groups]
+        all_prices = _price_shapes(request, list(zip(shapes, groups, strict=True)))
+        for rows, group, shape, prices in zip(group_rows, groups, shapes, all_prices, strict=True):
+            bound[rows] = lower_bounds(table_pipe(shape), prices.costs, group.microbatches)
+            for part in row_groups((group.microbatches,)):
+                memory[rows[part]] = _memory(shape, prices, part, int(group.microbatches[part[0]]))
+            done += len(rows)
+            tell(done, len(layouts), "layouts priced")
     fits = memory <= request.room
     return Estimates(bound, memory, fits, np.full(len(layouts), np.nan))
+
+
+def _rows_at_once(request: PlanRequest, layouts: Layouts) -> Iterator[list[Rows]]:
+    """Yield groups of layouts with one shape: those that are priced at once."""
+    groups = row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker))
+
+    def size(rows: Rows) -> tuple[int, int]:
+        """Return the numbers of pipes and stages."""
+        table = _short_table(program_shape(request, layouts.take(rows[:1]), 0))
+        return table.num_pipes, table.num_stages
+
+    groups.sort(key=size)
+    at_once: list[Rows] = []
+    for rows in groups:
+        if at_once:
+            total = sum(map(len, at_once)) + len(rows)
+            pipes, stages = size(rows)
+            if size(at_once[0])[0] != pipes or total * pipes * stages > MAX_NUMBERS:
+                yield at_once
+                at_once = []
+        at_once.append(rows)
+    yield at_once
 
 
 def _memory(
