@@ -341,9 +341,8 @@ def calibrated(fits: Sequence[Fitted]) -> Section:
         runs = " + ".join(fit.tables)
         rows += judged(runs, fit.what, errors, *fit.limits)
         if coverage is not None:
-            share = f"{coverage:.1f} % of the rows that were left out"
-            aim = "(we aim at 85 to 95 %)"
-            reasons.append(f"{runs}, {fit.what}: the 90 % band contains {share} {aim}.")
+            share = f"{coverage:.1f} % of the rows (aim: 85 to 95)"
+            reasons.append(f"{runs}, {fit.what}: the 90 % band contains {share}.")
     text = (
         "`pipejax calibrate` fits the machine to some rows of a table and predicts the rows "
         "left out. These are the rows of one hidden size, tensor parallelism and microbatch "

@@ -1,6 +1,7 @@
 """The page of accuracy: what was predicted, how far off it is, and what is allowed."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import NamedTuple
 
 from sweeps.published.accuracy import Accuracy
@@ -71,9 +72,14 @@ def page(sections: Sequence[Section], figure: str) -> str:
     count = f"{within} of {len(judged)} errors that have a limit are within this limit.\n"
     parts = [ABOUT, count, f"![Predicted against measured step times]({figure})\n"]
     for section in sections:
-        parts += [f"## {section.title}\n", f"{section.text}\n", table(section.accuracies)]
-        parts += ["\n".join((*section.reasons, ""))] if section.reasons else []
+        parts += [f"## {section.title}\n", wrap(section.text), table(section.accuracies)]
+        parts += ["".join(map(wrap, section.reasons))] if section.reasons else []
     return "\n".join([*parts, EXPECTED, BENCHMARK])
+
+
+def wrap(text: str) -> str:
+    """Break a paragraph into lines of the width of all pages."""
+    return fill(text, 128, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def table(accuracies: Sequence[Accuracy]) -> str:
