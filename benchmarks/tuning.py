@@ -1,10 +1,10 @@
-"""Joint spaces tuned by gradient against other searches: `python -m benchmarks.tuning`.
+"""Joint spaces tuned by local search against others: `python -m benchmarks.tuning`.
 
 Random models on random systems with memory that binds, and spaces of 10^5 settings and more. All
 searches have the same batched engine. Exhaustive search evaluates all settings; random and
-coordinate search get as many seconds for each case as the gradient took. Prints, by kind, how many
-times faster the gradient is, and how much slower the steps are that each way ends with; writes
-JSON. What is compiled is compiled before.
+coordinate search get as many seconds for each case as the local search took. Prints, by kind, how
+many times faster the local search is, and how much slower the steps are that each way ends with;
+writes JSON. What is compiled is compiled before.
 """
 
 import argparse
@@ -31,9 +31,8 @@ from pipejax.search.tuning.joint import (
     all_assignments,
     count_settings,
     improve_settings,
-    relax_size,
     search_jointly,
-    tune_jointly,
+    search_locally,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
@@ -73,8 +72,8 @@ def measure(schedule, workers, parts, layers, count, seed):
     joints = random_cases(ScheduleFamily(schedule, workers), parts, layers, count, seed)
     sizes = [count_settings(joint) for joint in joints]
     assert min(sizes) >= LEAST, sizes
-    first, _ = timed(lambda: [tune_jointly(joint) for joint in joints])
-    seconds, tuned = timed(lambda: [tune_jointly(joint) for joint in joints])
+    first, _ = timed(lambda: [search_locally(joint) for joint in joints])
+    seconds, tuned = timed(lambda: [search_locally(joint) for joint in joints])
     problem = seconds / count
     rng = np.random.default_rng(seed)
     warm_up(joints[0], rng)
@@ -85,15 +84,15 @@ def measure(schedule, workers, parts, layers, count, seed):
     }
     exhaustive, searched = timed(lambda: [search_jointly(joint) for joint in joints])
     best = np.array([case.step_time for case in searched])
-    ends["gradient"] = np.array([case.step_time for case in tuned])
+    ends["local"] = np.array([case.step_time for case in tuned])
     return {
         "schedule": schedule,
         "workers": workers,
         "parts": parts,
         "settings": sizes,
         "seconds": {
-            "gradient": seconds,
-            "gradient_first": first,
+            "local": seconds,
+            "local_first": first,
             "exhaustive": exhaustive,
         },
         "faster": exhaustive / seconds,
@@ -116,7 +115,7 @@ def random_cases(family, parts, layers, count, seed):
         workload = dataclasses.replace(workload, model=model)
         problem = TuningProblem.from_workload(family, workload, system)
         size = int(rng.choice(JointProblem(problem, LAYERS).sizes[:4]))
-        even = problem.pair.assigned.layers
+        even = problem.assigned.layers
         largest, smallest = (
             problem.evaluate(workload.minibatch // size, StageLayers(even, share * even))[1]
             for share in (0, 1)
@@ -138,8 +137,7 @@ def random_pairs(schedule, workers, count, seed):
         workload = pj.Workload(random_model(rng), minibatch, tensor_parallel=split)
         system = random_system(rng, split)
         problem = TuningProblem.from_workload(family, workload, system, memory_limit=False)
-        relaxed = problem.objective(relax_size, *family.few_microbatches)
-        _, (least,) = relaxed.evaluate(np.zeros((1, 1)), problem.inputs(1))  # a size of 1
+        _, least = problem.evaluate(minibatch, problem.assigned)  # a size of 1
         room = float(least * between(rng, 1.4, 40))
         pairs.append((workload, dataclasses.replace(system, memory_capacity=room)))
     return pairs
@@ -255,30 +253,30 @@ def otherwise(joint, setting):
 def show(rows):
     """Print a line for each kind, and one for all."""
     grid = Table(title="joint spaces: losses against exhaustive search")
-    headings = ("schedule", "P", "tuned", "cases", "settings", "gradient", "exhaustive", "faster")
+    headings = ("schedule", "P", "tuned", "cases", "settings", "local", "exhaustive", "faster")
     headings += ("loss <= 0.5 %", "worst", "random", "coordinate")
     for heading in headings:
         grid.add_column(heading, justify="right")
     for row in rows:
         loss = {name: np.array(losses) for name, losses in row["loss"].items()}
-        count = len(loss["gradient"])
+        count = len(loss["local"])
         grid.add_row(
             row["schedule"],
             str(row["workers"]),
             " ".join(part.split("_")[0] for part in row["parts"]),
             str(count),
             f"{np.mean(row['settings']):.3g}",
-            f"{row['seconds']['gradient'] / len(loss['gradient']):.3f} s",
-            f"{row['seconds']['exhaustive'] / len(loss['gradient']):.2f} s",
+            f"{row['seconds']['local'] / len(loss['local']):.3f} s",
+            f"{row['seconds']['exhaustive'] / len(loss['local']):.2f} s",
             f"{row['faster']:.1f}",
-            str(int((loss["gradient"] <= 0.005).sum())),
-            f"{100 * loss['gradient'].max():.2f} %",
+            str(int((loss["local"] <= 0.005).sum())),
+            f"{100 * loss['local'].max():.2f} %",
             *(f"{100 * np.median(loss[name]):.2f} %" for name in ("random", "coordinate")),
         )
     console = Console(width=190)
     console.print(grid)
-    losses = np.concatenate([row["loss"]["gradient"] for row in rows])
-    seconds = [sum(row["seconds"][way] for row in rows) for way in ("exhaustive", "gradient")]
+    losses = np.concatenate([row["loss"]["local"] for row in rows])
+    seconds = [sum(row["seconds"][way] for row in rows) for way in ("exhaustive", "local")]
     console.print(
         f"{len(losses)} cases: loss at most 0.5 % on {(losses <= 0.005).sum()}, "
         f"{seconds[0] / seconds[1]:.1f} times faster than exhaustive"

@@ -47,7 +47,6 @@ HEAVY = {
     "distributed": {"sweep"},
     "filelock": {"base", "cli"},
     "platformdirs": {"base"},
-    "optax": {"search"},
     "ortools": {"search"},
     "pyarrow": {"traces"},
     "networkx": set(),

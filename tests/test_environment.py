@@ -140,7 +140,6 @@ EXTRAS = {  # module -> what needs it, and the extra that has it
     "ortools": (RUNS["optimize"], "optimize"),
     "filelock": (RUNS["optimize"], "optimize"),
     "platformdirs": (RUNS["optimize"], "optimize"),
-    "optax": ("tune --model gpt-22b --system a100 --minibatch 8", "tuning"),
     "matplotlib": (RUNS["drawing"], "figures"),
     "xarray": ("sweep run x.toml --out x.zarr", "sweeps"),
     "zarr": (
@@ -167,8 +166,7 @@ def without(monkeypatch):
     """Take a module away, and what has been imported with it."""
 
     def without(name):
-        ours = "pipejax.search.tuning."  # these import what they need when they are imported
-        for module in [m for m in sys.modules if m.startswith((f"{name}.", ours)) or m == name]:
+        for module in [m for m in sys.modules if m.startswith(f"{name}.") or m == name]:
             monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.setattr(sys, "meta_path", [Missing(name), *sys.meta_path])
 

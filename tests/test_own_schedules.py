@@ -291,7 +291,7 @@ def test_tune_takes_a_table(folder, answer, mistake):
 
 def test_a_family_of_an_own_schedule_knows_what_does_not_exist(folder):
     family = ScheduleFamily("mine.py:build", 2, {"depth": 2})
-    assert family.few_microbatches == (2, 4, 8)
+    assert family.usual_microbatches == 8
     assert family.refusal(3).endswith("ValueError: depth 2 does not divide 3")
 
 

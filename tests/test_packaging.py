@@ -176,11 +176,6 @@ run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
 assert run.makespan == 9.0  # (P - 1 + M) (F + B)
 """
 SPLIT = "pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)"
-MODEL = """
-workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
-costs = pj.costing.ModelCosts(workload, pj.load_system("h100"))
-scenario = pj.Scenario("1f1b", num_workers=4, costs=costs)
-"""
 SWEEP = """
 grid = {"schedules": ["gpipe"], "workers": 4, "minibatch": 8, "microbatch_size": 1, "models": "gpt-22b"}
 pj.run_sweep(pj.read_sweep(grid | {"systems": ["h100"]}), "grid.zarr")
@@ -191,7 +186,6 @@ OF_EXTRAS = {  # what a user does with an extra alone
     "figures": f"{RUN}run.plot().savefig('run.png')",
     "sweeps": f"{RUN}{SWEEP}",
     "cluster": f"import distributed\n{RUN}{SWEEP}",
-    "tuning": f"{RUN}{MODEL}pj.tune(scenario, method='gradient')",
     "notebook": f"{RUN}pj.plots.explore(run)\npj.analysis.frame(run)",
     "optimize": f"{RUN}pj.optimize(pj.Scenario(table, costs={SPLIT}), memory_limit=2, effort=1)",
     "traces": f"{RUN}pj.traces.read({str(ROOT / 'examples/production_job.parquet')!r})",

@@ -41,7 +41,7 @@ RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
     "tune messages": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
-    "tune": (10, [*MODEL, "--workers", "8", "--method", "gradient"]),
+    "tune": (10, ["size,layers,recompute", *MODEL, "--workers", "8", "--method", "local"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),
     "sweep": (8, ["run", "{}/grid.toml", "--out", "{}/x.zarr"]),
     "jitter": (

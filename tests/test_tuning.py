@@ -1,4 +1,4 @@
-"""Tuning: relaxations against the engine, gradients against differences, all against searches."""
+"""Tuning: step times against the engine, and what is found against all settings."""
 
 import dataclasses
 import importlib
@@ -7,10 +7,8 @@ import re
 import shlex
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from daily import daily
 
 import pipejax as pj
 from pipejax.cli.app import run
@@ -20,16 +18,8 @@ from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.engine.batched import pricing
 from pipejax.search.tuning import problem as tuning_problem
-from pipejax.search.tuning.joint import (
-    PARTS,
-    JointProblem,
-    JointRelaxation,
-    plain_settings,
-    relax_size,
-    search_jointly,
-    tune_jointly,
-)
-from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, descend
+from pipejax.search.tuning.joint import JointProblem, search_jointly, search_locally
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import improve, swaps
 
 front = importlib.import_module("pipejax.search.tuning.tune")
@@ -58,20 +48,13 @@ def get_family(schedule, workers=4):
 SLOW_CHIMERA = pytest.param("chimera", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "counts"),
-    [
-        ("1f1b", (1, 4, 8, 16)),
-        ("dualpipe", (8, 16)),
-        ("dualpipe-v", (8, 16)),
-        ("chimera", (2, 4, 8, 16)),
-    ],
-)
-def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, counts):
-    family = get_family(schedule)
-    assert family.few_microbatches == counts
-    problem = TuningProblem.from_workload(family, pj.Workload(SMALL, 16, tensor_parallel=8), SYSTEM)
-    assert len(problem.pair.assigned.layers) == family.table(counts[0]).num_stages
+def test_a_family_knows_a_number_of_microbatches_that_exists():
+    for schedule in ("1f1b", "dualpipe", "chimera"):
+        family = get_family(schedule)
+        assert family.usual_microbatches == 16
+        workload = pj.Workload(SMALL, 16, tensor_parallel=8)
+        problem = TuningProblem.from_workload(family, workload, SYSTEM)
+        assert len(problem.assigned.layers) == family.table(16).num_stages
 
 
 def test_an_exact_evaluation_is_that_of_evaluate():
@@ -87,50 +70,18 @@ def test_an_exact_evaluation_is_that_of_evaluate():
         assert size["memory_bytes"] == pytest.approx(pj.memory_bytes(WORKLOAD, table).max())
 
 
-def relaxed_size(problem):
-    """The relaxed step time by log b."""
-    return problem.objective(relax_size, *problem.family.few_microbatches)
-
-
-@pytest.mark.parametrize("schedule", daily(["1f1b", "chimera", "interleaved-1f1b"]))
-def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
-    """In the affine regime, from M = P on where messages are short: to rounding."""
-    workload = dataclasses.replace(WORKLOAD, minibatch=192)
-    problem = TuningProblem.from_workload(get_family(schedule), workload, SYSTEM)
-    plain = plain_settings(JointProblem(problem, ("size",)))
-    plain = plain.at((192 // plain.size) % 4 == 0)
-    assert len(plain.size) > 7
-    free = problem.inputs(len(plain.size), limited=False)
-    result = relaxed_size(problem).evaluate(np.log(plain.size)[:, None], free)
-    exact = JointProblem(problem, ("size",)).exact(plain)
-    np.testing.assert_allclose(result, exact, rtol=1e-6)
-
-
-@pytest.mark.parametrize("capacity", daily([300.0, 30.0], total=2))  # short of memory, and not
-def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
-    problem = TuningProblem.from_workload(get_family("1f1b"), WORKLOAD, with_memory(capacity))
-    at, step = np.log([[1.3], [4.7], [21.0]]), 1e-6
-    objective, options = relaxed_size(problem), problem.inputs(3)
-    values, gradient = objective.value_and_grad(at, options)
-    up, down = (objective.evaluate(at + sign * step, options)[0] for sign in (1, -1))
-    np.testing.assert_allclose(gradient[:, 0], (up - down) / (2 * step), rtol=1e-5)
-    np.testing.assert_allclose(values, objective.evaluate(at, options)[0])
-    free, need = objective.evaluate(at, problem.inputs(3, limited=False))
-    assert np.array_equal(free < np.asarray(values), need > capacity * 1e9)
-    assert (capacity > 100) == np.all(need < capacity * 1e9)
-
-
 def test_few_configurations_have_on_the_host_what_is_compiled(monkeypatch):
-    """Values and memory, in a relaxation of all that can be tuned."""
-    workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    problem = TuningProblem.from_workload(get_family("1f1b"), workload, with_memory(40.0))
-    objective = problem.objective(JointRelaxation(tuple(PARTS)), *problem.family.few_microbatches)
-    at = np.random.default_rng(0).normal(1, 0.2, (3, 1 + 4 + 4))
+    """Step times and memory, for layers that need not be whole."""
+    problem = few_layers(memory_capacity=40e9)
+    layers = np.random.default_rng(0).uniform(1, 4, (12, 4))
+    assigned = StageLayers(layers, 0.5 * layers)
     with jax.enable_x64(True):
-        host = objective.evaluate(at, problem.inputs(3))
+        host = problem.evaluate_batch(8, assigned)
         monkeypatch.setattr(tuning_problem, "FEW", 0)
-        compiled = objective.evaluate(at, problem.inputs(3))
+        compiled = problem.evaluate_batch(8, assigned)
+        single = problem.evaluate(8, StageLayers(layers[3], 0.5 * layers[3]))
     np.testing.assert_allclose(host, compiled, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.array(host)[:, 3], single, rtol=1e-12)
 
 
 def tuned_size(family, workload, system, **options):
@@ -173,18 +124,6 @@ def test_nothing_fits_is_an_error(name, workers, minibatch, memory, message):
         tuned_size(get_family(name, workers), workload, with_memory(memory))
 
 
-def test_descent_keeps_to_its_bounds_and_the_best_point():
-    def jump(x):  # falls, then jumps up
-        return jnp.where(x < 2, -x, 5.0), jnp.full_like(x, -1.0)
-
-    points, values = descend(jump, np.array([0.0, 1.5]), steps=30)
-    assert np.all((points < 2) & (points > 1.5))
-    np.testing.assert_allclose(values, -points)
-    assert descend(jump, np.array([0.0]), upper=1.0)[0].tolist() == [1.0]
-    with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
-        descend(jump, np.array([0.0]), steps=0)
-
-
 FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
 
 
@@ -202,30 +141,29 @@ def few_layers(schedule="1f1b", **changes):
 def test_layers_are_those_of_the_exhaustive_search(schedule, speed):
     problem = few_layers(schedule, peak_flops=SYSTEM.peak_flops * speed)
     joint = JointProblem(problem, ("layers",), 8)
-    tuned, best = tune_jointly(joint), search_jointly(joint)
+    tuned, best = search_locally(joint), search_jointly(joint)
     assert best.evaluated == 84  # ways to write 10 as a sum of 4
     assert tuned.step_time == pytest.approx(best.step_time, rel=1e-12)
     assert tuned.setting.layers.sum() == 10
-    even, _ = problem.evaluate(8, problem.pair.assigned)
+    even, _ = problem.evaluate(8, problem.assigned)
     assert tuned.step_time < even  # the head makes the even split a bad one
-    assert tuned.relaxed[2].layers.sum() == pytest.approx(10)
 
 
 @pytest.mark.slow
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     free = few_layers()
-    layers = free.pair.assigned.layers
+    layers = free.assigned.layers
     least, largest = (free.evaluate(4, StageLayers(layers, r))[1] for r in (layers, 0 * layers))
     limit = (least + largest) / 2
     problem = few_layers(memory_capacity=limit)
     joint = JointProblem(problem, ("recompute",), 4)
-    tuned, best = tune_jointly(joint), search_jointly(joint)
+    tuned, best = search_locally(joint), search_jointly(joint)
     assert tuned.step_time == pytest.approx(best.step_time, rel=1e-12)
     assert tuned.memory_bytes <= limit < largest
     full, _ = problem.evaluate(4, StageLayers(layers, layers))
     assert tuned.step_time < full
     with pytest.raises(ValueError, match=r"^nothing fits: the smallest need found is .* 1.0 GB"):
-        tune_jointly(JointProblem(few_layers(memory_capacity=1e9), ("recompute",), 4))
+        search_locally(JointProblem(few_layers(memory_capacity=1e9), ("recompute",), 4))
 
 
 def test_stage_times_and_memory_of_layers_are_those_of_the_library():
@@ -256,7 +194,7 @@ def run_once(monkeypatch):
 
         return run
 
-    for name in ("plain_settings", "tune_jointly"):
+    for name in ("plain_settings", "search_locally"):
         monkeypatch.setattr(front, name, once(name, getattr(front, name)))
     return calls
 
@@ -285,19 +223,15 @@ def test_microbatches_say_their_size_where_it_is_not_tuned(capsys, tmp_path):
     assert (code, "--microbatches 16 does not go with tune size" in err) == (2, True)
 
 
-def test_the_command_answers_by_either_method(capsys):
-    gradient = call(capsys, "--minibatch", 32, "--method", "gradient", "--json")[1]
-    relaxed = json.loads(gradient)
+def test_the_command_evaluates_every_size(capsys):
     code, out, _ = call(capsys, "--minibatch", 32, "--method", "exhaustive", "--json")
     result = json.loads(out)
     assert code == 0
     assert out.count("\n") == 1
     assert set(result) >= set(KEYS.split())
     assert (result["method"], result["reason"]) == ("exhaustive", "as asked for")
-    assert set(relaxed["relaxed"]) >= set(SIZES.split())
     best = result["exhaustive"]
     assert [best[key] for key in SIZES.split()] == [result[key] for key in SIZES.split()]
-    assert relaxed["relaxed"]["tuned_step_time"] == relaxed["step_time"] == result["step_time"]
     assert [size["microbatches"] for size in best["sizes"]] == [32, 16, 8, 4, 2, 1]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=result["microbatches"])
     workload = pj.Workload(pj.load_model("gpt-22b"), 32, tensor_parallel=8)
@@ -306,26 +240,23 @@ def test_the_command_answers_by_either_method(capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "key", "printed"),
-    [
-        (None, "exhaustive", "method: exhaustive ("),
-        ("exhaustive", "exhaustive", "method: exhaustive ("),
-        ("gradient", "relaxed", "method: gradient ("),
-    ],
-)
-def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method, key, printed):
+@pytest.mark.parametrize("method", [None, "exhaustive", "local"])
+def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method):
     spent = run_once(monkeypatch)
     more = [] if method is None else ["--method", method]
     arguments = ["--minibatch", 16, "--schedule", "chimera", "--link", "rendezvous", *more]
-    code, out, _ = call(capsys, *arguments, "--details")
+    code, out, err = call(capsys, *arguments, "--details")
+    if method == "local":  # there are few sizes
+        assert code == 2
+        assert "method must be exhaustive for size: all are evaluated, got 'local'" in err
+        return
     assert code == 0
     assert re.search("│ yes +│ yes +│\n", out)
-    assert printed in out
-    assert spent == ["plain_settings", *["tune_jointly"] * (key == "relaxed")]
+    assert "method: exhaustive (" in out
+    assert spent == ["plain_settings"]
     result = json.loads(call(capsys, *arguments, "--json")[1])
-    assert {"relaxed", "exhaustive"} & set(result) == {key}
-    assert result["method"] == ("gradient" if key == "relaxed" else "exhaustive")
+    assert result["method"] == "exhaustive"
+    assert "local" not in result
     assert ("5 settings: up to 200000" in result["reason"]) == (method is None)
 
 
@@ -336,10 +267,10 @@ def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method,
         ("size", 32, 4, "exhaustive", "6 settings: up to 200000"),
         ("size", 4096, 16, "exhaustive", "13 settings: up to 200000"),
         ("layers", 32, 4, "exhaustive", "16215 settings: up to 200000"),
-        ("layers", 32, 8, "gradient", r"6.29e\+07 settings: more than 200000"),
+        ("layers", 32, 8, "local", r"6.29e\+07 settings: more than 200000"),
         ("recompute", 32, 4, "exhaustive", "28561 settings: up to 200000"),
         ("size,layers", 32, 4, "exhaustive", "97290 settings: up to 1000000"),  # 6 x 16215
-        ("size,layers", 32, 8, "gradient", r"3.77e\+08 settings: more than 1000000"),
+        ("size,layers", 32, 8, "local", r"3.77e\+08 settings: more than 1000000"),
     ],
 )
 def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, method, reason):
@@ -354,17 +285,18 @@ def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, met
 @pytest.mark.slow
 def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
-    jitted = (pricing._compiled(pricing._priced, False), tuning_problem._move)
-    first = pj.tune(scenario(workload), method="gradient")
-    compiled = [answer._cache_size() for answer in jitted]
+    options = {"over": "layers", "method": "local", "microbatch_size": 1}
+    jitted = pricing._compiled(pricing._priced, False)
+    first = pj.tune(scenario(workload), **options)
+    compiled = jitted._cache_size()
     seen = []
     system = pj.load_system("b200")
-    again = pj.tune(scenario(workload, system), method="gradient", on_best=seen.append)
+    again = pj.tune(scenario(workload, system), **options, on_best=seen.append)
     times = [function.value for function in seen]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
     assert times[-1] == again.value
-    assert [function._cache_size() for function in jitted] == compiled
+    assert jitted._cache_size() == compiled
     assert again.value < first.value
 
 
@@ -378,17 +310,17 @@ def test_a_second_call_compiles_nothing():
 def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     run_once(monkeypatch)
     arguments = ["--minibatch", 8, "--microbatch-size", 2, *more]
-    code, out, _ = call(capsys, *arguments, "--method", "gradient", "--json", what=what)
+    code, out, _ = call(capsys, *arguments, "--method", "local", "--json", what=what)
     result = json.loads(out)
     assert code == 0
     assert set(result["best"]) >= keys
-    assert set(result) >= {*SEARCH_FIELDS.split(), *SIZES.split(), "best", "relaxed"}
+    assert set(result) >= {*SEARCH_FIELDS.split(), *SIZES.split(), "best", "local"}
     assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
-    assert set(result["relaxed"]) >= set(SIZES.split())
-    assert result["relaxed"]["tuned_step_time"] == result["step_time"]
+    assert set(result["local"]) >= set(SIZES.split())
+    assert result["local"]["tuned_step_time"] == result["step_time"]
     if what == "layers":
         refusal = "ways to split 48 into 8: at most 200000 are tried"
-        code, out, _ = call(capsys, *arguments, "--method", "gradient", what=what)
+        code, out, _ = call(capsys, *arguments, "--method", "local", what=what)
         assert "even unchanged: " in out
         code, _, err = call(capsys, *arguments, "--method", "exhaustive", what=what)
         assert (code, refusal in err) == (2, True)

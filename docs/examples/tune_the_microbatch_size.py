@@ -29,16 +29,6 @@ for latency, found in zip(latencies, tuned):
 
 # %% [markdown]
 # What is legal divides the minibatch, so there are few sizes, and all of them are evaluated.
-# `pipejax tune` evaluates all settings up to 200,000 (1,000,000 of several parts), and
-# follows the gradient of the step time beyond. It says how many there are. `--method` decides otherwise:
-#
-# ```sh
-# pipejax tune size --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
-#              --tensor-parallel 8 --method gradient
-# ```
-#
-# The relaxed size is a real number: the step time is affine in the number of microbatches from a few
-# of them on, with the cycle time as slope, so that it can be followed for any size.
 #
 # ## Elasticity
 #
@@ -79,6 +69,6 @@ for k in (0, 2, 4):
 #              --minibatch 256 --tensor-parallel 8
 # ```
 #
-# All parts are one vector of real numbers, along which the step time of the batched engine is followed
-# from eight starts. The sizes and whole layers next to the best minima are then evaluated exactly, and
-# improved by one layer at a time.
+# `pipejax tune` evaluates all settings up to 200,000 (1,000,000 of several parts) and says how many
+# there are. Of more, it improves the best usual settings by one layer at a time. `--method` decides
+# otherwise.

@@ -61,7 +61,7 @@ def tune(
     Options:
       workers: Default: 8, or as in the table.
       method: Default: exhaustive up to 200,000 settings (1,000,000 of several parts), else
-        gradient.
+        local.
       microbatch_size: For commands that do not tune it. Default: the best one by itself.
       microbatches: It replaces the microbatch size.
 
@@ -143,7 +143,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             "link": scenario.links.model,
             "minibatch": workload.minibatch,
             **pick(best, "method reason microbatch_size microbatches"),
-            "relaxed" if best.method == "gradient" else "exhaustive": best.details,
+            best.method: best.details,
             "step_time": tuned.value,
             "best": {
                 **pick(best, "microbatch_size microbatches memory_bytes fits"),
@@ -171,9 +171,6 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             f"{seconds(counts['tuned_step_time'])} after {counts['evaluated']} evaluations in "
             f"{counts['seconds']:.1f} s",
         ]
-        if best.method == "gradient":
-            relaxed = f"b = {counts['microbatch_size']:.3g}, {seconds(counts['step_time'])}"
-            details["method"] = [*details["method"], f"relaxed: {relaxed}"]
         next_commands: tuple[str, ...] = ()
         if launches:
             result["launch"] = launch_json(launches)
@@ -207,11 +204,8 @@ def _view(
 
 def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.TunedSetting]":
     """Tune; if no microbatch size fits, warn and tune without the memory limit."""
-    try:  # optax is an extra
-        from pipejax.search.tuning.joint import NothingFitsError
+    from pipejax.search.tuning.joint import NothingFitsError
 
-    except ModuleNotFoundError as error:
-        raise ValueError(str(error)) from None
     with progress("tuning") as show:
         arguments["on_progress"] = lambda done, total, text: show(
             done, total, f"tuning: {done:,.0f} {text}"
@@ -239,10 +233,7 @@ def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) 
 
 
 def _stages(best: "pj.results.TunedSetting") -> TextTable:
-    names = ("layers", "recomputed")
-    columns = [(name, best.setting[name]) for name in names]
-    if best.method == "gradient":
-        columns += [(f"{k}, relaxed", [f"{x:.2f}" for x in best.details[k]]) for k in names]
+    columns = [(name, best.setting[name]) for name in ("layers", "recomputed")]
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 

@@ -234,7 +234,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         "map": Option(NAMES, "two axes of a map of the best schedule"),
     },
     "Search and samples": {
-        "method": Option(NAME, "method of tuning", names=("gradient", "exhaustive")),
+        "method": Option(NAME, "method of tuning", names=("local", "exhaustive")),
         "minimize": Option(
             NAME, "quantity to minimize", names=("makespan", "span"), argument="objective"
         ),

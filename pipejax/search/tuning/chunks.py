@@ -27,12 +27,13 @@ from pipejax.schedules.naming import build
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import GAP, TIME_LIMIT, Found
-from pipejax.search.tuning.problem import Points, descend
 from pipejax.search.tuning.rounding import swaps
 
 MAX_CHUNKS = 64  # by default
 STARTS, STEPS, ROUNDS = 16, 60, 400  # of a descent; rounds in which whole tokens move
+RATE, MOMENTS = 0.1, (0.8, 0.999)  # of the descent by Adam: first step size, decay of both means
 MIN_TOKENS = 1e-6  # of a chunk of the descent, which moves its logarithm
+Points = Float[NumpyArray, "starts chunks"]  # logarithms of sizes
 Cuts = Int[NumpyArray, "cuts chunks"]
 
 
@@ -216,7 +217,7 @@ class _ChunkSearch:
         noise = self.rng.normal(0, 0.3, (STARTS - 2, count))
         starts = np.log([equal_sizes, equal_times, *equal_times * np.exp(noise)])
         if count > 1:
-            starts = descend(self._value_and_grad, starts, steps=STEPS, rate=0.1)[0]
+            starts = self._descend(starts)
             self.evaluated += STARTS * (STEPS + 1)
         cuts = self._round_sizes(np.concatenate([[equal_sizes, equal_times], self._sizes(starts)]))
         values = self._values(cuts)
@@ -256,12 +257,26 @@ class _ChunkSearch:
 
     def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
         """Return chunk sizes in proportion to exp(points), which sum to the prompt [tokens]."""
-        parts = np.exp(np.asarray(points, float) - np.max(points, axis=-1, keepdims=True))
+        parts = np.exp(points - np.max(points, axis=-1, keepdims=True))
         return self.tokens * parts / parts.sum(axis=-1, keepdims=True)
 
-    def _value_and_grad(
-        self, points: Points
-    ) -> tuple[Float[NumpyArray, " starts"], Float[NumpyArray, "starts chunks"]]:
+    def _descend(self, points: Points) -> Points:
+        """Descend with Adam and a cosine schedule; return the best point of each start."""
+        # the makespan has kinks, so steps shrink, and the best point counts, not the last one
+        best, least = points.copy(), np.full(len(points), np.inf)
+        mean, square_mean = np.zeros((2, *points.shape))
+        for step in range(STEPS + 1):
+            values, slope = self._value_and_grad(points)
+            is_better = values < least
+            least[is_better], best[is_better] = values[is_better], points[is_better]
+            mean += (1 - MOMENTS[0]) * (slope - mean)
+            square_mean += (1 - MOMENTS[1]) * (slope**2 - square_mean)
+            first, second = (1 - decay ** (step + 1) for decay in MOMENTS)
+            rate = RATE * (0.01 + 0.99 * (1 + math.cos(math.pi * step / STEPS)) / 2)
+            points = points - rate * (mean / first) / (np.sqrt(square_mean / second) + 1e-8)
+        return best
+
+    def _value_and_grad(self, points: Points) -> tuple[Float[NumpyArray, " starts"], Points]:
         """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
         # By the chain rule: the engine gives d makespan / d time. Here follow d time / d size, of a
         # chunk itself and of all later chunks, and d size / d logarithm.

@@ -1,7 +1,7 @@
 """Joint tuning of several parts: microbatch size, layers, recomputed layers.
 
-Gradient descent runs from many starts at once. Rounded settings near the best minima are evaluated
-exactly, and improved by one layer at a time. The exhaustive twin evaluates all settings.
+Usual settings are evaluated, and the best of them are improved by one layer at a time. The
+exhaustive twin evaluates all settings.
 """
 
 import dataclasses
@@ -9,24 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.costs import array_functions as xp
 from pipejax.costs.model.launchers import launches
 from pipejax.costs.model.workload import StageLayers, Workload, with_stage_layers
 from pipejax.costs.model.workload_fields import check_recompute
-from pipejax.costs.system.system import Number
-from pipejax.search.tuning.problem import (
-    Inputs,
-    Pair,
-    PerConfiguration,
-    TuningProblem,
-    descend,
-    identity_relaxation,
-)
+from pipejax.search.tuning.problem import PerConfiguration, TuningProblem
 from pipejax.search.tuning.rounding import (
     MAX_EXHAUSTIVE,
     Points,
@@ -34,8 +24,9 @@ from pipejax.search.tuning.rounding import (
     compositions,
     improve,
     swaps,
-    whole_with_sum,
 )
+
+PARTS = ("size", "layers", "recompute")
 
 
 class NothingFitsError(ValueError):
@@ -44,66 +35,6 @@ class NothingFitsError(ValueError):
 
 NO_ROOM = 1e12  # replaces the step time of a setting that does not fit [s]
 BATCH = 16_384  # settings that are evaluated at once
-
-
-def relax_size(log_size: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax the microbatch size to a real number, given by its logarithm."""
-    return inputs.pair, xp.exp(log_size[0])
-
-
-def relax_layers(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax layers per stage: one layer each, and a softmax share of all further layers."""
-    even_layers, recomputed = inputs.pair.assigned
-    layers = 1 + xp.softmax(variables) * (even_layers.sum() - len(even_layers))
-    assigned = StageLayers(layers, layers * recomputed / even_layers)  # the same recomputed share
-    return inputs.pair._replace(assigned=assigned), inputs.size
-
-
-def relax_recompute(variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-    """Relax the recomputed share of the layers of each stage by a sigmoid."""
-    layers = inputs.pair.assigned.layers
-    assigned = StageLayers(layers, layers / (1 + xp.exp(-variables)))
-    return inputs.pair._replace(assigned=assigned), inputs.size
-
-
-class _Part(NamedTuple):
-    """Relaxation of one part of the settings."""
-
-    relax: Callable[[Any, Inputs], tuple[Pair, Number]]  # from variables to pair and size
-    width: Callable[[int], int]  # from stages to the number of variables
-    scale: float  # of the variables, so that one learning rate suits all parts
-    spread: float  # standard deviation of the starts
-
-
-# in the order of application: recomputed layers are a share of the layers
-PARTS: Mapping[str, _Part] = {
-    "size": _Part(relax_size, lambda stages: 1, 1.0, 0),
-    "layers": _Part(relax_layers, lambda stages: stages, 0.3, 1.0),
-    "recompute": _Part(relax_recompute, lambda stages: stages, 1.0, 1.5),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class JointRelaxation:
-    """Relaxation of several parts by one vector of variables."""
-
-    parts: tuple[str, ...]  # names, in the order of `PARTS`
-
-    def __call__(self, variables: Array, inputs: Inputs) -> tuple[Pair, Number]:
-        """Return the model on the system, and the microbatch size, for these variables."""
-        for name, part in self.split(variables, inputs.pair.assigned.layers.shape[-1]).items():
-            pair, size = PARTS[name].relax(part * PARTS[name].scale, inputs)
-            inputs = inputs._replace(pair=pair, size=size)
-        return inputs.pair, inputs.size
-
-    def split(self, variables: Any, stages: int) -> dict[str, Any]:
-        """Split the last axis of variables by tuned part."""
-        ends = np.cumsum([PARTS[name].width(stages) for name in self.parts]).tolist()
-        starts = [0, *ends[:-1]]
-        return {
-            name: variables[..., low:high]
-            for name, low, high in zip(self.parts, starts, ends, strict=True)
-        }
 
 
 class Settings(NamedTuple):
@@ -124,10 +55,8 @@ class BestSetting(NamedTuple):
     setting: Settings  # without the axis of settings
     step_time: float  # exact [s]
     memory_bytes: float  # need of the fullest worker [B]
-    evaluated: int  # evaluated settings, with gradients of relaxed ones
+    evaluated: int  # evaluated settings
     workload: Workload | None  # whose options say the setting, if options can
-    # step time [s], microbatch size and layers of the relaxation; None after an exhaustive search
-    relaxed: tuple[float, float, StageLayers] | None = None
     is_proven: bool = False  # whether all settings were evaluated
     sizes: Sequence[Mapping[str, Any]] = ()  # all microbatch sizes, if they are tuned alone
 
@@ -144,7 +73,7 @@ class JointProblem:
     def workload(self, setting: "Settings") -> Workload | None:
         """Return the workload with options for one setting; None if no options express it."""
         workload, (layers, recomputed) = self.problem.workload, setting[1:]
-        if not np.array_equal(layers, self.problem.pair.assigned.layers):
+        if not np.array_equal(layers, self.problem.assigned.layers):
             workload = with_stage_layers(workload, layers.tolist())
         if "recompute" not in self.parts:
             return workload
@@ -168,7 +97,7 @@ class JointProblem:
             max_recomputed.ravel(),
             (recomputed == layers).all(axis=1),
             (recomputed == np.minimum(max_recomputed, layers)).all(axis=1),
-            (layers == np.asarray(self.problem.pair.assigned.layers)).all(axis=1),
+            (layers == np.asarray(self.problem.assigned.layers)).all(axis=1),
             (layers == layers[:, :1]).all(axis=1),
         ]
         _, first_rows, kind = np.unique(
@@ -198,7 +127,6 @@ class JointProblem:
         for count in np.unique(counts).tolist():
             if self.problem.family.refusal(count):
                 continue
-            objective = self.problem.objective(identity_relaxation, count)
             rows = np.flatnonzero(counts == count)
             if self.launcher is not None:
                 rows = rows[self.refusals(settings.at(rows)) == ""]
@@ -206,8 +134,7 @@ class JointProblem:
             for batch_rows in np.array_split(rows, num_batches) if num_batches else ():
                 batch = settings.at(batch_rows)
                 layers = StageLayers(batch.layers.astype(float), batch.recomputed.astype(float))
-                inputs = self.problem.inputs(len(batch_rows), count, limited=False)
-                times[batch_rows], needs[batch_rows] = objective.evaluate(layers, inputs)
+                times[batch_rows], needs[batch_rows] = self.problem.evaluate_batch(count, layers)
         return times, needs
 
     def times(self, settings: Settings) -> PerConfiguration:
@@ -216,13 +143,7 @@ class JointProblem:
         usage = needs / self.problem.capacity
         return np.where(usage <= 1, times, NO_ROOM * usage)
 
-    def pick(
-        self,
-        settings: Settings,
-        times: PerConfiguration,
-        evaluated: int,
-        relaxed: tuple[float, float, StageLayers] | None = None,
-    ) -> BestSetting:
+    def pick(self, settings: Settings, times: PerConfiguration, evaluated: int) -> BestSetting:
         """Return the setting of least time, penalties included; fail if it exceeds memory."""
         best = int(times.argmin())
         (step_time,), (need,) = self.exact(settings.at([best]))
@@ -245,12 +166,12 @@ class JointProblem:
                 )
             raise ValueError(f"nothing fits: the smallest need found is {needs}; {has}")
         numbers = step_time.item(), need.item(), evaluated
-        return BestSetting(setting, *numbers, self.workload(setting), relaxed)
+        return BestSetting(setting, *numbers, self.workload(setting))
 
 
 def count_settings(joint: JointProblem) -> float:
     """Count the settings that an exhaustive search tries."""
-    even_layers = joint.problem.pair.assigned.layers.astype(int)
+    even_layers = joint.problem.assigned.layers.astype(int)
     stages, total = len(even_layers), int(even_layers.sum())
     count: float = len(joint.sizes)
     has_options = joint.launcher is not None  # one number, the same for all stages
@@ -271,17 +192,22 @@ def count_settings(joint: JointProblem) -> float:
     return count
 
 
-NUM_ROUNDED = 3  # minima that are rounded
-NUM_IMPROVED = 10  # rounded settings that are improved
-RATE = 0.3  # learning rate of the descent
+NUM_IMPROVED = 20  # plain settings that are improved
 MAX_JOINT_SETTINGS = 5_000_000  # of an exhaustive search
 
 
 def plain_settings(joint: JointProblem) -> Settings:
-    """Return the settings of all microbatch sizes with layers split evenly."""
+    """Return all sizes with even layers, and all equal numbers of recomputed layers if tuned."""
     if "size" in joint.parts:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
-    return _settings(_even_settings(joint))
+    # a setting with all layers recomputed fits in memory if any setting with even layers does
+    layers, recomputed = (np.asarray(stages, int)[None] for stages in joint.problem.assigned)
+    recomputed = layers * (recomputed > 0)
+    if "recompute" in joint.parts:
+        layers, recomputed = _equally_recomputed(layers)
+    sizes, count = np.array(joint.sizes), len(layers)
+    repeated = (np.tile(points, (len(sizes), 1)) for points in (layers, recomputed))
+    return Settings(sizes.repeat(count), *repeated)
 
 
 def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
@@ -297,131 +223,19 @@ def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
             yield joint.pick(plain, times, int(np.isfinite(times).sum()))
 
 
-def tune_jointly(joint: JointProblem, *, starts: int = 8, steps: int = 40) -> BestSetting:
-    """Find the best setting by gradient descent, rounding and local search."""
-    relax, family = JointRelaxation(joint.parts), joint.problem.family
-    counts = (joint.microbatches,) if joint.microbatches else family.few_microbatches
-    points, lower, upper = _starts(joint, starts)
-    objective = joint.problem.objective(relax, *counts)
-    inputs = joint.problem.inputs(starts, joint.microbatches or 1)
-    minima, values = descend(
-        lambda points: objective.value_and_grad(points, inputs),
-        points,
-        steps=steps,
-        rate=RATE,
-        lower=lower,
-        upper=upper,
-    )
-    relaxed_sizes, relaxed_layers = _relaxed_settings(joint, minima[values.argsort()[:NUM_ROUNDED]])
-    evaluated = values.size * (steps + 1)
+def search_locally(joint: JointProblem) -> BestSetting:
+    """Find a good setting by moves of one layer from the best plain settings."""
+    evaluated = 0
 
     def evaluate(settings: Settings) -> PerConfiguration:
         nonlocal evaluated
         evaluated += len(settings.size)
         return joint.times(settings)
 
-    rounded = _round_settings(joint, relaxed_sizes, relaxed_layers)
-    shortlist = rounded.at(_best(rounded, evaluate(rounded), per_size=len(joint.parts) > 1))
-    settings, times = improve_settings(joint, shortlist, evaluate)
-    best = StageLayers(*(stages[0] for stages in relaxed_layers))  # the minima are sorted
-    relaxed = values.min().item(), relaxed_sizes[0].item(), best
-    return joint.pick(settings, times, evaluated, relaxed)
-
-
-Bounds = Float[NumpyArray, "1 variables"]
-
-
-def _starts(
-    joint: JointProblem, starts: int
-) -> tuple[Float[NumpyArray, "starts variables"], Bounds, Bounds]:
-    """Return start points, the first with even shares, and bounds of the variables."""
-    stages = len(joint.problem.pair.assigned.layers)
-    rng, parts = np.random.default_rng(0), []
-    lower, upper = [], []
-    for name in joint.parts:
-        part, width = PARTS[name], PARTS[name].width(stages)
-        points = rng.normal(0, part.spread, (starts, width))
-        points[0] = 0
-        low, high = np.full((2, 1, width), [[[-np.inf]], [[np.inf]]])
-        if name == "size":
-            fewest = joint.problem.family.few_microbatches[0]
-            low[:] = 0
-            high[:] = np.log(np.maximum(joint.problem.pair.minibatch / fewest, 1.0))
-            points = (np.arange(starts)[:, None] + 0.5) / starts * high
-        elif name == "recompute":  # more recomputation for larger microbatches
-            points = points / 2 + np.linspace(-part.spread, part.spread, starts)[:, None]
-        parts.append(points)
-        lower.append(low)
-        upper.append(high)
-    return np.concatenate(parts, -1), np.concatenate(lower, -1), np.concatenate(upper, -1)
-
-
-Sizes = Float[NumpyArray, " minima"]  # microbatch sizes
-
-
-def _relaxed_settings(
-    joint: JointProblem, points: Float[NumpyArray, "minima variables"]
-) -> tuple[Sizes, StageLayers]:
-    """Return the relaxed microbatch sizes, and layers of stages, at points of the search."""
-    inputs = joint.problem.inputs(1, joint.microbatches or 1, limited=False)
-    inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
-    pairs, sizes = zip(*(JointRelaxation(joint.parts)(p, inputs) for p in points), strict=True)
-    assigned = zip(*(pair.assigned for pair in pairs), strict=True)
-    return np.array(sizes, float), StageLayers(*(np.array(stages, float) for stages in assigned))
-
-
-def _round_settings(joint: JointProblem, sizes: Sizes, relaxed: StageLayers) -> Settings:
-    """Round relaxed settings in several ways, and add settings with even layers."""
-    even, candidates = joint.problem.pair.assigned, list[tuple[Any, ...]]()
-    tunes_layers, tunes_recompute = "layers" in joint.parts, "recompute" in joint.parts
-    is_recomputed = even.recomputed > 0
-    for rank, relaxed_size in enumerate(sizes.tolist()):
-        relaxed_layers = np.asarray(relaxed.layers[rank])
-        share = relaxed.recomputed[rank] / relaxed_layers
-        near_sizes = [b for b in joint.sizes if b <= relaxed_size * (1 + 1e-9)][-1:]
-        near_sizes += [b for b in joint.sizes if b > relaxed_size * (1 + 1e-9)][:1]
-        layer_rows = np.asarray(even.layers, int)[None]
-        if tunes_layers:
-            layer_rows = whole_with_sum(relaxed_layers[None])
-            if rank == 0:  # also neighbours of the best minimum
-                neighbours = layer_rows + swaps(layer_rows.shape[1])
-                layer_rows = np.concatenate([layer_rows, neighbours])
-        for layers in layer_rows[layer_rows.min(axis=1) >= 1]:
-            options = [layers * is_recomputed]
-            if tunes_recompute:
-                options = [np.ceil(share * layers - 1e-6), np.floor(share * layers), layers]
-            candidates += [(size, layers, option) for size in near_sizes for option in options]
-        if rank == 0:
-            candidates += _even_settings(joint)
-    return _settings(candidates)
-
-
-def _even_settings(joint: JointProblem) -> list[tuple[Any, ...]]:
-    """List each microbatch size with even layers and, if tuned, all or no layers recomputed."""
-    # If any setting fits in memory, one of these does.
-    layers, recomputed = joint.problem.pair.assigned
-    options = [layers * (recomputed > 0)]
-    if "recompute" in joint.parts:
-        options = [0 * layers, layers]
-        if joint.launcher is not None:
-            options = [*_equally_recomputed(np.asarray(layers, int)[None])[1]]
-    return [(size, layers, option) for size in joint.sizes for option in options]
-
-
-def _settings(rows: list[tuple[Any, ...]]) -> Settings:
-    """Stack rows of (size, layers, recomputed layers) as settings."""
-    size, layers, recomputed = map(np.array, zip(*rows, strict=True))
-    return Settings(size, layers.astype(int), recomputed.astype(int))
-
-
-def _best(
-    settings: Settings, times: PerConfiguration, *, per_size: bool
-) -> Int[NumpyArray, " settings"]:
-    """Return the row numbers of the best settings; with `per_size`, at most one row per size."""
-    group = settings.size if per_size else np.arange(len(times))
-    order = np.lexsort((times, group))  # by group, then time: the first of a group is its best
-    group_best = order[np.unique(group[order], return_index=True)[1]]
-    return group_best[times[group_best].argsort(kind="stable")][:NUM_IMPROVED]
+    plain = plain_settings(joint)
+    best = evaluate(plain).argsort(kind="stable")[:NUM_IMPROVED]
+    settings, times = improve_settings(joint, plain.at(best), evaluate)
+    return joint.pick(settings, times, evaluated)
 
 
 def improve_settings(
@@ -430,7 +244,7 @@ def improve_settings(
     """Improve all settings at once by moves of one layer until no move helps; sizes stay."""
     # A point is the layers of all stages, then the recomputed ones; `owner` is its setting.
     stages = settings.layers.shape[1]
-    is_recomputed = joint.problem.pair.assigned.recomputed > 0
+    is_recomputed = joint.problem.assigned.recomputed > 0
     tunes_recompute = "recompute" in joint.parts
 
     def to_settings(points: Points, owner: Int[NumpyArray, " points"]) -> Settings:
@@ -501,7 +315,7 @@ def all_settings(joint: JointProblem) -> Iterator[Settings]:
 
 def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
     """Return all layer assignments and their recomputed layers, both (assignments, stages)."""
-    even_layers, recomputed = (np.asarray(stages, int) for stages in joint.problem.pair.assigned)
+    even_layers, recomputed = (np.asarray(stages, int) for stages in joint.problem.assigned)
     layers = even_layers[None]
     if "layers" in joint.parts:
         layers = compositions(int(even_layers.sum()), len(even_layers))

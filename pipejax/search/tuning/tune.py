@@ -30,12 +30,12 @@ from pipejax.search.tuning.joint import (
     plain_answers,
     plain_settings,
     search_jointly,
-    tune_jointly,
+    search_locally,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
-METHODS = ("gradient", "exhaustive")
+METHODS = ("local", "exhaustive")
 MAX_JOINT_EXHAUSTIVE = 1_000_000  # settings of several parts up to which all are evaluated
 NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
@@ -71,7 +71,7 @@ class TunedSetting:
 
     Attributes:
       over: the tuned parts, joined by commas.
-      method: "gradient" or "exhaustive".
+      method: "local" or "exhaustive".
       reason: reason for this method.
       microbatch_size: b [sequences].
       microbatches: M.
@@ -79,8 +79,7 @@ class TunedSetting:
       fits: whether this fits in the accelerators' memory.
       workload: workload whose options say the setting; None if options cannot say it.
       setting: settings other than the microbatch size: `layers` and `recomputed` of each stage.
-      details: results of the method, its seconds and evaluations; by gradient the relaxed optimum
-        and the rounded one (`tuned_step_time`); all `sizes` of a microbatch.
+      details: results of the method, its seconds and evaluations; all `sizes` of a microbatch.
     """
 
     over: str
@@ -108,9 +107,8 @@ def tune(
 ) -> Found[TunedSetting]:
     """Tune settings of a workload for the shortest step: by default the microbatch size.
 
-    The gradient method relaxes settings to real numbers, descends along the exact gradient of the
-    step time from many starts, rounds, and evaluates the rest exactly. The exhaustive method
-    evaluates every legal candidate. The step time of the answer is exact in both cases.
+    The local method improves the best usual settings by moves of one layer, as long as that helps.
+    The exhaustive method evaluates every legal candidate. Step times are exact in both cases.
 
     Args:
       scenario: a named schedule with the costs of a model on a system; its number of microbatches
@@ -118,8 +116,8 @@ def tune(
       over: part to tune: "size" of a microbatch, "layers" of each stage, or "recompute", the number
         of recomputed layers of each stage. Several are tuned together: a sequence, or names with
         commas.
-      method: "gradient" or "exhaustive"; default: exhaustive up to 200,000 settings of one part
-        or 1,000,000 of several, else gradient.
+      method: "local" or "exhaustive"; default: exhaustive up to 200,000 settings of one part or
+        1,000,000 of several, else local.
       no_memory_limit: whether workers may need more memory than their accelerators have.
       microbatch_size: size if it is not tuned [sequences]; default: the best one by itself.
       launcher: name of a launcher that must run the setting; default: any setting.
@@ -183,6 +181,8 @@ def tune(
             f"{over} changes the times that {schedule} is planned for: tune size or recompute, or "
             "give slots",
         )
+    if method == "local" and (over == "size" or family.is_planned):
+        raise wrong("method", f"must be exhaustive for {over}: all are evaluated, got 'local'")
     launcher = None if launcher is None else find_launcher(launcher).name
     task = TuningTask(family, workload, system, not no_memory_limit, launcher=launcher)
     with jax.enable_x64(True):
@@ -244,9 +244,8 @@ def _tune(
             "memory_bytes": result.memory_bytes,
             "evaluated": result.evaluated,
             **stages,
-            **_relaxed_details(task, result),
             **({"sizes": [*result.sizes]} if result.sizes else {}),
-            "tuned_step_time": result.step_time,  # step_time may be that of the relaxation
+            "tuned_step_time": result.step_time,
             "seconds": time.perf_counter() - start,
         }
         setting = TunedSetting(
@@ -272,9 +271,12 @@ def _tune(
         if on_best is not None:
             on_best(best)
 
-    recompute = _recompute_planned if task.family.is_planned else _tune_parts
-    search = {"size": _tune_size, "recompute": recompute}.get(over, _tune_parts)
-    result = search(task._replace(tell=tell), method, over)
+    task = task._replace(tell=tell)
+    if over == "size":
+        result = _tune_size(task)
+    else:
+        is_planned = task.family.is_planned
+        result = _recompute_planned(task) if is_planned else _tune_parts(task, method, over)
     tell(result)
     return answer(result, "iterations", _baselines(task, over))
 
@@ -287,12 +289,12 @@ def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
     limit = MAX_JOINT_EXHAUSTIVE if "," in what else MAX_EXHAUSTIVE
     if count <= limit:
         return "exhaustive", f"{count:.0f} settings: up to {limit} are all evaluated"
-    return "gradient", f"{count:.3g} settings: more than {limit} are too many to evaluate all"
+    return "local", f"{count:.3g} settings: more than {limit} are too many to evaluate all"
 
 
-def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
+def _tune_size(task: TuningTask) -> BestSetting:
     """Evaluate every legal microbatch size, the fewest microbatches first."""
-    joint = task.joint(what)
+    joint = task.joint("size")
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: BestSetting | None = None
     for row in reversed(range(len(plain.size))):
@@ -317,17 +319,12 @@ def _tune_size(task: TuningTask, method: str, what: str) -> BestSetting:
     if best is None:
         joint.pick(plain, joint.times(plain), len(sizes))  # raises an error with the reason
         raise NothingFitsError
-    if method == "exhaustive":
-        return best._replace(is_proven=True)
-    relaxed = tune_jointly(joint)
-    return best._replace(evaluated=relaxed.evaluated, relaxed=relaxed.relaxed)
+    return best._replace(is_proven=True)
 
 
-def _recompute_planned(task: TuningTask, method: str, what: str) -> BestSetting:
+def _recompute_planned(task: TuningTask) -> BestSetting:
     """Try every number of recomputed layers, equal on all stages, with its planned schedule."""
-    if method == "gradient":
-        raise wrong("method", "is exhaustive where a schedule is planned for the times")
-    layers = task.problem().pair.assigned.layers
+    layers = task.problem().assigned.layers
     answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
     if task.launcher is not None:
         table, name = task.family.table(task.microbatches), task.launcher
@@ -351,7 +348,7 @@ def _planned_setting(task: TuningTask, count: int) -> BestSetting:
     new_price = functools.partial(price, workload, task.system)
     family = dataclasses.replace(task.family, price=new_price)
     problem = task._replace(workload=workload, family=family).problem()
-    assigned = problem.pair.assigned
+    assigned = problem.assigned
     size = np.array(workload.minibatch // task.microbatches)
     setting = Settings(size, *(np.asarray(stages, int) for stages in assigned))
     return BestSetting(setting, *problem.evaluate(task.microbatches, assigned), 1, workload)
@@ -362,20 +359,7 @@ def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
     joint = task.joint(what)
     for plain in plain_answers(joint):
         task.tell(plain)
-    return search_jointly(joint) if method == "exhaustive" else tune_jointly(joint)
-
-
-def _relaxed_details(task: TuningTask, tuned: BestSetting) -> Mapping[str, Any]:
-    """Return the relaxed optimum as details; empty after an exhaustive search."""
-    if tuned.relaxed is None:
-        return {}
-    step_time, size, layers = tuned.relaxed
-    return {
-        "microbatch_size": size,
-        "microbatches": task.workload.minibatch / size,
-        "step_time": step_time,
-        **{name: stages.tolist() for name, stages in layers._asdict().items()},
-    }
+    return search_jointly(joint) if method == "exhaustive" else search_locally(joint)
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
@@ -383,7 +367,7 @@ def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
     if what == "size" or "," in what:
         return {}
     problem = task.problem()
-    even = problem.pair.assigned
+    even = problem.assigned
     results: dict[str, tuple[float, float]] = {}  # step time [s] and need of memory [B]
     if task.family.is_planned:
         for name, count in (("none", 0), ("full", int(even.layers.max()))):
