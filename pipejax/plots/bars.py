@@ -62,7 +62,8 @@ def row_height(below: Sequence[str]) -> float:
 
 def share_row(below: Sequence[str]) -> dict[str, Lane]:
     """Divide a worker's row vertically: return the range of its ops and of each lane below."""
-    row, pitch = row_height(below), _LONE_LANE_INCH if len(below) == 1 else _LANE_INCH
+    row = row_height(below)
+    pitch = _LONE_LANE_INCH if len(below) == 1 else _LANE_INCH
     ops_top, ops_bottom = (1 - _OPS_SHARE) / 2 * _ROW_INCH, (1 + _OPS_SHARE) / 2 * _ROW_INCH
     lanes = {COMPUTING: Lane(ops_top / row - 0.5, (ops_bottom - ops_top) / row)}
     for k, name in enumerate(below):

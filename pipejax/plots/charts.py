@@ -236,7 +236,8 @@ def draw_tornado(
 
     def width(name: str) -> float:
         """Return the larger of a parameter's two relative changes of the step time."""
-        return max(abs(value / step_time - 1) for value in (*swings[name], step_time) if value)
+        times = [time for time in swings[name] if time]  # None: no run with such a value exists
+        return max((abs(time / step_time - 1) for time in times), default=0.0)
 
     large = [name for name in swings if width(name) >= MIN_SWING]
     names = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))

@@ -32,7 +32,13 @@ def draw_plan(
 ) -> None:
     """Draw layouts by memory [GB] and step time [s]; those with only a lower bound are grey.
 
-    `front` and `apart` select layouts, `best` is a position, `capacity` is in bytes.
+    Args:
+      axes: to draw on.
+      columns: (layouts) memory, lower bound, step time and further columns by name.
+      front: (layouts) mask of the Pareto front.
+      apart: (layouts) mask of layouts that are ranked apart, as extrapolations.
+      best: row of the best layout.
+      capacity: memory of an accelerator [B].
     """
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_exact = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
@@ -71,7 +77,7 @@ def _draw_exact(
     is_drawn: NumpyArray,
     apart: NumpyArray,
 ) -> None:
-    """Draw the exact step times of layouts by schedule; layouts without a rank are hollow."""
+    """Draw the exact step times of layouts by schedule; layouts ranked apart are hollow."""
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
         is_member = is_drawn & (names == name)
         if is_member.any():
@@ -138,22 +144,18 @@ def draw_results(
 ) -> None:
     """Draw points by group, their front as a line of steps, and rings around the best points.
 
-    `front` and `best` are positions of points; `front_names` are a title and names along the front.
+    Args:
+      axes: to draw on.
+      sides: quantity drawn across, and quantity drawn up.
+      groups: (points) mask of the points of each group, by name; other points are not drawn.
+      front: indices of the points on the Pareto front, from the best in the first quantity on.
+      best: indices of the best points.
+      front_names: title of a list of the front's points, and a name for each; no list if empty.
     """
     x, y = (side.values for side in sides)
     is_grouped = np.logical_or.reduce([*groups.values()])
     is_many = is_grouped.sum() > MAX_MARKS
-    plain: dict[str, Any] = {"linestyle": "", "markersize": 3, "rasterized": True, "zorder": 2}
-    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # points behind others are visible
-    if len(groups) > len(COLOURS):
-        groups = {"points": is_grouped}
-    looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
-    for (name, is_member), (colour, marker) in zip(groups.items(), looks, strict=False):
-        if is_many:  # of each group its front
-            points = _front(sides, np.flatnonzero(is_member))
-            axes.step(x[points], y[points], where="post", color=colour, label=name, linewidth=1.2)
-        else:
-            axes.plot(x[is_member], y[is_member], marker=marker, color=colour, label=name, **plain)
+    _draw_groups(axes, sides, groups if len(groups) <= len(COLOURS) else {"points": is_grouped})
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
@@ -175,6 +177,23 @@ def draw_results(
     style.legend(figure, "upper left", axes.get_legend_handles_labels())  # wherever points lie
     if front_names[0]:
         _name_front(axes, sides, front, *front_names)
+
+
+def _draw_groups(
+    axes: Axes, sides: Sequence[Shown], groups: Mapping[str, Bool[NumpyArray, " points"]]
+) -> None:
+    """Draw the points of each group or, if there are too many, the front of each group."""
+    x, y = (side.values for side in sides)
+    is_many = np.logical_or.reduce([*groups.values()]).sum() > MAX_MARKS
+    plain: dict[str, Any] = {"linestyle": "", "markersize": 3, "rasterized": True, "zorder": 2}
+    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # points behind others are visible
+    looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
+    for (name, is_member), (colour, marker) in zip(groups.items(), looks, strict=False):
+        if is_many:
+            points = _front(sides, np.flatnonzero(is_member))
+            axes.step(x[points], y[points], where="post", color=colour, label=name, linewidth=1.2)
+        else:
+            axes.plot(x[is_member], y[is_member], marker=marker, color=colour, label=name, **plain)
 
 
 def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:

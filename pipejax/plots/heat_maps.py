@@ -192,9 +192,9 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> F
             scales.append((scale, unit))
         if step is not None:
             late = step.start - step.replayed
-            late_scale, late_unit = _scale(late, "ms")
-            label = f"starts later [{late_unit[1]}]"
-            _add_bar(picture, [all_axes[-1]], late_scale, label, late_unit[0])
+            late_scale, (late_unit, late_name) = _scale(late, "ms")
+            label = f"starts later [{late_name}]"
+            _add_bar(picture, [all_axes[-1]], late_scale, label, late_unit)
         picture.draw_without_rendering()
         for group, (scale, unit) in zip(groups, scales, strict=True):
             for k in group:

@@ -98,6 +98,7 @@ def schedule_name(table: ScheduleTable) -> str:
 def _rows_without_idle(
     table: ScheduleTable, ignored: Collection[Phase]
 ) -> tuple[tuple[Cell, ...], ...]:
+    """Return a table's rows without idle cells and without ops of ignored phases."""
     cells = (
         [tuple(op for op in cell if op.phase not in ignored) for cell in row]
         for row in table.rows()
@@ -121,6 +122,7 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
 
     @functools.wraps(builder.function)
     def build(*arguments: Any, **options: Any) -> ScheduleTable:
+        """Check all arguments, build the table, and mark it if it follows from sizes alone."""
         bound = signature.bind(*arguments, **options).arguments
         for option, value in bound.items():
             is_count = signature.parameters[option].annotation in (int, int | None)

@@ -162,13 +162,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
             raise ValueError(f"{where}: {key} is missing")
         is_default = field.default is not None and key not in defaults
         if key in declaration or is_default:
-            values = declaration.get(key, field.default)
-            values = expand_folders(values) if key == "schedules" else values
-            if key == "pipeline_layout" and isinstance(values, list):
-                # lists are the stages of one layout if they have one embedding
-                are_lists = all(isinstance(value, list) for value in values)
-                if are_lists and str(values).lower().count("embedding") < 2:
-                    values = field.kind.read(values, f"{where}: {key}")
+            values = _axis_values(key, declaration, where)
             name = field.target or key
             axes[name] = read_axis(name, values, f"{where}: {key}", field.kind.read)
     if "stack" not in declaration:
@@ -188,6 +182,19 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     )
 
 
+def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
+    """Return the declared or default values of a key, with folders replaced by their tables."""
+    values = declaration.get(key, AXES[key].default)
+    if key == "schedules":
+        return expand_folders(values)
+    if key == "pipeline_layout" and isinstance(values, list):
+        # lists are the stages of one layout, and no list of layouts, if they have one embedding
+        are_lists = all(isinstance(value, list) for value in values)
+        if are_lists and str(values).lower().count("embedding") < 2:
+            return AXES[key].kind.read(values, f"{where}: {key}")
+    return values
+
+
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
     """Return the software if none is declared, and the keys that the software or launchers set."""
     launchers = _read_values("launcher", declaration, where) or (None,)
@@ -199,7 +206,8 @@ def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collec
     for system in systems:
         for launcher in launchers:
             name = f"{system.name} under {launcher}" if launcher else system.name
-            runs.append((name, launcher_defaults(launcher, models[0], system)[1]))
+            _, software, _ = launcher_defaults(launcher, models[0], system)
+            runs.append((name, software))
     first, software = runs[0]
     for name, other in runs[1:]:
         if other != software:

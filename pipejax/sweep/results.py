@@ -144,7 +144,9 @@ class SweepResults(NamedTuple):
         unit, where = self.units.get(name, ""), f"where {text}:"
         is_share = name in self.measures and unit == "1"
         number = share_number(value, where) if is_share else si_number(value, unit, where)
-        return name, sign, value if number is None or math.isnan(number) else repr(number)
+        if number is not None and not math.isnan(number):
+            value = repr(number)
+        return name, sign, value
 
 
 def _compare(
@@ -272,7 +274,9 @@ def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
     """Merge points of equal printed measures that fill a box; return the first `count` results."""
-    # `order` are the points to choose from, the best first.
+    # `order` are the points to choose from, the best first. Points at (zero 0, node 4), (zero 0,
+    # node 8), (zero 1, node 4) and (zero 1, node 8) with equal measures are one result, with
+    # `same` = {"zero": [0, 1], "node": [4, 8]}.
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)  # points without a row yet
     is_free[order] = True
@@ -314,13 +318,13 @@ def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any)
 class Knee(NamedTuple):
     """Range of an axis, around its best value, in which the cost is nearly optimal."""
 
-    axis: str | None  # another axis that has one value, or None where all others are at their best
-    label: Any  # that value
-    low: float  # the smallest value of the axis that is near the best, as are all up to that
-    high: float  # the largest, likewise
-    cost: float  # the largest between these
-    best: float  # the least along the axis
-    best_at: float  # where that is
+    axis: str | None  # another axis, fixed at one value; None if all others are at their best
+    label: Any  # value of that other axis
+    low: float  # smallest value from which all values up to the best one are nearly optimal
+    high: float  # largest value up to which all values from the best one are nearly optimal
+    cost: float  # largest cost from `low` to `high`
+    best: float  # least cost along the axis
+    best_at: float  # value of the axis with the least cost
 
 
 def knees(

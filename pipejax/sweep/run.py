@@ -187,7 +187,8 @@ def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> St
 
 
 def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
-    """Return the systems with all numbers that a workload needs, and why the others lack some."""
+    """Return the systems with all numbers that a workload needs, and why others are refused."""
+    # systems that lack the same numbers are of one kind: one example of each kind is checked
     numbers = (*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth)
     numbers = (*numbers, systems.host_link.bandwidth)
     size = len(np.asarray(systems.gpus_per_node))
@@ -202,7 +203,7 @@ def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
         else:
             refusals.append("")
     is_usable = np.array([not refusal for refusal in refusals])[kinds.ravel()]
-    return np.flatnonzero(is_usable), max(refusals)
+    return np.flatnonzero(is_usable), max(refusals)  # empty only if no system is refused
 
 
 def _select(systems: System, rows: Rows) -> System:
@@ -241,6 +242,7 @@ def _points(at: Values, workload: Workload, systems: System) -> Iterator[tuple[R
         raise MismatchError(f"no launcher runs it: {'; '.join(workload.uneven_splits)}")
 
     def point(table: ScheduleTable) -> _GridPoint:
+        """Combine a table with the workload; refuse what a launcher cannot run."""
         if table.grammar.custom_phases:
             check_usual(table, "a sweep over models")
         if launcher and (refusal := launches(workload, table, launcher)[0].refusal):
@@ -298,8 +300,9 @@ def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
             if rows is None:
                 results[name] = values
                 continue
-            shape = size, *values.shape[1:]
-            results.setdefault(name, np.empty(shape, values.dtype))[rows] = values
+            if name not in results:
+                results[name] = np.empty((size, *values.shape[1:]), values.dtype)
+            results[name][rows] = values
     return results
 
 
@@ -341,6 +344,8 @@ def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
     """Return the mean work of a worker for each row of a batch of costs [s]."""
+    # It is the sum over costs of an op count (of the mean worker) times that cost. Without times of
+    # their own, fused pairs count as their two ops.
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
@@ -385,6 +390,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
     """Drop the systems' names, and pad efficiency curves to one length with steps at infinity."""
     # Flags become numbers if the systems differ in them.
+    flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
     def pad(curve: Efficiency, steps: int) -> Efficiency:
@@ -392,6 +398,7 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
         return Efficiency(curve.sizes + (np.inf,) * count, curve.shares + curve.shares[-1:] * count)
 
     def convert(system: System) -> System:
+        """Return a system without texts, with padded curves and, if need be, flags as numbers."""
         curves: dict[str, Any] = {
             name: pad(getattr(system, name), steps) for name, steps in longest.items()
         }
@@ -400,7 +407,6 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
             parts = {name: with_flags_as_numbers(part) for name, part in parts.items()}
         return dataclasses.replace(system, name="", source="", calibration=None, **curves, **parts)
 
-    flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
     return [convert(system) for system in systems]
 
 

@@ -86,9 +86,9 @@ def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDiffer
     }
     differences = map(_row_difference, range(len(rows)), rows, other_rows)  # of shared workers
     return TableDifference(
-        sizes={name: pair for name, pair in sizes.items() if pair[0] != pair[1]},
+        sizes={name: (a, b) for name, (a, b) in sizes.items() if a != b},
         rows=[row for row in differences if row is not None],
-        moved={op: pair for op, pair in worker_pairs.items() if pair[0] != pair[1]},
+        moved={op: (a, b) for op, (a, b) in worker_pairs.items() if a != b},
         split=(_count_split(only_first, other_workers), _count_split(only_second, workers)),
         fused=(_count_fused(rows), _count_fused(other_rows)),
         only={
@@ -129,12 +129,12 @@ def _count_fused(rows: Rows) -> int:
 
 def _workers(rows: Rows) -> dict[Op, int]:
     """Return the worker of each op; ops without a stage get the worker's number as stage."""
-    return {
-        op if op.stage != NO_STAGE else op._replace(stage=worker): worker
-        for worker, row in enumerate(rows)
-        for cell in row
-        for op in cell
-    }
+    workers: dict[Op, int] = {}
+    for worker, row in enumerate(rows):
+        for op in itertools.chain(*row):
+            key = op._replace(stage=worker) if op.stage == NO_STAGE else op
+            workers[key] = worker
+    return workers
 
 
 def _pipes(table: ScheduleTable) -> list[list[int]]:

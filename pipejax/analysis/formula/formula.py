@@ -142,6 +142,7 @@ def _domain(costs: LinearCosts, box: Box) -> Cone:
 
 
 def _check_box(names: Sequence[str], box: Box) -> None:
+    """Check that a box has legal ranges of known parameters, and fixes at most one of them."""
     for name, (low, high) in box.items():
         if name not in names:
             raise unknown("box parameter", name, names)

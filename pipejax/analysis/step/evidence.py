@@ -229,7 +229,8 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     tail = (1 - PERCENT / 100) / 2 * (sources - 1) / (sources + 1)
     ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
     low, high = ends.tolist()
-    kind, noun = "with" if regime.experts else "without", "source" if sources == 1 else "sources"
+    kind = "with" if regime.experts else "without"
+    noun = "source" if sources == 1 else "sources"
     basis = f"{sources} {noun} of models {kind} experts on {generation}"
     # the weight of wider sets, 1 / (K + 1), is more than the range leaves out
     is_wide = (sources - 1) * (100 - PERCENT) < 100

@@ -325,7 +325,8 @@ def message_times(
     for boundary, mean in enumerate(times.mean(axis=(0, 1)).tolist()):
         first, second = sorted(placement[list(edges[boundary])].tolist())
         if first != second:
-            times_by_pair.setdefault((first, second), {})[boundary] = mean
+            times_by_boundary = times_by_pair.setdefault((first, second), {})
+            times_by_boundary[boundary] = mean
     return times_by_pair
 
 

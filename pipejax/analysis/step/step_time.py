@@ -130,9 +130,11 @@ class RowBatch(NamedTuple):
         """Return slopes of each row's step time (the sum of counts * costs) by the values."""
         from pipejax.engine.batched.pricing import pulled
 
-        slopes: NumpyArray = self._map_pairs(
-            lambda pairs: pulled(kind, system, *pairs, quickly=True)[1], values, counts
-        )
+        def pull(pairs: Any) -> NumpyArray:
+            _, slopes = pulled(kind, system, *pairs, quickly=True)
+            return slopes
+
+        slopes: NumpyArray = self._map_pairs(pull, values, counts)
         return slopes
 
     def _map_pairs(self, function: Callable[..., Any], values: Values, counts: CostArrays) -> Any:

@@ -230,11 +230,12 @@ class ProgramBuilder:
             row = int(self.table.placement[pipe, stage])
         cells = self.table.cells
         is_op = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
+        _, slots = np.nonzero(is_op)
         return self.table.error(
             f"deadlock under {links.text}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
             row,
-            int(np.argwhere(is_op)[0][1]) if is_op.any() else None,
+            int(slots[0]) if len(slots) else None,
         )
 
     def _node_name(

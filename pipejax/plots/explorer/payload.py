@@ -114,7 +114,7 @@ def payload(
         "mean": mean,
         "phases": phases.as_json(used_phases),
         "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
-        "times": carried.times and carried.times.as_json(phases),
+        "times": None if carried.times is None else carried.times.as_json(phases),
         "library": library(carried.tables, phases) if carried.tables else None,
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
@@ -144,7 +144,7 @@ def _schedule(
     phases: PagePhases,
 ) -> dict[str, Any]:
     """Return the data of one schedule as JSON; ops are numbered in the order of their cells."""
-    run, name, step, recorded, *_ = explored
+    run, recorded = explored.run, explored.recorded
     nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
     cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # with a node under any link model
     op_of_cell = np.full(run.table.cells.phase.size, -1)
@@ -157,14 +157,14 @@ def _schedule(
         recorded_starts = {"name": "as it ran", "starts": pack({"start": starts})}
     keys = ["", *(factor.key for factor in factors)]
     kind_numbers = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
-    page_programs = {
-        model: {"error": program.reason}
-        if isinstance(program, ScheduleError)
-        else _program(program, cells, extra_ops)
-        for model, program in programs.items()
-    }
+    page_programs: dict[str, Packed] = {}
+    for model, program in programs.items():
+        if isinstance(program, ScheduleError):
+            page_programs[model] = {"error": program.reason}
+        else:
+            page_programs[model] = _program(program, cells, extra_ops)
     return {
-        "name": name or run.schedule,
+        "name": explored.name or run.schedule,
         "workers": run.workers,
         "stagesPerWorker": run.table.stages_per_worker,
         "stages": run.stages,
@@ -186,7 +186,7 @@ def _schedule(
             "limits": _list(explored.limits),
             "static": _list(explored.static),
         },
-        "step": step and step._asdict(),
+        "step": None if explored.step is None else explored.step._asdict(),
         "recorded": recorded_starts,
         "programs": page_programs,
     }

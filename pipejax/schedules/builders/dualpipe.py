@@ -153,8 +153,9 @@ def _planned_cells(half: int, worker: int, microbatches: int) -> Iterator[tuple[
             yield (F, 0), (B, 1)
         yield (F, 1), (B, 0)
     yield from [((B, 1),), ((F, 1), (B, 0))] * num_later
-    for k in range(2 * (worker + 1)):  # B, then I from the middle on
-        yield ((B if k < worker + 1 else I, 1 - k % 2),)
+    for k in range(2 * (worker + 1)):
+        phase = B if k < worker + 1 else I
+        yield ((phase, 1 - k % 2),)  # directions 1 0 1 0 ..
     yield from [(weight,), ((I, 0),)] * num_later
     yield from [(weight,)] * (worker + 1)
 

@@ -147,7 +147,7 @@ def filled_encoders(
     shares = np.array([relative_time] * stages.first_of_model + [1.0] * num_workers)
     durations = [{p: slots[p.name] * share for p in (F, B)} for share in shares.tolist()]
     filling = _Filling(stages, placement[microbatch_pipes].tolist(), durations, max_held * copies)
-    runs = [filling.run(order) for order in ORDERS]
+    runs = [filling.run(order) for order in ORDERS]  # rows, and the end of the step
     rows, _ = min(runs, key=lambda run: run[1])
     return spread_rows(
         "filled-encoders",

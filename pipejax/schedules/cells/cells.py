@@ -97,7 +97,7 @@ def infer_placement(
     microbatch_pipes = np.argsort(order)[row_indices.ravel()].astype(np.int32)
     for pipe in _illegal_pipes(pipes, len(rows)):
         microbatch = int(np.flatnonzero((stage_workers == pipe).all(axis=1))[0])
-        stage = int(np.nonzero(stage_workers[microbatch] != pipes[0])[0][0])
+        stage = int(np.flatnonzero(stage_workers[microbatch] != pipes[0])[0])
         op, worker, slot = first_ops[stage, microbatch]
         raise ScheduleError(
             f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "

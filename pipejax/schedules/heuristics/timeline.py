@@ -149,9 +149,12 @@ class Timeline:
         work, row = self.work, self.work.placement[pipe]
         gradient, last = work.gradient, len(row) - 1
         outputs: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
+        after_forward = (Phase.F, Phase.F, stage + 1)
+        if stage == last:
+            after_forward = (Phase.F, gradient, last)
         # phases of the producer and the consumer, and the stage of the consumer
         for producer, consumer, target in (
-            (Phase.F, gradient if stage == last else Phase.F, min(stage + 1, last)),
+            after_forward,
             (gradient, gradient, stage - 1),
             (Phase.I, Phase.W, stage),
         ):

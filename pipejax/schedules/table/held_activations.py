@@ -179,10 +179,11 @@ class HeldParts(NamedTuple):
                 time = phase_ops.end if entry.moment == END else phase_ops.start
                 change = np.full_like(parts, entry.change)
                 changes.append((phase_ops.worker, time, parts, phase_ops.stage, change))
-        columns = [np.concatenate(column) for column in zip(*changes, strict=True)]
+        fields = [np.concatenate(field) for field in zip(*changes, strict=True)]
+        worker, time, *_ = fields
         # the sort is stable: at one time of a worker, entries keep the order of the ledger
-        order = np.lexsort((columns[1], columns[0]))
-        worker, time, part, stage, change = (column[order] for column in columns)
+        order = np.lexsort((time, worker))
+        worker, time, part, stage, change = (field[order] for field in fields)
         is_followed = (worker[1:] == worker[:-1]) & (time[1:] == time[:-1])
         is_last_at_time = np.append(~is_followed, True)[: len(order)]
         return cls(worker, time, part, stage, change, is_last_at_time, items)
@@ -354,7 +355,7 @@ class HeldCounts(NamedTuple):
 
 def _drop_zero_counts(
     counts: NumpyArray, sizes: Sequence[NumpyArray]
-) -> tuple[NumpyArray, list[NumpyArray]]:
+) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
     """Select the parts that any worker holds and, for each worker, the stages that it holds."""
     # `counts` are (parts, workers, stages, times), `sizes` of each part (..., stages). Returns
     # counts (parts, workers, few, times) and sizes of each part (workers, configurations, few).
@@ -365,7 +366,7 @@ def _drop_zero_counts(
     stages = np.argsort(~is_held, axis=1, kind="stable")[:, : is_held.sum(axis=1).max()]
     counts = np.take_along_axis(counts, stages[None, :, :, None], axis=2).astype(float)
     shape = (-1, *stages.shape)
-    return counts, [size[..., stages].reshape(shape).swapaxes(0, 1) for size in sizes]
+    return counts, tuple(size[..., stages].reshape(shape).swapaxes(0, 1) for size in sizes)
 
 
 def _peaks(sizes: Sequence[Any], counts: Any) -> Any:

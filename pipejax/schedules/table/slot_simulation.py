@@ -252,12 +252,15 @@ def spread_rows(
     # `spread`, a table with lanes beside compute gets no idle slots.
     check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
-    arrays = [np.asarray(row, np.int32) for row in rows]
-    arrays = [np.reshape(row, (len(row), 2 if row.ndim == 3 else 1, 3)) for row in arrays]
+    arrays = []  # (ops, 1 or 2, 3)
+    for row in rows:
+        array = np.asarray(row, np.int32)
+        num_members = 2 if array.ndim == 3 else 1
+        arrays.append(array.reshape(len(array), num_members, 3))
     lengths = [len(row) for row in arrays]
     is_op = np.arange(max(lengths)) < np.array(lengths)[:, None]  # (workers, slots)
     cells, partners = empty_cells(is_op.shape), empty_cells(is_op.shape)
-    ops = np.concatenate(arrays)  # (ops, 1 or 2, 3)
+    ops = np.concatenate(arrays)
     for fields, values in zip((cells, partners), np.moveaxis(ops, 1, 0), strict=False):
         phase, stage, microbatch = values.T
         pipe = 0 if pipe_of_microbatch is None else np.asarray(pipe_of_microbatch)[microbatch]

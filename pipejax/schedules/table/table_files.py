@@ -237,6 +237,7 @@ def is_csv(table: ScheduleTable) -> bool:
 
 
 def _to_csv(table: ScheduleTable) -> str:
+    """Return a table in PyTorch's CSV form, without a warning about lost data."""
     text = io.StringIO()
     # PyTorch refuses idle cells beside SEND and RECV, and only offloads depend on idle cells
     is_dense = table.has_communication and not table.offloads
@@ -337,6 +338,7 @@ def _is_legal(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _from_json(text: str) -> ScheduleTable:
+    """Read a table from the text of a JSON file; check the file's format and version."""
     try:
         data = parse_json(text)
     except ValueError as error:

@@ -226,19 +226,19 @@ class _Saver:
         tell: OnProgress,
         out: Path | None,
     ) -> None:
-        self._state = request, layouts, estimates
+        self._request, self._layouts, self._estimates = request, layouts, estimates
         self._tell, self._out = tell, out
         self._saved = time.perf_counter()
 
     def after_program(self) -> None:
         """Report progress, and save to a .zarr store if the last save is long ago."""
-        estimates = self._state[2]
-        done = int((~np.isnan(estimates.step_time)).sum())
-        self._tell(done, int(estimates.fits.sum()), "layouts evaluated")
+        done = int((~np.isnan(self._estimates.step_time)).sum())
+        self._tell(done, int(self._estimates.fits.sum()), "layouts evaluated")
         if self._out is None or self._out.suffix != ".zarr":
             return
         if time.perf_counter() - self._saved > PATIENCE:
-            save_columns(self._out, self._state[0], layout_columns(*self._state), replace=True)
+            columns = layout_columns(self._request, self._layouts, self._estimates)
+            save_columns(self._out, self._request, columns, replace=True)
             self._saved = time.perf_counter()
 
 
@@ -246,8 +246,9 @@ def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
     """Find the best layouts in the best measured regimes, and the best in each other regime."""
-    # Returns whether a layout is of another regime or may not fit, then rows and records of the
-    # best layouts. Of layouts that may need more memory than there is, only faster ones are kept.
+    # Returns whether a layout is outside (of a regime that is measured worse, or may not fit), then
+    # rows and records of the best layouts: those that are not outside, then the best of each regime
+    # that is. Layouts that may need more memory than there is are kept only if they are faster.
     request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)

@@ -114,15 +114,16 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
     log_grid = np.log(np.geomspace(1, MAX_FACTOR, POINTS))
     smaller_and_larger = np.concatenate([-log_grid, log_grid])
     lags = _runner_up_lag(request, pair, dict.fromkeys(RESOURCES, smaller_and_larger))
-    if lags[RESOURCES[0]][0] <= 0:  # factor 1
+    lag_now = lags[RESOURCES[0]][0]  # the first factor of every grid is 1
+    if lag_now <= 0:
         return ()
     brackets: dict[str, Bracket] = {}
     for name, lag in lags.items():
         down = _first_sign_change(-log_grid, lag[:POINTS])
         up = _first_sign_change(log_grid, lag[POINTS:])
-        nearest = min(filter(None, [down, up]), key=lambda ends: abs(ends[1]), default=None)
-        if nearest is not None:
-            brackets[name] = nearest
+        sign_changes = [bracket for bracket in (down, up) if bracket is not None]
+        if sign_changes:  # take the one nearer to factor 1
+            brackets[name] = min(sign_changes, key=lambda bracket: abs(bracket[1]))
     factors = _refined_factors(request, pair, brackets)
     results = [
         BreakEven(name, factor, factor * float(system_number(request.system, name)))
@@ -143,7 +144,11 @@ def _refined_factors(
     request: PlanRequest, pair: Layouts, brackets: dict[str, Bracket]
 ) -> dict[str, float]:
     """Narrow the brackets of factors, and return the ends at which the runner-up has no lag."""
-    for _ in range(ROUNDS if brackets else 0):
+    # a bracket of 1.2 (lag) and 1.4 (no lag) is divided into a grid, whose first factor without a
+    # lag and the factor before it are the next bracket
+    if not brackets:
+        return {}
+    for _ in range(ROUNDS):
         grids = {name: np.linspace(*ends, POINTS) for name, ends in brackets.items()}
         lags = _runner_up_lag(request, pair, grids)
         brackets = {
@@ -237,13 +242,15 @@ class UnderLaunchers(NamedTuple):
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
     """Evaluate a layout under the defaults of each launcher, if the request names no launcher."""
+    if request.launcher:
+        return ()
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
     schedule = scenario.schedule
     assert workload is not None
     assert isinstance(schedule, str)
     has_software = bool(request.stack) or request.system.calibration is not None
     stack = AS_THE_SYSTEM if has_software else None
-    for name in () if request.launcher else LAUNCHERS:
+    for name in LAUNCHERS:
         model, software, defaults = launcher_defaults(name, workload.model, request.system, stack)
         fields = {k: v for k, v in defaults.items() if k in SHARED and k not in request.shared}
         source = ModelCosts(

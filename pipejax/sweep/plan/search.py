@@ -59,31 +59,30 @@ def _price_shapes(
     systems: System | None = None,
 ) -> list[Priced]:
     """Price the layouts of several shapes with as many pipes, all at once."""
+    # Stages of a class cost the same: one stage of each class is priced, and `stage_class` copies
+    # its price to all. Layouts that recompute the same parts of a layer are priced together.
     layouts = Layouts(*map(np.concatenate, zip(*(group for _, group in groups), strict=True)))
-    machine = systems if systems is not None else request.system
     layout_numbers = _layout_numbers(request, groups[0][0], layouts)
     stages, stage_class = _layout_stages(request, groups, bool(any(layout_numbers.wide_layers)))
-    numbers = (
-        dataclasses.replace(
-            jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine),
-            name="",
-            source="",
-        ),
-        layout_numbers,
-        stages,
-    )
-    # layouts that recompute the same parts of layers are priced together
-    recomputes_layers, _ = _whole_layers(request, layouts)
-    in_layer = np.where(recomputes_layers, 0, layouts.recompute)
-    modes = np.unique(in_layer).tolist()
+    # texts would be part of a compiled function's key: a compilation for each model and system
+    machine = request.system if systems is None else systems
+    machine = dataclasses.replace(machine, name="", source="")
     model = dataclasses.replace(request.model, name="", source="")
+    machines = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine)
+    numbers = machines, layout_numbers, stages
+    recomputes_layers, _ = _whole_layers(request, layouts)
+    # index of the recomputation within a layer: 0, none, if whole layers are recomputed
+    recomputation = np.where(recomputes_layers, 0, layouts.recompute)
+    rows_by_code = {
+        code: np.flatnonzero(recomputation == code) for code in np.unique(recomputation)
+    }
     parts = []
-    for mode in modes:
-        mode_numbers = jax.tree.map(lambda leaf, m=mode: leaf[in_layer == m], numbers)
-        price_one = _LayoutPricer(request.recomputations[mode])
-        parts.append(priced_on_host(price_one, model, (), mode_numbers)[0])
-    # back from the order of modes to that of layouts
-    order = np.argsort(np.concatenate([np.flatnonzero(in_layer == mode) for mode in modes]))
+    for code, rows in rows_by_code.items():
+        row_numbers = jax.tree.map(lambda leaf, rows=rows: leaf[rows], numbers)
+        price_layout = _LayoutPricer(request.recomputations[code])
+        prices, _ = priced_on_host(price_layout, model, (), row_numbers)
+        parts.append(prices)
+    order = np.argsort(np.concatenate([*rows_by_code.values()]))  # back to the order of layouts
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     ends = np.cumsum([len(group) for _, group in groups]).tolist()
     return [
@@ -103,9 +102,9 @@ def _for_stages(
 
 @dataclasses.dataclass(frozen=True)
 class _LayoutPricer:
-    """Function that prices a layout on its system, for one mode of recomputation."""
+    """Function that prices a layout on its system."""
 
-    recompute: str
+    recompute: str  # recomputation within a layer
 
     def __call__(self, model: Model, _: tuple[()], row: tuple[System, Layout, Stages]) -> Priced:
         system, layout, stages = row
@@ -153,7 +152,8 @@ def _layout_stages(
     Stages of a class cost the same: most stages of a pipeline are alike. The classes of stages are
     by group.
     """
-    kinds, kind_by_group, stage_classes = [], [], []
+    kinds: list[tuple[Stages, Int[NumpyArray, " classes"]]] = []
+    kind_by_group, stage_classes = [], []
     for shape, layouts in groups:
         table = _short_table(shape)
         recomputes_layers, _ = _whole_layers(request, layouts)
