@@ -230,7 +230,6 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
     """Return the text of a cell's op on a stage (and of a microbatch, for fused pairs)."""
-    # `cell` is a number, row by row. A cell of a fused pair has two ops.
     ops = table.cell(*table.place(cell))
     op = next(op for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
     return table.grammar.text((op,))

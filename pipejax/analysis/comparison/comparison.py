@@ -437,7 +437,6 @@ def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
     """Return worker times over the median worker's (workers), if ops differ only by worker."""
-    # None if all workers are equally fast, or ops of a worker differ.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:

@@ -129,7 +129,8 @@ def rank(vectors: Vectors) -> int:
 def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
     """Return the domain's rays (rays, dims), and by facet the indices of its region's rays.
 
-    The cone lies above the facets; its upward ray (0, .., 0, 1) is no ray of the domain.
+    A facet is a sum such as 6F + 4B, and its region is where it is the largest facet. The cone lies
+    above the facets; its upward ray (0, .., 0, 1) is no ray of the domain.
     """
     is_above = cone.rays[:, :-1].any(axis=1)
     tight = cone.tight[is_above, len(cone.inequalities) - num_facets :]
@@ -137,7 +138,10 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
-    """Divide each facet's region into simplices; return (facet, ray, ray, ...) for each."""
+    """Divide each facet's region (where it is the largest) into simplices, (facet, ray, ray, ..).
+
+    A simplex is a cone with as many extreme rays as dimensions.
+    """
     rays, rays_by_facet = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
     # A face is the set of its rays, as bits: 0b1010 has rays 1 and 3. An inequality's face, its
@@ -146,7 +150,7 @@ def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
 
     @functools.cache
     def simplices(face: int, dims: int) -> list[tuple[int, ...]]:
-        """Divide a face into simplices: join its first ray to each wall that lacks this ray."""
+        """Divide a face of `dims` dimensions: join its first ray to each wall that lacks it."""
         if dims == 1:
             return [(face.bit_length() - 1,)]
         apex = face & -face  # the lowest bit: 0b1010 -> 0b0010

@@ -62,6 +62,8 @@ class Envelope(NamedTuple):
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
     """Find at most `max_facets` facets of a makespan over a domain, with their proof."""
+    # The makespan is the largest of sums such as 6F + 4B (facets), one for each path. Where the
+    # facets so far are below the makespan, the longest path gives a further facet.
     search = _Search(solve, domain, num_parameters)
     while True:
         missing = search.rays_below_makespan()  # (gap, counts of a path), the largest gap first
@@ -94,7 +96,7 @@ class _Search:
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
         """List (gap, longest path's counts) at rays where facets miss the makespan, by falling gap.
 
-        The cone's rays are (theta, z): z is the largest facet at the parameters theta.
+        The cone's rays are (theta, z): z is the largest facet at the parameter values theta.
         """
         self._run([theta for theta in self._thetas() if any(theta)])
         gaps: dict[tuple[int, ...], Fraction] = {}

@@ -150,7 +150,7 @@ class Formula:
     def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:
         """Return the index of the largest facet at each point (...); at a tie, the first.
 
-        Arguments are as for the value.
+        A facet is a sum such as 6F + 4B. Arguments are as for the value.
         """
         parts = np.broadcast_arrays(*self._check_parameters(theta, values))
         sums = np.stack(parts, axis=-1) @ np.array(self._floats).T
@@ -187,7 +187,9 @@ class Formula:
 
     @functools.cached_property
     def borders(self) -> tuple[Border, ...]:
-        """Find all pairs of facets whose regions share a wall."""
+        """Find all pairs of facets (such as 6F + 4B) whose regions share a wall."""
+        # A region, where a facet is the largest, is a cone. Two regions share a wall if their
+        # common rays span one dimension less.
         cone, count = self.envelope.cone, len(self.counts)
         rays, rays_by_facet = regions(cone, count)
         wall_dims, borders = rays.shape[1] - 1, []
@@ -344,9 +346,9 @@ class Formula:
 
 def ray_scale(form: Formula, rays: Vectors) -> Whole:
     """Return the divisor (rays) that scales each ray's parameters into the box."""
-    # With a fixed parameter, it brings this one to its value. In a box it is the last, homogeneous
-    # coordinate of the ray, 0 if no multiple lies in the box. Without a box, the parameters then
-    # sum to 1.
+    # Rays are directions: with F fixed at 2, the ray F = 6, B = 9 stands for F = 2, B = 3, and its
+    # divisor is 3. In a box without a fixed parameter, the divisor is the ray's last coordinate, 0
+    # if no multiple lies in the box. Without a box, the parameters then sum to 1.
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:

@@ -217,6 +217,8 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
 def _cone(content: Form) -> Cone:
     """Return the cone of (theta, z): theta in a form's domain, z at least all its facets."""
+    # theta are values of the parameters. The cone's rays are the domain's, each with its makespan
+    # as z, and the upward ray.
     size, dims = len(content.names), len(content.domain[0])
     facets, domain = np.array(content.facets, object), np.array(content.domain, object)
     domain_rays = np.array(content.rays, object)

@@ -160,6 +160,7 @@ def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], F
 
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
     """Return regions whose union is where the first makespan is at most the second."""
+    # For each facet of the second, such as 6F + 4B: the part where no facet of the first is larger.
     cones: list[Cone] = []
     for facet in _facet_counts(second):
         cone = _part_below(_domain(first), _facet_counts(first), facet, first.units)
@@ -170,6 +171,7 @@ def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
 
 def _domain(form: Formula) -> Cone:
     """Return the cone of the parameters that a form is valid for."""
+    # the form's cone is of (parameters, z); its inequalities without z bound the parameters
     cone = form.envelope.cone
     size = cone.rays.shape[1] - 1
     domain = Cone.orthant(size)

@@ -143,6 +143,7 @@ class PathRanking:
 
     def _push_best_paths(self, node: int) -> None:
         """Add the longest path over each edge into the node as a candidate, except the best."""
+        # an edge is the column of its tail among the node's predecessors
         best_column = int(self._best_column[node])
         self._candidates[node], self._last_edge[node] = [], (best_column, 0)
         self._path_kinds[node] = {self._known_paths(node)[0].kind}

@@ -282,7 +282,6 @@ def _busy_and_hidden(
     evaluation: Evaluation, worker: int, is_on_lane: NumpyArray
 ) -> tuple[float, float]:
     """Return a lane's busy time on a worker, and the part that compute hides [s]."""
-    # `is_on_lane` (slots) marks the cells of the lane in the worker's row.
     start, finish = evaluation.start[worker][is_on_lane], evaluation.finish[worker][is_on_lane]
     # Compute done up to a time is a line that rises while an op runs. Ops from 1 to 3 and 4 to 5:
     # at times 1 3 4 5 it is 0 2 2 3, so a lane op from 2 to 4.5 hides 2.5 - 1 = 1.5.

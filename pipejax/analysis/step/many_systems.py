@@ -206,6 +206,7 @@ def _slopes_by_resource(
     priced: PricedSystems, counts: Costs
 ) -> dict[str, Float[NumpyArray, " batch"]]:
     """Return slopes of step times (batch) by resource, given the counts of critical costs."""
+    # a step time is the sum of count * cost, so its slope is the sum of count * slope of the cost
     if priced.slope_costs is None:
         pull = functools.partial(_system_slopes, priced.work, priced.quickly)
         system_slopes = in_parts(pull, (priced.systems, counts))

@@ -100,8 +100,8 @@ def _chain_transfers(
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
     """Order the transfers in both workers' queues: by their cells, or by their producers' ends.
 
-    Returns the table with communication, and the SEND and RECV cell of each transfer; no cells if
-    the table has no communication.
+    `messages` are edges between cells, `sent` the same messages between nodes. Returns the table
+    with communication, and the SEND and RECV cell of each transfer; no cells if there are none.
     """
     table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
@@ -206,7 +206,8 @@ def _chain_shared_links(
 ) -> Which:
     """Let each group of shared links carry one message or all-reduce at a time.
 
-    Returns (messages) whether a group carries the message. A message without a node uses no link.
+    `messages` are edges between cells, `sent` the same messages between nodes. Returns (messages)
+    whether a group carries the message. A message without a node uses no link.
     """
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:

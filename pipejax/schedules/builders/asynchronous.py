@@ -146,7 +146,6 @@ def _table_with_updates(
     weights: WeightRule,
 ) -> ScheduleTable:
     """Build a table from starts of F and B in equal slots, with updates U after some backwards."""
-    # `has_update` marks the microbatches whose backwards are followed by a U on every stage.
     stage, microbatch = np.indices((len(forward), len(has_update)))
     all_ops, is_updated = np.ones_like(stage, bool), np.broadcast_to(has_update, stage.shape)
     ops = [

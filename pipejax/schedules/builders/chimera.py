@@ -104,7 +104,6 @@ def _bidirectional(
     pipes: int = 2,
 ) -> ScheduleTable:
     """Build Chimera from layer shares of the stages and a limit of microbatches in each pipe."""
-    # The limit `in_flight` is the number of workers if None.
     check_even(name, workers, "workers", "the two pipes meet in the middle")
     check_even(name, microbatches, "microbatches", "half go down, half go up")
     if pipes % 2 or workers % pipes or microbatches % pipes:
@@ -185,7 +184,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     units = -(-num_microbatches // num_workers)  # rounded up
     rows = []
     for worker in range(num_workers):
-        visits = _visits(num_workers, worker)
+        visits = _visits(num_workers, worker)  # rows of pipe, leg (0 down, 1 up) and index in pipe
         forwards = _visit_ops(Phase.F, visits, num_workers, worker, units)
         # backwards pass the legs of a V in reverse: swap 0 and 1
         backwards = _visit_ops(Phase.B, visits ^ [0, 1, 0], num_workers, worker, units)

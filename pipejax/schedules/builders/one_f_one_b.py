@@ -247,7 +247,6 @@ def _breadth_first(
     reverse: bool = False,
 ) -> ScheduleTable:
     """Build a table of all forwards, stage after stage, and then all backwards."""
-    # If `reverse`, backwards begin with the last microbatch.
     first_stages = range(0, workers * stages_per_worker, max(workers, 1))  # of worker 0
     forward_order = range(microbatches)
     backward_order = forward_order[::-1] if reverse else forward_order

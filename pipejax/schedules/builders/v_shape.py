@@ -260,7 +260,7 @@ def _plan(
     # The span of a worker is the time from its first start to its last end; the longest span of any
     # worker counts. Three orders are tried, of which none is always the best: weight gradients half
     # an interval after their place in the block, as published; weight gradients in the first gap;
-    # and the blocks of `_blocks`, which with little memory are slower than the published one.
+    # and the best order of several blocks (`shortest_run`).
     transfer, unit_work = number(transfer, "transfer"), _unit_work(microbatches, limits)
     rows = _repeat_block(unit_work, waits).rows()
     if not _has_equal_ops(slots, transfer):

@@ -112,7 +112,8 @@ def _producer_stages(
         yield np.full_like(stages, rule.producer_stage % num_stages)
     elif rule.stage_offset and content.grammar.graph:
         # yield source number k of every stage: with edges (0, 2), (1, 2) stage 2 has sources 0, 1
-        ends = np.array(content.grammar.graph)[:, :: -rule.stage_offset]  # producer, consumer
+        # (producer, consumer) of each edge: the offset +1 reverses the edges
+        ends = np.array(content.grammar.graph)[:, :: -rule.stage_offset]
         sources = [ends[ends[:, 1] == stage, 0] for stage in range(num_stages)]
         for k in range(max(map(len, sources))):
             yield np.array([row[k] if k < len(row) else NOWHERE for row in sources])[stages]

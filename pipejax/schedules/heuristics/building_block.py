@@ -333,7 +333,6 @@ def _memory_change(work: Work, op: Op) -> Time:
 
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
     """Return each worker's forwards and gradients in order of start, and these starts."""
-    # Returns the rows, and the start of each of their ops.
     # Ops with equal starts are sorted by microbatch, then by their way through the pipe (F0 F1 I1
     # I0): over all workers, no op comes before an op that it waits for. The last key of `lexsort`
     # is the first criterion.

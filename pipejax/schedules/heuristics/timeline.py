@@ -302,7 +302,9 @@ def _with_waits(
     limit: float,
 ) -> list[Cell]:
     """Return a row's cells, with a WAIT_O before each forward that needs an offload's memory."""
-    # `row` are the ops of one worker in order, `limit` is its memory limit.
+    # `level` is the memory taken by all F and L up to an op's start. The row keeps the limit if, at
+    # each of them, level - (memory certainly free by then) does: memory freed by gradients before
+    # it in the row, and by offloads that are awaited, or that a load before it has waited for.
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)
@@ -320,7 +322,7 @@ def _with_waits(
     ):
         op = Op(Phase(code), stage, microbatch)
         if op.phase is Phase.F:
-            # By the theorem above: wait for the fewest oldest offloads that keep the limit.
+            # wait for the fewest oldest offloads that keep the limit
             sufficient_counts = (
                 k
                 for k in range(num_ended, len(freed_by_offloads))

@@ -222,12 +222,11 @@ def in_flight(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
     """Return the number, or size, of activations that each worker holds in each slot."""
-    # The result counts activations, or sums `sizes` of the activations of each stage.
     ops = HeldOps.from_content(table)
     on_host = is_phase(ops.phase, table.grammar.host)
     held = HeldParts.from_ops(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
     change = held.change if sizes is None else held.change * sizes[held.stage]
-    if held.items:
+    if held.items:  # an item counts as its share of a whole activation
         change = change * np.array([*np.ones(len(PARTS)), *held.items])[held.part]
     changes = np.zeros((table.num_workers, table.num_slots + 1), change.dtype)
     np.add.at(changes, (held.worker, held.time), change)

@@ -392,8 +392,8 @@ def find_shared_links(
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
     """Find the shared links that each message or all-reduce between two workers occupies."""
-    # Returns (matches) indices of uses, and the group of each; a use in several groups comes
-    # several times.
+    # A use is a message or an all-reduce between two workers. Returns (matches) indices of uses
+    # and their groups: with groups (0-1, 1-0) and (1-0), uses 0-1 and 1-0 give 0 1 1 and 0 0 1.
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high

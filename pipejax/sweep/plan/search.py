@@ -149,12 +149,13 @@ def _layout_stages(
 ) -> tuple[Stages, list[Int[NumpyArray, "layouts stages"]]]:
     """Return one stage of each class for every layout (layouts, classes), and each stage's class.
 
-    Stages of a class cost the same: most stages of a pipeline are alike. The classes of stages are
-    by group.
+    Stages of a class cost the same: most stages of a pipeline are alike. Stages A B B C have the
+    classes 0 1 1 2, with the first stages 0 1 3. The classes of stages are by group.
     """
     kinds: list[tuple[Stages, Int[NumpyArray, " classes"]]] = []
     kind_by_group, stage_classes = [], []
     for shape, layouts in groups:
+        # layouts with the same layers on stages are of one kind: its first layout gives the stages
         table = _short_table(shape)
         recomputes_layers, _ = _whole_layers(request, layouts)
         whole_layers = layouts.recompute * recomputes_layers
@@ -165,7 +166,7 @@ def _layout_stages(
             return_inverse=True,
         )
         kind_by_group.append(kind.ravel() + len(kinds))
-        classes = []  # of layouts whose stages are the same
+        classes = []  # of the stages of each kind
         for row in first_rows.tolist():
             workload = layout_workload(request, layouts, row)
             stages = build_stages(table, assign_layers(workload, table))
@@ -178,21 +179,25 @@ def _layout_stages(
         stage_classes.append(np.stack(classes)[kind.ravel()])
     num_classes = max(len(first_stages) for _, first_stages in kinds)
     num_boundaries = max(len(stages.layers) for stages, _ in kinds) - 1
-    representatives = []
-    for stages, first_stages in kinds:
-        padded = np.pad(first_stages, (0, num_classes - len(first_stages)), mode="edge")
-        # classes of padding have no stages, and are no ends
-        is_real = np.arange(num_classes) < len(first_stages)
-        columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
-        ends = {name: columns[name] * is_real for name in ("first", "last")}
-        for name in OF_BOUNDARIES:  # no stage reads messages of padding
-            boundaries = np.asarray(getattr(stages, name), float)
-            width = num_boundaries - boundaries.shape[1]
-            columns[name] = np.pad(boundaries, ((0, 0), (0, width)))
-        representatives.append(stages._replace(**columns | ends))
+    padded_kinds = [_take_stages(*kind, num_classes, num_boundaries) for kind in kinds]
     kind = np.concatenate(kind_by_group)
-    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *representatives)
+    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *padded_kinds)
     return by_layout, stage_classes
+
+
+def _take_stages(
+    stages: Stages, rows: Int[NumpyArray, " classes"], num_classes: int, num_boundaries: int
+) -> Stages:
+    """Select stages; pad them and their boundaries to a size, with entries that no stage reads."""
+    padded = np.pad(rows, (0, num_classes - len(rows)), mode="edge")
+    columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
+    # padding is no end of the pipeline
+    is_real = np.arange(num_classes) < len(rows)
+    columns |= {name: columns[name] * is_real for name in ("first", "last")}
+    for name in OF_BOUNDARIES:
+        boundaries = np.asarray(getattr(stages, name), float)
+        columns[name] = np.pad(boundaries, ((0, 0), (0, num_boundaries - boundaries.shape[1])))
+    return stages._replace(**columns)
 
 
 def _stage_classes(
@@ -380,9 +385,11 @@ class Evaluator:
     def _idea_limits(
         self, count: int, among: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
-        """Return a limit per layout: its idea's step time so far, at most the last best's [s]."""
-        # The last best is the `count`-th fastest idea. A lower bound above this time rules out that
-        # the layout changes the answer. Infinite while fewer ideas are evaluated.
+        """Return for each layout the largest bound [s] at which it may change the answer.
+
+        An idea is a group of similar layouts, of which only the fastest counts. A layout changes
+        nothing if it is slower than another layout of its idea, or than the `count`-th best idea.
+        """
         rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
         idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)
         np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
