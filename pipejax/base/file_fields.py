@@ -27,35 +27,22 @@ Record = TypeVar("Record")
 
 
 class FieldKind(NamedTuple):
-    """Kind of values that a field of a file may have: a reader and a JSON schema.
+    """Kind of values that a field of a file may have: a reader and a JSON schema."""
 
-    Attributes:
-      read: checks a value and returns it; the second argument is its place, for errors.
-      schema: the same as JSON Schema.
-      fields: of an object, if it is one.
-      entry: of an object with free names, the kind of each entry.
-    """
-
+    # checks a value and returns it; the second argument is its place, for errors
     read: Callable[[Any, str], Any]
-    schema: Mapping[str, Any] = {}
-    fields: "Mapping[str, FileField] | None" = None
-    entry: "FieldKind | None" = None
+    schema: Mapping[str, Any] = {}  # the same as JSON Schema
+    fields: "Mapping[str, FileField] | None" = None  # of an object, if it is one
+    entry: "FieldKind | None" = None  # of an object with free names, the kind of each entry
 
 
 class FileField(NamedTuple):
-    """Description of a field in a section of a file: kind of values, default and unit.
+    """Description of a field in a section of a file: kind of values, default and unit."""
 
-    Attributes:
-      kind: its values, in the unit of its key.
-      default: what stands for a missing field; `NEEDED` if the file must give it.
-      dimension: SI unit of a quantity; empty for keys without a unit.
-      target: name or path of the number in the record that the section makes.
-    """
-
-    kind: FieldKind
-    default: Any = NEEDED
-    dimension: str = ""
-    target: str = ""
+    kind: FieldKind  # its values, in the unit of its key
+    default: Any = NEEDED  # what stands for a missing field; `NEEDED` if the file must give it
+    dimension: str = ""  # SI unit of a quantity; empty for keys without a unit
+    target: str = ""  # name or path of the number in the record that the section makes
 
 
 Fields = Mapping[str, FileField]

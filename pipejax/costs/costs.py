@@ -405,14 +405,10 @@ def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
 
 # A tree of costs may also hold derivatives, axes or tracers of a transformation, not costs:
 # its functions neither check nor complete values.
-def _flatten(costs: Costs) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]:
-    """Flatten costs for JAX: return names as keys, values, and names as the tree's structure."""
-    names = tuple(vars(costs))
-    return names, tuple(vars(costs).values()), names
-
-
 register(
-    Costs, _flatten, lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True)))
+    Costs,
+    lambda costs: (tuple(vars(costs)), tuple(vars(costs).values()), tuple(vars(costs))),
+    lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
 )
 
 

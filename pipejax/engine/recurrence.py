@@ -273,12 +273,7 @@ def total_negative_slack(
     check_types(program=(program, Program), costs=(costs, Costs))
     seconds = checked_seconds("target", target)
     finish, _ = _scan(*_graph(program, costs))
-    return negative_slack_sum(finish[jnp.asarray(program.last_node)], seconds)
-
-
-def negative_slack_sum(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
-    """Return the total negative slack [s], given the last end of each worker."""
-    slacks = jnp.asarray(target - ends)
+    slacks = jnp.asarray(seconds - finish[jnp.asarray(program.last_node)])
     return jnp.where(slacks < 0, slacks, 0).sum()
 
 

@@ -207,12 +207,10 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
     num_moved = 0
     for row in table.rows():
         ops = [op for cell in row for op in cell]
+        whole = {op: op._replace(phase=Phase.B) for op in ops if op[:2] == (Phase.I, 0)}
         for op, next_op in zip(ops, [*ops[1:], None], strict=True):
-            if (op.phase, op.stage) == (Phase.I, 0):
-                num_moved += next_op != Op(Phase.W, 0, op.microbatch)
-        yield [
-            tuple(_whole(op) for op in cell if (op.phase, op.stage) != (Phase.W, 0)) for cell in row
-        ]
+            num_moved += op in whole and next_op != Op(Phase.W, 0, op.microbatch)
+        yield [tuple(whole.get(op, op) for op in cell if op[:2] != (Phase.W, 0)) for cell in row]
     if num_moved:
         warnings.warn(
             f"{num_moved} weight gradients of stage 0 stand with its input gradients: JaxPP does "
@@ -220,10 +218,6 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
             LossWarning,
             stacklevel=2,
         )
-
-
-def _whole(op: Op) -> Op:
-    return op._replace(phase=Phase.B) if (op.phase, op.stage) == (Phase.I, 0) else op
 
 
 # Fragment orders of Shardy's MPMD: a module whose `schedule` is a PipelineSchedule.

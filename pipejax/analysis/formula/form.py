@@ -41,17 +41,11 @@ Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
 
 @short_repr
 class Border(NamedTuple):
-    """Border between the regions of two facets, where each facet is the largest.
+    """Border between the regions of two facets, where each facet is the largest."""
 
-    Attributes:
-      facet: number of the facet that is the larger on this side of the border.
-      neighbour: number of the facet that is the larger beyond it.
-      text: inequality that holds on this side, as "2F + c_F >= 2B".
-    """
-
-    facet: int
-    neighbour: int
-    text: str
+    facet: int  # number of the facet that is the larger on this side of the border
+    neighbour: int  # number of the facet that is the larger beyond it
+    text: str  # inequality that holds on this side, as "2F + c_F >= 2B"
 
 
 @with_short_repr("text parameters exact gap evaluations")

@@ -24,29 +24,19 @@ ROUNDING = 1e-9  # of the makespan: times that differ by less are one
 
 @short_repr
 class TransferWait(NamedTuple):
-    """Wait of a transfer in a queue [s], and the transfer that it waits for.
+    """Wait of a transfer in a queue [s], and the transfer that it waits for."""
 
-    Attributes:
-      send: its SEND.
-      sender: worker of its SEND.
-      receiver: worker of its RECV.
-      ready: end of its producer.
-      start: start of the transfer; equal to `ready` if they differ by rounding only.
-      worker: worker in whose queue it waited, None if it did not.
-      cell: its cell in that queue, SEND or RECV.
-      front: the cell in front of it there; its transfer is the last one that it waited for.
-      blocked: part of the wait in which the transfer in front had not started either:
-        head-of-line blocking.
-    """
-
-    send: Op
-    sender: int
-    receiver: int
-    ready: float
-    start: float
-    worker: int | None = None
-    cell: Op | None = None
+    send: Op  # its SEND
+    sender: int  # worker of its SEND
+    receiver: int  # worker of its RECV
+    ready: float  # end of its producer
+    start: float  # start of the transfer; equal to `ready` if they differ by rounding only
+    worker: int | None = None  # worker in whose queue it waited, None if it did not
+    cell: Op | None = None  # its cell in that queue, SEND or RECV
+    # the cell in front of it there; its transfer is the last one that it waited for
     front: Op | None = None
+    # part of the wait in which the transfer in front had not started either: head-of-line
+    # blocking
     blocked: float = 0.0
 
     @property

@@ -262,7 +262,9 @@ def longest_paths(
     kinds = _kinds(program, counts_by_cost) if distinct_counts else None
     duration, lag = vector[program.duration_index], vector[program.lag_index]
     preds = np.asarray(program.preds)
-    ranking = PathRanking(preds, duration, lag, _last_nodes(program), kinds)
+    is_last = program.phase != Phase.IDLE  # no other node waits for it; without padding
+    is_last[program.preds] = False
+    ranking = PathRanking(preds, duration, lag, np.flatnonzero(is_last), kinds)
     labels = {bar.node: bar.label for bar in bars(evaluation)}
     message_texts = _message_texts(program, evaluation.table.grammar.text)
     paths: list[LongPath] = []
@@ -329,13 +331,6 @@ def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> 
         [numbers[entry] for entry in program.duration_index.tolist()],
         [[numbers[entry] for entry in row] for row in program.lag_index.tolist()],
     )
-
-
-def _last_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
-    """List the nodes for which no other node waits, without padding."""
-    is_last = program.phase != Phase.IDLE
-    is_last[program.preds] = False
-    return np.flatnonzero(is_last)
 
 
 def _message_texts(

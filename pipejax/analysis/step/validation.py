@@ -77,21 +77,16 @@ def prediction_errors(
 
 @short_repr
 class Predictions(NamedTuple):
-    """Predictions for measured rows.
+    """Predictions for measured rows."""
 
-    Attributes:
-      seconds: (rows) step time [s].
-      memory_bytes: (rows) memory of the fullest worker, NaN where it is not known [B].
-      low: (rows) lower end of the 90 % band of a step, NaN where there is none [s].
-      high: (rows) its upper end [s].
-      fits: (rows) 1 if the row is predicted to fit in memory, 0 if not, NaN if that is not known;
-        None for all rows if it is not asked for.
-    """
-
-    seconds: Float[NumpyArray, " rows"]
+    seconds: Float[NumpyArray, " rows"]  # (rows) step time [s]
+    # (rows) memory of the fullest worker, NaN where it is not known [B]
     memory_bytes: Float[NumpyArray, " rows"]
+    # (rows) lower end of the 90 % band of a step, NaN where there is none [s]
     low: Float[NumpyArray, " rows"]
-    high: Float[NumpyArray, " rows"]
+    high: Float[NumpyArray, " rows"]  # (rows) its upper end [s]
+    # (rows) 1 if the row is predicted to fit in memory, 0 if not, NaN if that is not known;
+    # None for all rows if it is not asked for
     fits: Float[NumpyArray, " rows"] | None = None
 
     def take(self, index: NumpyArray) -> "Predictions":
@@ -104,38 +99,24 @@ class Predictions(NamedTuple):
 
 @short_repr
 class MemoryVerdicts(NamedTuple):
-    """Quality of predictions of which runs end out of memory.
+    """Quality of predictions of which runs end out of memory."""
 
-    Attributes:
-      rows: number of runs that did.
-      precision: share of the predicted ones that did [%].
-      recall: share of those that did that was predicted [%].
-    """
-
-    rows: int
-    precision: float
-    recall: float
+    rows: int  # number of runs that did
+    precision: float  # share of the predicted ones that did [%]
+    recall: float  # share of those that did that was predicted [%]
 
 
 @short_repr
 class Ranking(NamedTuple):
-    """Quality of the order in which predictions rank layouts of one job.
+    """Quality of the order in which predictions rank layouts of one job."""
 
-    Attributes:
-      jobs: number of jobs with at least two different layouts.
-      layouts: number of layouts of these jobs.
-      kendall: tau of predicted and measured step times, mean over the jobs.
-      best_found: share of the jobs whose best layout is also predicted as the best [%].
-      regret: measured time of the predicted best layout over the best, less 1; mean of jobs [%].
-      worst_regret: largest regret of any job [%].
-    """
-
-    jobs: int
-    layouts: int
-    kendall: float
-    best_found: float
+    jobs: int  # number of jobs with at least two different layouts
+    layouts: int  # number of layouts of these jobs
+    kendall: float  # tau of predicted and measured step times, mean over the jobs
+    best_found: float  # share of the jobs whose best layout is also predicted as the best [%]
+    # measured time of the predicted best layout over the best, less 1; mean of jobs [%]
     regret: float
-    worst_regret: float
+    worst_regret: float  # largest regret of any job [%]
 
 
 def _kendall(order: NumpyArray, reference: NumpyArray) -> float:

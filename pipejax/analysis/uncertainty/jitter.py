@@ -338,7 +338,8 @@ def robustness(
         check_types(runs=(run, Jittered))
     settings = {(run.jitter, run.seed, len(run.makespans), run.replicas) for run in runs}
     if len(settings) != 1:
-        texts = " and ".join(sorted(map(_setting_text, settings))) or "no run"
+        form = "({}, seed {}, {} samples, {} replicas)".format
+        texts = " and ".join(sorted(form(*setting) for setting in settings)) or "no run"
         raise ValueError(
             f"runs must have the same jitter, seed, number of samples and replicas, got {texts}"
         )
@@ -396,11 +397,6 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
             **provenance(),
         },
     )
-
-
-def _setting_text(setting: tuple[object, int, int, int]) -> str:
-    jitter, seed, samples, replicas = setting
-    return f"({jitter}, seed {seed}, {samples} samples, {replicas} replicas)"
 
 
 def _rank(values: NumpyArray, is_fit: Bool[NumpyArray, " runs"]) -> Int[NumpyArray, " runs"]:

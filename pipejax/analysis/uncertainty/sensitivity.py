@@ -234,19 +234,12 @@ TINY = np.finfo(float).tiny  # keeps the shares of pairs that take no time finit
 
 
 class PlaceSensitivity(NamedTuple):
-    """Step times if all compute, or all messages, at a place take less or more time.
+    """Step times if all compute, or all messages, at a place take less or more time."""
 
-    Attributes:
-      place: stage, worker or boundary with its number, as rules of `scaled_costs` name them.
-      what: compute or message.
-      share: share of the critical path there, which is the elasticity of the step time.
-      step_times: step time with each factor [s].
-    """
-
-    place: str
-    what: str
-    share: float
-    step_times: tuple[float, ...]
+    place: str  # stage, worker or boundary with its number, as rules of `scaled_costs` name them
+    what: str  # compute or message
+    share: float  # share of the critical path there, which is the elasticity of the step time
+    step_times: tuple[float, ...]  # step time with each factor [s]
 
     def rule(self, factor: float) -> str:
         """Return the rule that scales this place by a factor, such as "compute@stage2*1.5"."""

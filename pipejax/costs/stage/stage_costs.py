@@ -51,7 +51,7 @@ from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.slices import by_slice, check_whole, sliced_model
 from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system.parts import Contention, Flag
-from pipejax.costs.system.system import Link, Number, Numbers, System
+from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
@@ -81,7 +81,11 @@ def work_costs(work: StageWork, system: System) -> Costs:
     ops = op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
     durations = dict(zip(ops, _phase_seconds(system, seconds), strict=True))
-    link, host_link = _message_link(work, system), system.host_link
+    ends = work.stages.senders, work.stages.receivers
+    is_near = work.layout.is_near(*ends, system.gpus_per_node)  # (pipes, boundaries)
+    links = system.peer_link, system.network
+    link = mapped(lambda near, far: xp.where(is_near, near, far), *links)
+    host_link = system.host_link
     offload = None
     if work.offload_bytes is not None and has_host_link(system):
         offload = host_link.latency + work.offload_bytes / host_link.rate
@@ -321,13 +325,6 @@ def check_machine(workload: Workload, system: System) -> None:
     for precision in workload.precisions:
         system.peak(precision)
     check_host(system, workload.optimizer_offload)
-
-
-def _message_link(work: StageWork, system: System) -> Link:
-    """Return each message's link, inside a node or between nodes: (pipes, boundaries)."""
-    stages = work.stages
-    is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
-    return mapped(lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network)
 
 
 def _gradient_exchange(

@@ -269,13 +269,8 @@ def _lost_fields(table: ScheduleTable, text: str) -> str:
 
 def to_json(table: ScheduleTable) -> str:
     """Return a table as JSON, complete with placement, slots and name."""
-    return json.dumps(_as_data(table), indent=1)
-
-
-def _as_data(table: ScheduleTable) -> dict[str, Any]:
-    """Return a table as the object of its JSON file."""
     rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
-    return {**_fields(table), "rows": rows}
+    return json.dumps({**_fields(table), "rows": rows}, indent=1)
 
 
 def _fields(table: ScheduleTable) -> dict[str, Any]:

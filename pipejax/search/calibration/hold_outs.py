@@ -90,11 +90,6 @@ def _model(rows: MeasuredRows, argument: str, _: np.random.Generator) -> Folds:
     return _folds_by_values({name: rows.column(name) for name in sizes})
 
 
-def _k_fold(rows: MeasuredRows, count: str, random: np.random.Generator) -> Folds:
-    num_folds = _count(count, "k-fold", 2, len(rows))
-    return random_parts(len(rows), num_folds, random)
-
-
 def random_parts(count: int, num_folds: int, random: np.random.Generator) -> Folds:
     """Return folds that each leave out a random part of `count` rows, of nearly equal size."""
     row_fold = random.permutation(np.arange(count) % num_folds)
@@ -118,7 +113,9 @@ def _count(text: str, name: str, minimum: int, maximum: int) -> int:
 _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] = {
     "group": lambda rows, columns, _: fold_by_columns(rows, columns),
     "model": _model,
-    "k-fold": _k_fold,
+    "k-fold": lambda rows, count, random: random_parts(
+        len(rows), _count(count, "k-fold", 2, len(rows)), random
+    ),
     "few": _few,
 }
 

@@ -6,6 +6,7 @@ least 1.1 times the time of the others, and differs by at least five standard er
 again with the suspect as fast as the others, so its cost is a difference of two steps.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -206,11 +207,6 @@ class _MicrobatchTimes(NamedTuple):
         runs = ~np.isin(self.step, steps)
         other_runs = self._replace(step=self.step[runs], replica=self.replica[runs])
         return other_runs.with_logs(self.logs[runs])
-
-    def without_excess(self, suspect: Suspect) -> "_MicrobatchTimes":
-        """Return the times as if the suspect were as fast as its peers."""
-        ratios = np.where(self.cells(suspect.place), suspect.ratio or 1.0, 1.0)
-        return self.with_logs(self.logs - np.log(ratios))
 
     def with_logs(self, logs: Float[NumpyArray, "runs stages microbatches"]) -> "_MicrobatchTimes":
         """Return the same runs with new times, given as logarithms of seconds."""
@@ -491,7 +487,8 @@ def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> 
         yield from suspects
         return
     cells = times.cells(first.place)
-    remaining_rows = chain.from_iterable(times.without_excess(first).slow_places())
+    without_excess = times.with_logs(times.logs - cells * math.log(first.ratio or 1.0))
+    remaining_rows = chain.from_iterable(without_excess.slow_places())
     names = {(row.kind, row.name) for row in remaining_rows}
     for row in suspects:  # a worker and its only stage are one place
         is_twin = row.kind in kinds and np.array_equal(times.cells(row.place), cells)

@@ -8,6 +8,7 @@ message times: we alternate until nothing changes.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -286,7 +287,7 @@ def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[L
     # Candidates are consistent with the link model, or as if no message waited for another. The
     # median suits messages that differ; the lower quartile, queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
-    for average in (median, _lower_quartile):
+    for average in (median, partial(np.quantile, q=0.25, method="lower")):
         times = estimate(evidence, workers, average).times
         yield _consistent_times(messages, times, workers, average)
         yield times
@@ -308,7 +309,3 @@ def _consistent_times(
 def median(seconds: Seconds) -> float:
     """Return the median as a float."""
     return float(np.median(seconds))
-
-
-def _lower_quartile(seconds: Seconds) -> float:
-    return float(np.quantile(seconds, 0.25, method="lower"))
