@@ -334,7 +334,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "floor": lambda many: Many(np.floor(many.value)),
     "log1p": _unary(np.log1p, lambda value, result: 1 / (1 + value)),
     "log2": _unary(np.log2, lambda value, result: 1 / (value * np.log(2.0))),
-    "max": lambda many, axis=-1: many.max(axis),
     "maximum": _maximum,
     "minimum": _minimum,
     "round": lambda many: Many(np.round(many.value)),

@@ -66,7 +66,6 @@ exp = _dispatch("exp")
 floor = _dispatch("floor")
 log1p = _dispatch("log1p")
 log2 = _dispatch("log2")
-max = _dispatch("max")
 maximum = _dispatch("maximum")
 minimum = _dispatch("minimum")
 round = _dispatch("round")
@@ -74,12 +73,6 @@ split = _dispatch("split")
 stack = _dispatch("stack")
 sum = _dispatch("sum")
 where = _dispatch("where")
-
-
-def softmax(logits: Any) -> Any:
-    """Return the softmax of a vector of logits."""
-    weights = exp(logits - max(logits, axis=-1))
-    return weights / sum(weights)
 
 
 def stacked(values: Sequence[Any]) -> Any:

@@ -16,14 +16,14 @@ configuration up to one of `SIZES`, `in_parts` cuts a batch into parts of one si
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.compiled import Options, compiled, cpu_options
 from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import Costs
@@ -72,20 +72,13 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
 
 
 def priced(
-    price_one: PriceOne,
-    shared: Tree,
-    at: Tree,
-    rows: Tree = (),
-    times: Sequence[Array | NumpyArray] = (),
-    *,
-    quickly: bool = False,
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree = (), *, quickly: bool = False
 ) -> Tree:
     """Price all configurations of a batch; return a tree of arrays (batch, ..).
 
-    A `price_one` that returns values gets `times` (batch) after the row. With `quickly`, for few
-    configurations, it compiles fast and computes slowly.
+    With `quickly`, for few configurations, it compiles fast and computes slowly.
     """
-    return _compiled(_priced, quickly)(price_one, shared, at, rows, tuple(times))
+    return _compiled(_priced, quickly)(price_one, shared, at, rows)
 
 
 def pulled(
@@ -102,10 +95,8 @@ def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tre
     return compiled(function, static_argnames="price_one", compiler_options=options)
 
 
-def _priced(
-    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, times: tuple[Array, ...]
-) -> Tree:
-    return jax.vmap(functools.partial(price_one, shared))(at, rows, *times)
+def _priced(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree) -> Tree:
+    return jax.vmap(functools.partial(price_one, shared))(at, rows)
 
 
 def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
@@ -123,19 +114,12 @@ def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: 
 
 
 def priced_on_host(
-    price_one: PriceOne,
-    shared: Tree,
-    at: Tree,
-    rows: Tree,
-    solved: Sequence[tuple[NumpyArray, Costs | None]] = (),
-    moved: Costs | None = None,
-    *,
-    slopes: bool = False,
+    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, *, slopes: bool = False
 ) -> tuple[Tree, Tree]:
     """Return prices of a small batch, and their slopes by the numbers `at`, without compiling.
 
     Prices have shape (batch, ..), slopes (batch, numbers of at, ..); slopes are None if they are
-    not asked for. `solved` holds times and counts of runs, `moved` the slopes of their costs.
+    not asked for.
     """
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
@@ -145,12 +129,8 @@ def priced_on_host(
     for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True):
         slope = {AT: identity[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {}
         numbers.append(Many(np.asarray(leaf), slope))
-    times = [
-        Many(time, {} if moved is None else {AT: path_slopes(counts, moved)})
-        for time, counts in solved
-    ]
     row = jax.tree.map(to_many, rows)
-    prices = price_one(shared, jax.tree.unflatten(structure, numbers), row, *times)
+    prices = price_one(shared, jax.tree.unflatten(structure, numbers), row)
 
     def for_all(leaf: NumpyArray) -> NumpyArray:
         """Broadcast an array of shape (batch or 1, ..) to the whole batch."""
