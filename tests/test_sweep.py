@@ -294,7 +294,7 @@ def grid_file(tmp_path_factory):
 
 
 def test_a_scheduler_that_is_not_there_is_named(grid_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pipejax.sweep.run.PATIENCE", 0.5)
+    monkeypatch.setattr("pipejax.sweep.run.SCHEDULER_TIMEOUT", 0.5)
     address = "tcp://127.0.0.1:9"
     text = refused(capsys, grid_file, "--out", tmp_path / "o.zarr", "--scheduler", address)
     assert f"no scheduler answers at '{address}'" in text

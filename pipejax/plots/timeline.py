@@ -147,12 +147,12 @@ def plot(
     window = time_window(evaluations, start, stop, part)
     text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
     page = style.paper(size, font, font_size)
-    look = Drawing(scale, page, window, messages, critical, text, transfers, title)
+    drawing = Drawing(scale, page, window, messages, critical, text, transfers, title)
     panels = [Panel(name, run) for name, run in evaluated.items()]
     if memory:
         sizes = "activations held", "{:.4g}".format
         panels = [p._replace(memory=Curves(activation_memory(p.run), *sizes)) for p in panels]
-    return draw_panels(panels, look)
+    return draw_panels(panels, drawing)
 
 
 def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
@@ -176,42 +176,42 @@ def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
     return runs_by_name
 
 
-def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
+def draw_panels(panels: Sequence[Panel], drawing: Drawing) -> style.Picture:
     """Draw runs one below the other, with a common legend and time axis."""
-    panel_bars = [panel.bars(look.critical) for panel in panels]
+    panel_bars = [panel.bars(drawing.critical) for panel in panels]
     heights: list[float] = []  # of axes [inch]: a run, and its memory if drawn
     for panel, run_bars in zip(panels, panel_bars, strict=True):
-        heights += _heights(panel, run_bars, look)
+        heights += _heights(panel, run_bars, drawing)
     all_bars = list(itertools.chain.from_iterable(panel_bars))
-    look = look._replace(looks=palette.phase_looks(bar_phases(all_bars)))
-    entries = _legend(panels, all_bars, look)
-    columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
-    title, caption = look.paper.wrapped(look.title), look.paper.wrapped(look.caption)
+    drawing = drawing._replace(looks=palette.phase_looks(bar_phases(all_bars)))
+    entries = _legend(panels, all_bars, drawing)
+    columns = _columns([str(entry.get_label()) for entry in entries], drawing.paper)
+    title, caption = drawing.paper.wrapped(drawing.title), drawing.paper.wrapped(drawing.caption)
     legend_lines = -(-len(entries) // columns)
     text_lines = 2.5 + len(title) + len(caption) + legend_lines + 1.5 * len(heights)
-    text_height = text_lines * _LINE_PITCH * look.paper.font_size / 72  # [inch]
+    text_height = text_lines * _LINE_PITCH * drawing.paper.font_size / 72  # [inch]
     rows_height = min(_MAX_ROWS_INCH, sum(heights))
-    window = look.window or Window(0.0, max(panel.run.makespan for panel in panels))
-    with mpl.rc_context(look.paper.settings()):
-        figure = style.Picture(look.paper, rows_height + text_height)
+    window = drawing.window or Window(0.0, max(panel.run.makespan for panel in panels))
+    with mpl.rc_context(drawing.paper.settings()):
+        figure = style.Picture(drawing.paper, rows_height + text_height)
         axes = figure.subplots(
             len(heights), sharex=True, height_ratios=heights, squeeze=False
         ).ravel()
         next_axes = iter(axes)
         for panel, run_bars in zip(panels, panel_bars, strict=True):
-            _draw_panel(next(next_axes), panel, run_bars, look, window)
+            _draw_panel(next(next_axes), panel, run_bars, drawing, window)
             if panel.memory is not None:
                 draw_memory(next(next_axes), panel.memory, until=panel.run.makespan)
         axes[-1].set_xlim(window.start, window.stop or 1.0)
-        unit = look.unit
+        unit = drawing.unit
         axes[-1].xaxis.set_major_formatter(lambda time, _: f"{time / unit.seconds:.6g}")
         axes[-1].set_xlabel(f"time [{unit.name}]")
         if title:
-            size = look.paper.font_size
+            size = drawing.paper.font_size
             figure.suptitle("\n".join(title), fontsize=size, fontweight="bold", parse_math=False)
         _write_below(figure, entries, columns, caption)
     runs = {panel.name: panel.run for panel in panels}
-    figure.set_label(look.caption or caption_of_runs(runs, look.unit, window=look.window))
+    figure.set_label(drawing.caption or caption_of_runs(runs, drawing.unit, window=drawing.window))
     return figure
 
 
@@ -232,22 +232,22 @@ def _write_below(
     layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # of a constrained layout
 
 
-def _heights(panel: Panel, panel_bars: Sequence[Bar], look: Drawing) -> list[float]:
+def _heights(panel: Panel, panel_bars: Sequence[Bar], drawing: Drawing) -> list[float]:
     workers = panel.run.workers
     rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # collectives have a row
-    row = row_height(lanes_below(panel_bars, transfers=look.transfers))
+    row = row_height(lanes_below(panel_bars, transfers=drawing.transfers))
     if not panel.memory:
         return [row * rows]
     return [_OPS_SCALE * row * rows, _MEMORY_ROW_INCH * workers]
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, panel_bars: Sequence[Bar], look: Drawing, window: Window
+    axes: Axes, panel: Panel, panel_bars: Sequence[Bar], drawing: Drawing, window: Window
 ) -> None:
     """Draw a run within a window of time, with its messages and a title that fits."""
     run = panel.run
     messages = arrows(run)
-    if not look.critical:
+    if not drawing.critical:
         messages = [message._replace(is_critical=False) for message in messages]
     draw_bars(
         axes,
@@ -257,26 +257,26 @@ def _draw_panel(
         until=window.stop,
         hatched=second_pipe(run.table),
         depth=depths(run.table),
-        transfers=messages if look.transfers else (),
-        looks=look.looks,
+        transfers=messages if drawing.transfers else (),
+        looks=drawing.looks,
     )
-    if look.messages:
-        lanes = share_row(lanes_below(panel_bars, transfers=look.transfers))
+    if drawing.messages:
+        lanes = share_row(lanes_below(panel_bars, transfers=drawing.transfers))
         top, height = lanes[COMPUTING]
         draw_messages(axes, messages, top=top, bottom=top + height)
-    title_paper = look.paper._replace(width=look.paper.width - 0.8)  # less the names of rows [inch]
-    candidates = [title_paper.wrapped(text) for text in headlines(panel.name, run, look.unit)]
+    title_paper = drawing.paper._replace(width=drawing.paper.width - 0.8)  # less row names [inch]
+    candidates = [title_paper.wrapped(text) for text in headlines(panel.name, run, drawing.unit)]
     lines = min(candidates, key=len)  # the longest text among those with the fewest lines
     axes.set_title("\n".join(lines), loc="left", parse_math=False)  # $ in a name is no formula
 
 
-def _legend(panels: Sequence[Panel], bars: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
+def _legend(panels: Sequence[Panel], bars: Sequence[Bar], drawing: Drawing) -> list[Patch | Line2D]:
     """List the legend entries for colours, hatching and lines of all runs."""
     tables = [panel.run.table for panel in panels]
     entries = bar_entries(bars, name_of_second(tables), name_of_deep(tables))
-    if look.transfers:
+    if drawing.transfers:
         entries.append(Patch(color=palette.MESSAGE, label="transfer"))
-    if look.messages:
+    if drawing.messages:
         entries.append(Line2D([], [], color=palette.MESSAGE, linewidth=0.8, label="message"))
     return entries
 

@@ -96,16 +96,16 @@ class SweepResults(NamedTuple):
         axes = [name for name, labels in self.axes.items() if labels.dtype.kind in "iuf"]
         return [*self.measures, *axes]
 
-    def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
+    def best(self, is_candidate: Bool[NumpyArray, " points"], measure: str, count: int) -> Points:
         """Return the `count` best points by one measure, the best point first."""
-        cost = self.costs(name)
-        places = np.flatnonzero(among & np.isfinite(cost))
+        cost = self.costs(measure)
+        places = np.flatnonzero(is_candidate & np.isfinite(cost))
         return places[np.argsort(cost[places], kind="stable")[:count]]
 
-    def front(self, among: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
+    def front(self, is_candidate: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
         """Return the Pareto front of two objectives, beginning with the best in the first."""
         first_costs, second_costs = map(self.costs, names)
-        points = np.flatnonzero(among & np.isfinite(first_costs) & np.isfinite(second_costs))
+        points = np.flatnonzero(is_candidate & np.isfinite(first_costs) & np.isfinite(second_costs))
         order: NumpyArray = np.lexsort([second_costs[points], first_costs[points]])
         points = points[order]
         costs = second_costs[points]
@@ -240,25 +240,27 @@ def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray,
 #
 # All of them take the least cost over the other axes.
 
-Among = Bool[NumpyArray, " points"]
+PointMask = Bool[NumpyArray, " points"]  # whether each point may be chosen
 
 
 class DistinctPoint(NamedTuple):
     """A point, with all points of equal measures merged into it."""
 
-    place: int  # of the first of them
-    same: dict[str, list[Any]]  # values by axis, where these do not matter
+    place: int  # index of the first of these points
+    same: dict[str, list[Any]]  # by axis, the values of these points, if there are several
 
 
 def distinct_best(
-    results: SweepResults, among: Among, name: str, count: int
+    results: SweepResults, is_candidate: PointMask, measure: str, count: int
 ) -> list[DistinctPoint]:
     """Return the best points by one measure, best first, with points of equal measures merged."""
-    return _distinct(results, results.best(among, name, len(among)), [name], count)
+    return _distinct(
+        results, results.best(is_candidate, measure, len(is_candidate)), [measure], count
+    )
 
 
 def distinct_front(
-    results: SweepResults, among: Among, names: Sequence[str], front: Points
+    results: SweepResults, is_candidate: PointMask, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
     """Return all points that tie with a point of a front, with points of equal measures merged."""
     costs = np.stack([results.costs(name) for name in names])  # (names, points)
@@ -266,7 +268,7 @@ def distinct_front(
     for place in front:
         point_costs = costs[:, [place]]
         is_tied = np.all(np.abs(costs - point_costs) <= TIE * np.abs(point_costs), axis=0)
-        places |= dict.fromkeys(np.flatnonzero(among & is_tied).tolist())
+        places |= dict.fromkeys(np.flatnonzero(is_candidate & is_tied).tolist())
     return _distinct(results, np.array([*places], int), names, len(places))
 
 
@@ -328,14 +330,14 @@ class Knee(NamedTuple):
 
 
 def knees(
-    results: SweepResults, among: Among, name: str, axis: str, within: float
+    results: SweepResults, is_candidate: PointMask, measure: str, axis: str, within: float
 ) -> Iterator[Knee]:
     """Yield knees of an axis with other axes at their best, then at each value of another axis."""
     # a value is near if it costs at most a share `within` more than the best
     values = results.axes[axis]
     reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]
     for other in (None, *reported_axes):
-        for label, curve in least_along(results, among, name, axis, other).items():
+        for label, curve in least_along(results, is_candidate, measure, axis, other).items():
             best = int(np.argmin(curve))
             if not math.isfinite(curve[best]):
                 continue
@@ -355,11 +357,11 @@ def knees(
 
 
 def least_along(
-    results: SweepResults, among: Among, name: str, axis: str, other: str | None
+    results: SweepResults, is_candidate: PointMask, measure: str, axis: str, other: str | None
 ) -> dict[Any, NumpyArray]:
     """Return the least cost at each value of an axis, for each value of `other` or for None."""
     axes = [*results.axes]
-    costs = np.moveaxis(_costs(results, among, name), axes.index(axis), -1)
+    costs = np.moveaxis(_costs(results, is_candidate, measure), axes.index(axis), -1)
     axes.remove(axis)
     labels = [None]
     if other is not None:
@@ -378,14 +380,16 @@ class Regions(NamedTuple):
     costs: Float[NumpyArray, "up across"]  # the least cost, NaN there
 
 
-def regions(results: SweepResults, among: Among, name: str, across: str, up: str) -> Regions:
+def regions(
+    results: SweepResults, is_candidate: PointMask, measure: str, across: str, up: str
+) -> Regions:
     """Find the best schedule at each point of two axes, with all other axes at their best."""
     for axis in (across, up, "schedule"):
         if axis not in results.axes:
             valid_names = ", ".join(results.axes)
             raise wrong("map", f"needs an axis {axis} of several values: there are {valid_names}")
     places = [[*results.axes].index(axis) for axis in ("schedule", up, across)]
-    costs = np.moveaxis(_costs(results, among, name), places, (0, 1, 2))
+    costs = np.moveaxis(_costs(results, is_candidate, measure), places, (0, 1, 2))
     schedule_costs = costs.min(axis=tuple(range(3, costs.ndim)))  # (schedules, up, across)
     names, codes = least_named(schedule_costs, [str(label) for label in results.axes["schedule"]])
     return Regions(names, codes, np.where(codes < 0, math.nan, schedule_costs.min(axis=0)))
@@ -395,8 +399,8 @@ def _sizes(results: SweepResults) -> list[int]:
     return [len(labels) for labels in results.axes.values()]
 
 
-def _costs(results: SweepResults, among: Among, name: str) -> NumpyArray:
+def _costs(results: SweepResults, is_candidate: PointMask, measure: str) -> NumpyArray:
     """Return the costs of all points as a grid; infinite if a point cannot be chosen."""
-    costs = results.costs(name)
-    costs = np.where(among & np.isfinite(costs), costs, math.inf)
+    costs = results.costs(measure)
+    costs = np.where(is_candidate & np.isfinite(costs), costs, math.inf)
     return costs.reshape(_sizes(results))

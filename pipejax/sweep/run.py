@@ -411,7 +411,7 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
 
 
 BLOCKS_PER_THREAD = 2  # of the cluster, at work or waiting
-PATIENCE = 10.0  # seconds to wait for the scheduler to answer
+SCHEDULER_TIMEOUT = 10.0  # seconds to wait for the scheduler to answer
 
 
 def run_sweep(
@@ -482,7 +482,7 @@ def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[
     from distributed import Client  # Dask is an extra
 
     try:
-        client = Client(address, timeout=PATIENCE)
+        client = Client(address, timeout=SCHEDULER_TIMEOUT)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise OSError(f"--scheduler: no scheduler answers at {address!r}: {reason}") from None

@@ -59,7 +59,7 @@ from pipejax.sweep.plan.search import (
 )
 
 RUNNERS_UP = 9
-PATIENCE = 10.0  # seconds of work that an interruption may cost
+SAVE_INTERVAL = 10.0  # seconds of work that an interruption may cost
 
 
 def plan(
@@ -236,7 +236,7 @@ class _Saver:
         self._tell(done, int(self._estimates.fits.sum()), "layouts evaluated")
         if self._out is None or self._out.suffix != ".zarr":
             return
-        if time.perf_counter() - self._saved > PATIENCE:
+        if time.perf_counter() - self._saved > SAVE_INTERVAL:
             columns = layout_columns(self._request, self._layouts, self._estimates)
             save_columns(self._out, self._request, columns, replace=True)
             self._saved = time.perf_counter()

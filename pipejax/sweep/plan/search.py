@@ -319,17 +319,17 @@ class Evaluator:
         for number, rows in enumerate(self._program_rows):
             self._program[rows] = number
 
-    def find_best(self, count: int, among: Bool[NumpyArray, " layouts"]) -> Rows:
+    def find_best(self, count: int, is_candidate: Bool[NumpyArray, " layouts"]) -> Rows:
         """Evaluate layouts that may be among the best ideas; return the best of each idea."""
         bound, times = self.estimates.lower_bound, self.estimates.step_time
         while True:
             # evaluate the program with the lowest bound among those that may change the answer
-            may_tie = among & (bound <= (1 + TIE) * self._idea_limits(count, among))
+            may_tie = is_candidate & (bound <= (1 + TIE) * self._idea_limits(count, is_candidate))
             missing = np.flatnonzero(self.estimates.fits & may_tie & np.isnan(times))
             if not len(missing):
                 break
             self._evaluate(self._program[missing[bound[missing].argmin()]], may_tie)
-        order = self._evaluated_rows(among)
+        order = self._evaluated_rows(is_candidate)
         _, first = np.unique(self.idea[order], return_index=True)
         return order[np.sort(first)][:count]
 
@@ -339,11 +339,11 @@ class Evaluator:
         order = self._evaluated_rows(self.idea == self.idea[row])
         return order[(times[order] <= (1 + TIE) * times[row]) & (order != row)]
 
-    def _evaluated_rows(self, among: Bool[NumpyArray, " layouts"]) -> Rows:
+    def _evaluated_rows(self, is_candidate: Bool[NumpyArray, " layouts"]) -> Rows:
         """Return the evaluated rows, sorted by step time and memory."""
         times = self.estimates.step_time
         order = np.lexsort((self.estimates.memory_bytes, times))
-        return order[(among & ~np.isnan(times))[order]]
+        return order[(is_candidate & ~np.isnan(times))[order]]
 
     def find_front(self) -> Bool[NumpyArray, " layouts"]:
         """Evaluate layouts until the front of step time and memory is exact; return the front."""
@@ -383,14 +383,14 @@ class Evaluator:
         self.tell()
 
     def _idea_limits(
-        self, count: int, among: Bool[NumpyArray, " layouts"]
+        self, count: int, is_candidate: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
         """Return for each layout the largest bound [s] at which it may change the answer.
 
         An idea is a group of similar layouts, of which only the fastest counts. A layout changes
         nothing if it is slower than another layout of its idea, or than the `count`-th best idea.
         """
-        rows = np.flatnonzero(among & ~np.isnan(self.estimates.step_time))
+        rows = np.flatnonzero(is_candidate & ~np.isnan(self.estimates.step_time))
         idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)
         np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
         last_best = np.partition(idea_times, count - 1)[count - 1]
