@@ -18,7 +18,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 
 FEW_RUNS = 8  # up to so many runs of one graph, Python's numbers are faster than NumPy's
-WIDE = 16  # from so many independent nodes on, NumPy is faster than a loop over them
+WIDE = 24  # from so many independent nodes on, NumPy is faster than a loop over them
 
 Preds = Int[NumpyArray, "nodes max_preds"]
 # floats, or whole numbers, which may be Python's of any size (dtype object)

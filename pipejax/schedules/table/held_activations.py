@@ -400,15 +400,17 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
     """Return activation counts at all times that no other time dominates; a peak is among them."""
     # A time dominates another if it holds at least as much of everything: then it has the larger
-    # sizes @ counts, whatever the sizes. Most times are dominated by the next, so these go first;
-    # the others are compared pairwise, one column after another.
-    zeros = np.zeros((len(counts), 1), counts.dtype)
-    is_dominated = (np.concatenate([counts[:, 1:], zeros], axis=1) >= counts).all(axis=0)
-    rows = np.ascontiguousarray(counts[:, ~is_dominated].T)
+    # sizes @ counts, whatever the sizes. Most times are dominated by the next, then by the next but
+    # one, so these go first; the others are compared pairwise, one column after another.
+    for distance in (1, 2):
+        later = np.zeros_like(counts)
+        later[:, :-distance] = counts[:, distance:]
+        counts = counts[:, ~(later >= counts).all(axis=0)]
+    rows = np.ascontiguousarray(counts.T)
     # distinct rows by their bytes; `numpy.unique` sorts whole rows, which takes longer
     rows = rows[[*{row.tobytes(): k for k, row in enumerate(rows)}.values()]]
     if len(rows) == 0:  # the worker holds nothing at all
-        return zeros.T
+        return np.zeros((1, len(counts)), counts.dtype)
     dominates = np.ones((len(rows), len(rows)), bool)
     for column in rows.T:
         dominates &= column[:, None] >= column
