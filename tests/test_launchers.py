@@ -527,6 +527,46 @@ def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, o
     assert launch.options["zero_optimization"].get("overlap_comm") is option
 
 
+# by launcher and precision, as its documentation names them; None if it has none
+PRECISIONS = {
+    ("Megatron-LM", "fp8"): "--bf16 --fp8-format hybrid --fp8-recipe tensorwise",
+    ("Megatron-LM", "mxfp8"): "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
+    ("Megatron-LM", "nvfp4"): "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4",
+    ("Megatron-LM", "fp16"): "--fp16",
+    ("Megatron-Bridge", "mxfp8"): "mixed_precision=bf16_with_mxfp8_mixed",
+    ("Megatron-Bridge", "nvfp4"): "mixed_precision=bf16_with_nvfp4_mixed",
+    ("torchtitan", "fp8"): "--model.converters quantize.linear.float8",
+    ("torchtitan", "nvfp4"): None,
+    ("torchtitan", "fp16"): None,
+    ("DeepSpeed", "fp16"): '"fp16": {"enabled": true}',
+    ("DeepSpeed", "fp8"): None,
+    ("MaxText", "mxfp8"): "quantization=te_mxfp8",
+    ("MaxText", "nvfp4"): None,
+}
+
+
+@pytest.mark.parametrize(("launcher", "precision"), PRECISIONS)
+def test_options_have_the_precision(launcher, precision):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    words = PRECISIONS[launcher, precision]
+    wide, narrow = (
+        pj.costing.launches(pj.Workload(LLAMA, 8, precision=name), table, launcher)[0]
+        for name in ("bf16", precision)
+    )
+    if words is None:
+        assert any(text.startswith(f"precision {precision} (bf16") for text in narrow.lacks)
+    else:
+        assert words in narrow.text and words not in wide.text
+        assert narrow.lacks == wide.lacks
+
+
+def test_a_plan_leaves_out_what_the_launcher_cannot_calculate_in(call):
+    line = ("plan", "-m", "llama3-8b", "-y", "b200", "--gpus", 8, "--minibatch", 8)
+    code, _, text = call(*line, "--precision", "nvfp4", "--launcher", "torchtitan")
+    assert code == 2
+    assert "torchtitan lacks precision nvfp4 (bf16 and fp8 and mxfp8 are there)" in text
+
+
 def test_megatrons_have_an_option_of_graphs():
     # full recomputation is refused beside graphs of layers, which some recipes of Bridge have
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)

@@ -22,7 +22,7 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import Stack, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
-from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
+from pipejax.costs.model.workload_fields import DISPATCHERS, PRECISIONS, RANK_ORDERS
 from pipejax.costs.system.system import System
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.registry import schedule_name
@@ -37,7 +37,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
 }
 MEGATRON = ("1f1b", "interleaved-1f1b")
 COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
-PLAIN = r"[a-z][a-z_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
+PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
 LATENCY_HIDING = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
@@ -202,9 +202,7 @@ def pipeline_launches(
 def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) -> str:
     """Name the features that a launcher lacks for a workload and schedule; empty if none."""
     record = find_launcher(launcher)
-    return Launch(
-        record.name, {}, tuple(record.lacks(_Job(workload, table, math.inf, False)))
-    ).refusal
+    return Launch(record.name, {}, record.missing(_Job(workload, table, math.inf, False))).refusal
 
 
 class _Pipeline:
@@ -613,6 +611,8 @@ class Launcher(NamedTuple):
     uneven: str = "needs equal layers, or --pipeline-layout"  # its rule of unequal stages
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
+    # options by precision of the products; 16 bits as the job has them
+    precisions: Mapping[str, Options] = {PRECISIONS[0]: {}}
 
     def launch(self, job: _Job) -> Launch:
         """Return the options that run a job, and what the launcher lacks for it."""
@@ -620,7 +620,15 @@ class Launcher(NamedTuple):
         if self.length:
             options[self.length] = int(job.workload.model.sequence)
         options |= {name: value for name, value in self.resets.items() if name not in options}
-        return Launch(self.name, self.renamed(options), tuple(self.lacks(job)), self.program(job))
+        options = self.renamed(options) | self.precisions.get(job.workload.precision, {})
+        return Launch(self.name, options, self.missing(job), self.program(job))
+
+    def missing(self, job: _Job) -> tuple[str, ...]:
+        """List the features of a job that the launcher lacks."""
+        precision, names = job.workload.precision, " and ".join(self.precisions)
+        is_known = precision in self.precisions
+        unknown_precision = () if is_known else (f"precision {precision} ({names} are there)",)
+        return (*self.lacks(job), *unknown_precision)
 
     def renamed(self, options: Options) -> Options:
         """Translate Megatron-LM's options to the launcher's configuration fields, if it has any."""
@@ -666,6 +674,13 @@ LAUNCHERS: Mapping[str, Launcher] = {
             program=_connections,
             length="seq-length",
             gradient_bytes=FULL_GRADIENT,
+            precisions={
+                "bf16": {},
+                "fp16": {"fp16": True},
+                "fp8": {"bf16": True, "fp8-format": "hybrid", "fp8-recipe": "tensorwise"},
+                "mxfp8": {"bf16": True, "fp8-format": "e4m3", "fp8-recipe": "mxfp8"},
+                "nvfp4": {"bf16": True, "fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
+            },
         ),
         Launcher(
             "Megatron-Bridge",
@@ -688,6 +703,13 @@ LAUNCHERS: Mapping[str, Launcher] = {
                 "dist": ("use-tp-pp-dp-mapping",),
             },
             gradient_bytes=FULL_GRADIENT,
+            precisions={
+                "bf16": {},
+                "fp16": {"mixed_precision": "fp16_mixed"},
+                "fp8": {"mixed_precision": "bf16_with_fp8_current_scaling_mixed"},
+                "mxfp8": {"mixed_precision": "bf16_with_mxfp8_mixed"},
+                "nvfp4": {"mixed_precision": "bf16_with_nvfp4_mixed"},
+            },
             workload={"zero": 1, "overlap": 1.0},
             resets={
                 "recompute-granularity": None,
@@ -719,6 +741,11 @@ LAUNCHERS: Mapping[str, Launcher] = {
             },
             alone={"zero": 3, "embedding_units": 0, "loss_units": 0},
             length="training.seq_len",
+            precisions={
+                "bf16": {},
+                "fp8": {"model.converters": "quantize.linear.float8"},
+                "mxfp8": {"model.converters": "quantize.linear.mx"},
+            },
             uneven="takes them by names of modules",
             stack="torchtitan-2024-eager",
         ),
@@ -732,6 +759,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             style="file",
             uneven="needs equal layers",
             program=_pipeline_module,
+            precisions={"bf16": {}, "fp16": {"fp16": {"enabled": True}}},
         ),
         Launcher(
             "MaxText",
@@ -742,6 +770,11 @@ LAUNCHERS: Mapping[str, Launcher] = {
             lacks=_lacks_of_maxtext,
             style="pairs",
             length="max_target_length",
+            precisions={
+                "bf16": {},
+                "fp8": {"quantization": "te_fp8_currentscaling"},
+                "mxfp8": {"quantization": "te_mxfp8"},
+            },
             uneven="needs equal layers",
             program=lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
             gradient_bytes=FULL_GRADIENT,
