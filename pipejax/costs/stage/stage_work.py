@@ -368,7 +368,7 @@ def bytes_of_stages(
         activations = activations + num_kept * after_f
         needed_by_w = needed_by_w + count * for_w
         held_in_i = held_in_i + num_recomputed * running + num_kept * added_by_i
-        # at least one layer, even of a relaxed number, so that a gradient descent sees a slope
+        # at least one layer, also where sensitivities multiply a number of layers
         group_layers = xp.minimum(group, xp.maximum(num_recomputed, 1.0))
         group_peak = (num_recomputed > 0) * (group_layers * running - layer_input)
         layer_peak = xp.maximum(layer_peak, group_peak)
