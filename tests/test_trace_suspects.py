@@ -70,6 +70,37 @@ def test_a_stage_that_is_slow_in_all_replicas_is_no_slow_worker(workers, replica
     assert [(suspect.kind, suspect.name) for suspect in result] == [("stage", "1")]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "letter", "stage", "microbatch", "worker"),
+    [
+        ("1f1b", "B", 2, 4, 2),
+        ("gpipe", "F", 0, 7, 0),
+        ("zb-h1", "W", 3, 1, 3),
+        ("interleaved-1f1b", "F", 5, 2, 1),
+    ],
+)
+def test_an_odd_step_names_the_op_that_took_its_time(schedule, letter, stage, microbatch, worker):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
+    fields = {"F": "forward", "B": "backward", "W": "weight_grad"}
+    times = {"forward": 1.0, "backward": 2.0}
+    if letter == "W":
+        times = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}
+    usual = pj.evaluate(table, pj.Costs(**times))
+    name = fields[letter]
+    slow = np.full((table.num_stages, 8), times[name])
+    slow[stage, microbatch] += 20
+    late = pj.evaluate(table, pj.Costs(**times | {name: slow}))
+    (suspect,) = faulty_runs.find_suspects(pj.traces.record_runs([usual] * 3 + [late] + [usual]))
+    assert (suspect.kind, suspect.name) == ("step", "3")
+    assert suspect.seconds == pytest.approx(late.makespan - usual.makespan)
+    words = f"; {stage}{letter}{microbatch} on worker {worker} took 20 s longer than usual"
+    assert suspect.why.endswith(words)
+    # a step that is slow everywhere has no such op
+    wide = pj.evaluate(table, pj.Costs(**{key: 2 * value for key, value in times.items()}))
+    (suspect,) = faulty_runs.find_suspects(pj.traces.record_runs([usual] * 3 + [wide] + [usual]))
+    assert suspect.why.endswith("times the median step")
+
+
 def test_an_interrupted_op_makes_nobody_slow():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     forward = np.ones((2, 4))

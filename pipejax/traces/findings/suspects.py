@@ -506,11 +506,14 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
     np.maximum.at(end, position[slices], trace.end[slices])
     is_run = np.isin(steps, [run.step for run in runs])
     steps, begin, end = steps[is_run], begin[is_run], end[is_run]
+    ops = PipelineOps.select(trace, runs)
     for k, usual, ratio, z in _find_outliers(np.log(np.maximum(end - begin, 1e-12)), 0.0):
         place, warmup = {"step": int(steps[k])}, " in the warm-up" if k == 0 else ""
+        excess = (ratio - 1) * usual
         why = f"took {ratio * usual:.3g} s{warmup}, {ratio:.3g} times the median step"
-        yield Suspect("step", str(steps[k]), (ratio - 1) * usual, ratio, z, why, place)
-    median_op = float(np.median(PipelineOps.select(trace, runs).seconds))
+        why += _late_op(trace, ops, place["step"], excess)
+        yield Suspect("step", str(steps[k]), excess, ratio, z, why, place)
+    median_op = float(np.median(ops.seconds))
     is_consecutive = np.diff(steps) == 1
     gaps = (begin[1:] - end[:-1])[is_consecutive] / median_op
     if (gaps < -1).any():  # every step has its own clock
@@ -520,6 +523,22 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
         delay, step = float(excess[k]) * median_op, int(steps[1:][is_consecutive][k])
         why = f"began {delay:.3g} s later after the step before than others"
         yield Suspect("step", str(step), delay, None, float(z_scores[k]), why, {"step": step})
+
+
+def _late_op(trace: Trace, ops: PipelineOps, step: int, excess: float) -> str:
+    """Name the op that took most of a step's excess time by itself; empty if none did."""
+    kinds, kind = np.unique(ops.stage * len(OPS) + ops.phase, return_inverse=True)
+    usual = np.array([np.median(ops.seconds[kind == k]) for k in range(len(kinds))])
+    delays = np.where(trace.step[ops.slices] == step, ops.seconds - usual[kind], -np.inf)
+    position = int(delays.argmax())
+    if delays[position] < excess / 2:
+        return ""
+    row = ops.slices[position]
+    worker = int(trace.worker[row])
+    rank = trace.ranks.get((int(trace.replica[row]), worker), worker)
+    where = f"worker {worker}" if rank == worker else f"worker {worker} (rank {rank})"
+    delay = f"{delays[position]:.3g} s longer than usual"
+    return f"; {op_name(trace, row)} on {where} took {delay}"
 
 
 def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
