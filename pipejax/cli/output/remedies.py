@@ -238,14 +238,17 @@ def _effect_text(effect: "Effect", name: str) -> str:
         text = f"{name} takes {time} of the step"
     elif effect.what == "cause":
         text = f"without it the step is {time} shorter"
-    if effect.part == name:
+    is_plural = effect.part.endswith("s")
+    if effect.part == name and effect.grows > 0:
         text += f", {seconds(effect.grows)} of {name} stay"
-    elif effect.part:
-        verb = "grows" if effect.grows > 0 else "shrinks"
-        text += f", while {effect.part} {verb} by {seconds(abs(effect.grows))}"
+    elif effect.part and effect.part != name:
+        verb = "grow" if effect.grows > 0 else "shrink"
+        text += f", while {effect.part} {verb}{'' if is_plural else 's'}"
+        text += f" by {seconds(abs(effect.grows))}"
     if effect.without is None:
         return text
-    return f"{text} ({seconds(effect.without)} if {effect.part} is removed too)"
+    are = "are" if is_plural else "is"
+    return f"{text} ({seconds(effect.without)} if {effect.part} {are} removed too)"
 
 
 LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
