@@ -10,7 +10,6 @@ from legal_sizes import build
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
-from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.sweep import STATUS, read_sweep, run_sweep
@@ -318,19 +317,3 @@ def test_system_axes_in_every_unit():
     ]
     np.testing.assert_allclose(axes[0].values, [1e-6, 2e-6])
     np.testing.assert_allclose(axes[1].values, [1e15, 2e15])
-
-
-def test_closed_forms_in_place_of_runs_change_nothing(tmp_path, monkeypatch):
-    grid = {**GRID, "workers": 3}
-    result = run_sweep(grid, tmp_path / "runs").load()
-    calls = []
-
-    def by_form(program, costs):
-        calls.append(makespans_by_form(program, costs))
-        return calls[-1]
-
-    monkeypatch.setattr("pipejax.sweep.run.WORTH_A_FORM", 0)
-    monkeypatch.setattr("pipejax.sweep.run.makespans_by_form", by_form)
-    forms = run_sweep(grid, tmp_path / "forms").load()
-    assert sum(call is not None for call in calls) > 10
-    np.testing.assert_allclose(forms.step_time, result.step_time, rtol=1e-12)

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from pipejax.analysis.formula.facets import makespans_by_form
 from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_systems, resource_shares
 from pipejax.base.array_types import Float, NumpyArray
@@ -63,7 +62,6 @@ MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configuratio
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 MAX_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
-WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 FLAGGED = ("collectives", "kernels")
 
 # axes that are fields of the workload as they stand; others have readers, or are no axes
@@ -317,7 +315,7 @@ def _run_program(
         steps, shares = resource_shares(program, priced, slowed=point.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
     else:
-        times = _step_times(program, priced.costs, size)
+        times = np.asarray(makespans(program, priced.costs, batch_size=size, unroll=False))
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     workers = point.table.num_workers
@@ -330,16 +328,6 @@ def _run_program(
 def _needs_paths(sweep: Sweep) -> bool:
     """Return whether any output of the sweep is computed from critical paths."""
     return any(OUTPUTS[name].needs_paths for name in sweep.outputs)
-
-
-def _step_times(program: Program, costs: Costs, size: int) -> Float[NumpyArray, " batch"]:
-    """Return the makespans of a batch [s]; large batches use a closed form if costs are linear."""
-    is_linear = costs.pair_factor is None and not program.layout.per_microbatch
-    if size * program.num_nodes >= WORTH_A_FORM and is_linear:
-        times = makespans_by_form(program, costs)
-        if times is not None:
-            return times
-    return np.asarray(makespans(program, costs, batch_size=size, unroll=False))
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:

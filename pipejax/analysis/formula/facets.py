@@ -9,23 +9,16 @@ inequality more. So the program runs at few points, and each is either a facet o
 All numbers are whole. T runs near a ray, at 2^s theta + d with small random d > 0: there the
 longest path is nearly always unique, so that its counts are a facet and no lower-dimensional face.
 T(theta) follows: T(theta) <= T(theta + d / 2^s) < T(theta) + 1.
-
-Batches that vary few costs, as sweeps over networks, use a closed form too: one parameter stands
-for all constant costs, and one for each kind that varies.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import Cone, Vectors, Whole, exact_integers, largest_sum
-from pipejax.analysis.formula.parameters import LinearCosts, linear_costs
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.analysis.formula.cone import Cone, Vectors, Whole, exact_integers
 from pipejax.base.display import short_repr
-from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program, run_many_on_host
 
 FACETS_PER_ROUND = 8  # facets added at once; the first may make later ones redundant
@@ -34,16 +27,9 @@ OFFSET_BITS = 20  # of the second offset, of points that prove facets
 ATTEMPTS = 100  # to find such points
 SEED = 0
 RUNS_PER_CALL = 2048  # of a program, so that its finish times stay in the cache
-MAX_VARYING = 3  # kinds of costs that differ between configurations
-MAX_FACETS = 64  # of the form of a batch
-CHECKED = 32  # configurations of each batch that the recurrence runs too
-ROUNDING = 32  # tolerated error of a makespan in units in the last place, times sqrt(nodes)
-RANGE_STEPS = 1 << 12  # parts of a range to which its ends are rounded outwards
-CONSTANT = "constant"
 
 # (points, parameters) -> (points) makespans, (points, parameters) counts of a longest path
 Solve = Callable[[Vectors], tuple[Whole, Vectors]]
-Batch = Float[NumpyArray, " batch"]
 
 
 @short_repr
@@ -191,107 +177,3 @@ def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, V
     largest = int(weights.max(initial=0)) * int(cost_counts.sum(axis=1).max())
     parameter_counts = exact_integers(cost_counts, largest) @ exact_integers(weights, largest)
     return np.concatenate(lengths), parameter_counts
-
-
-class _Varying(NamedTuple):
-    """A group of costs that have one common value in each configuration of a batch."""
-
-    values: Batch
-    weights: dict[str, NumpyArray]  # by field, without the batch axis
-
-
-def makespans_by_form(program: Program, costs: Costs) -> Batch | None:
-    """Compute makespans (batch) [s] by finding and evaluating their closed form."""
-    # Costs need a batch axis. None if they vary in too many ways, or for too many facets. A sample
-    # runs through the recurrence too; an AssertionError says that it differs.
-    leaves = {name: np.asarray(leaf) for name, leaf in vars(costs).items() if leaf is not None}
-    constant, varying = _split(leaves)
-    if not 0 < len(varying) <= MAX_VARYING:
-        return None
-    directions = {CONSTANT: unchecked_costs(constant)}
-    directions |= {
-        f"varying {k}": unchecked_costs({**{name: np.zeros(1) for name in leaves}, **kind.weights})
-        for k, kind in enumerate(varying)
-    }
-    linear = linear_costs(program, directions)
-    envelope = find_facets(
-        functools.partial(solve, linear.program, linear.weights),
-        _domain(linear, varying),
-        len(directions),
-        MAX_FACETS,
-    )
-    if envelope.gap != 0:
-        return None
-    units = linear.units.tolist()
-    facets = tuple(
-        tuple(float(Fraction(count, unit)) for count, unit in zip(facet, units, strict=True))
-        for facet in envelope.facets.tolist()
-    )
-    dtype = varying[0].values.dtype
-    values = np.asarray(
-        largest_sum(facets, [np.ones(1, dtype), *(kind.values for kind in varying)])
-    )
-    _check(program, costs, values)
-    return values
-
-
-def _split(leaves: Mapping[str, NumpyArray]) -> tuple[dict[str, NumpyArray], list[_Varying]]:
-    """Return constant costs by field, and varying costs in groups of equal values."""
-    # Leaves have shape (batch, ..), or () if they are one number for all.
-    constant: dict[str, NumpyArray] = {}
-    varying: list[_Varying] = []
-    for name, leaf in leaves.items():
-        if leaf.ndim == 0:
-            constant[name] = leaf.astype(float)
-            continue
-        columns = leaf.reshape(len(leaf), -1)
-        is_constant = (columns == columns[:1]).all(axis=0)
-        constant[name] = np.where(is_constant, columns[0], 0).reshape(leaf.shape[1:]).astype(float)
-        for column in np.flatnonzero(~is_constant).tolist():
-            values = columns[:, column]
-            kind = next((kind for kind in varying if np.array_equal(kind.values, values)), None)
-            if kind is None:
-                if len(varying) > MAX_VARYING:  # too many: the caller gives up
-                    return constant, varying
-                kind = _Varying(values, {})
-                varying.append(kind)
-            weights = kind.weights.setdefault(name, np.zeros(leaf.shape[1:]))
-            weights.reshape(-1)[column] = 1.0
-    return constant, varying
-
-
-def _domain(linear: LinearCosts, varying: list[_Varying]) -> Cone:
-    """Return a cone of (constant, varying.., z) that contains the batch with some margin."""
-    cone, (unit, *units) = Cone.orthant(len(varying) + 2), linear.units.tolist()
-    for k, (kind, kind_unit) in enumerate(zip(varying, units, strict=True), 1):
-        low, high = (Fraction(float(end)) for end in (kind.values.min(), kind.values.max()))
-        margin = (high - low) / RANGE_STEPS
-        # a power of 2 below the margin keeps the whole numbers small
-        step = Fraction(2) ** (margin.numerator.bit_length() - margin.denominator.bit_length() - 1)
-        ends = (low // step * step, 1), ((high // step + 1) * step, -1)
-        for end, sign in ends:
-            row = np.zeros(len(varying) + 2, object)
-            # kind_unit * kind >= end * (unit * constant), in both units, times the denominator
-            row[k], row[0] = sign * kind_unit * end.denominator, -sign * unit * end.numerator
-            cone = cone.cut(row) if end > 0 or sign < 0 else cone
-    return cone
-
-
-def _check(program: Program, costs: Costs, values: Batch) -> None:
-    """Check a sample of the makespans against the recurrence."""
-    from pipejax.engine.batched.makespans import makespans  # forms are found without JAX
-
-    count = len(values)
-    rows = np.random.default_rng(0).choice(count, min(CHECKED, count), replace=False)
-    rows = np.union1d(rows, [values.argmin(), values.argmax()])
-    sample: Any = {
-        name: np.asarray(leaf)[rows] if np.ndim(leaf) else leaf
-        for name, leaf in vars(costs).items()
-        if leaf is not None
-    }
-    expected = np.asarray(makespans(program, unchecked_costs(sample), batch_size=len(rows)))
-    tolerance = ROUNDING * np.finfo(values.dtype).eps * np.sqrt(program.num_nodes)
-    # the relative error, or the value itself where 0 is expected
-    error = np.abs(values[rows] / np.where(expected, expected, 1) - (expected != 0)).max()
-    if error > tolerance:
-        raise AssertionError(f"the closed form of {program.name} is off by {error:g} of a makespan")
