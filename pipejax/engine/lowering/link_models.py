@@ -36,7 +36,8 @@ EAGER_MODEL = "queued"  # link model of buffered messages under rendezvous
 def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -> MessageTable:
     """Add messages to a program: as nodes on their links, or as edges with a lag.
 
-    Returns the messages with the node that carries each, and the lag of its arrival.
+    `order.messages` are edges between cells, `sent` the same messages between nodes. Returns `sent`
+    with the node that carries each message, and the lag of its arrival.
     """
     # The order of these edges matters, because at a tie the first edge into a node wins:
     # 1. into a transfer, from the op that makes the message;

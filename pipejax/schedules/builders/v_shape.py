@@ -116,6 +116,7 @@ def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
         yield run, span
         if span >= shortest:
             return
+        # the next run may let a worker wait longer, until it idles as much as the idlest one
         idle = spans - np.bincount(ops.worker, ops.end - ops.start, workers)
         shortest, order = span, order._replace(spare=(idle.max() - idle).tolist())
 
@@ -404,7 +405,9 @@ def _with_vocabulary(
     name: str, table: ScheduleTable, gradient: Phase, variant: int, overlap: bool
 ) -> ScheduleTable:
     """Add vocabulary passes and exchanges to a table, and delay its backwards for them."""
-    # `gradient` is the phase of input gradients, B or I.
+    # `gradient` is the phase of input gradients, B or I. Passes are a broadcast X, logits S, their
+    # reduction Y, gradients T, and in variant 1 a second reduction Z. Each reduction delays the
+    # backwards by an interval, the time of a microbatch.
     grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
     interval = durations(table)[0].sum() / table.num_microbatches

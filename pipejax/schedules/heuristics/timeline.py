@@ -71,6 +71,16 @@ class Work(NamedTuple):
         return Phase.I if Phase.I in self.durations else Phase.B
 
 
+class _Output(NamedTuple):
+    """An op that waits for another op, and the message between them."""
+
+    phase: Phase
+    stage: int
+    link: tuple[int, int]  # workers of the two ops
+    transmit: Time  # on the link; 0 within a worker
+    lag: Time  # after it
+
+
 class _Effects(NamedTuple):
     """Effects on time and memory of the ops of one phase, pipe and stage."""
 
@@ -78,8 +88,7 @@ class _Effects(NamedTuple):
     duration: Time
     allocated: Time  # change of memory at the start
     freed: Time  # change of memory at the end
-    # phase and stage of the ops that wait for it, link (two workers), transmit time, lag
-    outputs: Sequence[tuple[Phase, int, tuple[int, int], Time, Time]]
+    outputs: Sequence[_Output]
 
 
 class Timeline:
@@ -148,7 +157,7 @@ class Timeline:
         """Return the effects of an op: its memory, and the ops that wait for it."""
         work, row = self.work, self.work.placement[pipe]
         gradient, last = work.gradient, len(row) - 1
-        outputs: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
+        outputs = []
         after_forward = (Phase.F, Phase.F, stage + 1)
         if stage == last:
             after_forward = (Phase.F, gradient, last)
@@ -165,7 +174,8 @@ class Timeline:
                 if target != stage:
                     transmit = work.transmit[direction][pipe][boundary]
                     lag = work.lag[direction][pipe][boundary]
-                outputs.append((consumer, target, (row[stage], row[target]), transmit, lag))
+                link = row[stage], row[target]
+                outputs.append(_Output(consumer, target, link, transmit, lag))
         size = {"whole": work.sizes[stage], "for_w": work.weight_sizes[stage]}
         allocated, freed = (held_change(phase, moment, **size) for moment in (START, END))
         return _Effects(row[stage], work.durations[phase][stage], allocated, freed, outputs)
