@@ -142,7 +142,8 @@ def _evaluate_named(sweep: Sweep, at: Values, systems: System) -> Steps:
 
 def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> Steps:
     """Evaluate a schedule and workload on all systems, or report why it is illegal."""
-    # The generator yields once, when the first batch of systems is priced: see `_one_ahead`.
+    # The generator yields once, when the first batch of systems is priced; the rest runs while the
+    # next point is prepared: see `_one_ahead`.
     num_systems = len(np.asarray(systems.gpus_per_node))
     variables = sweep_variables(sweep)
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}

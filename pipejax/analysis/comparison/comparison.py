@@ -324,7 +324,10 @@ def compare(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
-    formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
+    formula = None
+    if form.bubble_ratio:
+        _, function = form.bubble_ratio
+        formula = function(shape)
     slots = {**mean_slots(costs, table), **(slots or {})}
     table_ratio, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
     formula_in_flight: int | None = None

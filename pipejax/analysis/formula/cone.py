@@ -45,8 +45,9 @@ class Cone(NamedTuple):
 
     def cut(self, normal: Vector) -> "Cone":
         """Return the part of the cone where normal . x >= 0; `normal` has shape (dims)."""
-        # Rays r1, r2, r3 with heights 2, 0, -1: r1 and r2 stay, r3 goes. If r1 and r3 are
-        # neighbours, their edge crosses the border at 1 r1 + 2 r3, a new ray.
+        # A ray's height is normal . ray. Rays r1, r2, r3 of heights 2, 0, -1: r1 and r2 stay, r3
+        # goes. If r1 and r3 are neighbours, their edge crosses the border (height 0) at
+        # 1 r1 + 2 r3, a new ray. A ray on the border of an inequality is tight on it.
         heights = self.rays @ exact_integers(normal, int(np.abs(normal).max()) * self.largest_sum)
         stays = heights >= 0
         above, below = self._crossed_edges(np.flatnonzero(heights > 0), np.flatnonzero(~stays))
@@ -79,9 +80,7 @@ class Cone(NamedTuple):
         # least dims - 2, and no third ray is tight on all of these. Four rays in three dims, tight
         # on {a, b}, {b, c}, {c, d}, {d, a}: the first two are neighbours, as only they share b.
         tight = self.tight.astype(np.float32)  # counts below 2^24 are exact, and BLAS adds them
-        with np.errstate(
-            invalid="ignore"
-        ):  # of zeros and ones none is, but BLAS may raise the flag
+        with np.errstate(invalid="ignore"):  # BLAS may raise the flag, though no number is invalid
             num_shared = tight[above] @ tight[below].T  # (above, below)
         above_rows, below_columns = np.nonzero(num_shared >= self.rays.shape[1] - 2)
         above, below = above[above_rows], below[below_columns]

@@ -96,6 +96,7 @@ class _Search:
 
     def add(self, path_counts: list[tuple[int, ...]], max_facets: int) -> None:
         """Add a facet for each path's counts: cut the cone by `z >= counts . theta`."""
+        # A ray of the cone is (theta, z): values of the parameters and a bound of the makespan.
         for counts in path_counts[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1

@@ -158,7 +158,8 @@ def formula_family(
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
     forms = {}
     for n in (*numbers, *later):
-        check_types(program=(lowered := program(n), Program))
+        lowered = program(n)
+        check_types(program=(lowered, Program))
         forms[n] = formula(lowered, parameters(n) if callable(parameters) else parameters)
     facets_at = {
         n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
@@ -166,9 +167,11 @@ def formula_family(
     max_period = len(numbers) // (degree + 1 + NUM_CHECKS) * step
     for period in range(step, max_period + 1, step):
         fit = _fit_period(numbers, later, facets_at, period, degree)
-        if fit is None or fit[0] > numbers[len(numbers) // 2]:
+        if fit is None:
             continue
         first, branches = fit
+        if first > numbers[len(numbers) // 2]:
+            continue
         names = next(iter(forms.values())).parameters
         found_on = tuple(n for n in numbers if n >= first)
         verified_on = tuple(n for n in later if n >= first)

@@ -15,13 +15,12 @@ from pipejax.base.display import short_repr
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import LINK_COSTS, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
-from pipejax.schedules.cells.ops import MICROBATCH, STAGE, WORKER, Phase
+from pipejax.schedules.cells.ops import BACKWARDS, MICROBATCH, STAGE, WORKER, Phase
 
 MAX_DENOMINATOR = 10**4  # of a weight such as a third
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
 MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
 PLACES = ("first", "mid", "last")
-BACKWARDS = ("B", "I", "W")
 MAX_SHOWN_DENOMINATOR = 1000  # fractions with a larger one are written as decimals
 MAX_SHOWN_IF_DECIMAL = 8  # the same of fractions that six decimals write exactly
 
@@ -46,10 +45,12 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     """Name the parameters that set all of a program's costs: phases, and messages c_F and c_B."""
     layout = program.layout
     phases = {*layout.phases, *layout.paired_phases}
-    backward = {Phase.I, Phase.W} if phases & {Phase.I, Phase.W} else phases & {Phase.B}
-    # a load takes as long as its offload
-    usual = phases - {Phase[letter] for letter in BACKWARDS} - {Phase.L} | backward
-    selected = {p for p in usual if p.kind.scope == MICROBATCH} | (phases & {*layout.custom_phases})
+    # B has the cost of I and W together, so it is no parameter beside them; a load costs as much as
+    # its offload
+    if phases & {Phase.I, Phase.W}:
+        phases = (phases - {Phase.B}) | {Phase.I, Phase.W}
+    phases -= {Phase.L}
+    selected = {p for p in phases if p.kind.scope == MICROBATCH or p in layout.custom_phases}
     name_by_field: dict[str, str] = {}
     for phase in layout.timed:  # of phases that share a cost, the first one names it
         if phase in selected:
@@ -101,7 +102,7 @@ def _add_derived_times(
     """Add costs that follow from a parameter's: B = I + W, or I = W = B / 2, and L = O."""
     # `share` has the one field that the parameter names, `times` those that any parameter names. If
     # no parameter names I or W, {"backward": 1} gets input_grad and weight_grad 0.5, too.
-    b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
+    b, i, w = (PHASE_FIELDS[phase.name] for phase in BACKWARDS)
     factors = {}  # of a derived field, by the field that it follows from
     if b in times and i not in times and w not in times:
         factors = {i: {b: 0.5}, w: {b: 0.5}}

@@ -120,8 +120,10 @@ class PathRanking:
         """Return whether a node has a path of this rank (0 is the longest), and compute it."""
         if rank < len(self._known_paths(node)) or node in self._exhausted:
             return rank < len(self._known_paths(node))
-        # the next path to a node may need the next one to its predecessor, and so on to the
-        # source: a stack instead of a recursion, which would be as deep as the graph
+        # The candidates of a node are, for each edge into it, the next path over that edge; the
+        # longest of them is the next path to the node. After a path over an edge, the candidate of
+        # that edge needs the next path to the predecessor, which may need the next one to its own,
+        # and so on to the source: a stack, as a recursion would be as deep as the graph.
         stack = [node]
         while stack:
             current = stack[-1]
@@ -131,7 +133,7 @@ class PathRanking:
                 column, pred_rank = self._last_edge[current]
                 pred = self._pred(current, column)
                 if pred_rank + 1 == len(self._known_paths(pred)) and pred not in self._exhausted:
-                    stack.append(pred)
+                    stack.append(pred)  # first the predecessor's next path
                     continue
                 del self._last_edge[current]
                 self._push(current, column, pred_rank + 1)

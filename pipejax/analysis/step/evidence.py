@@ -125,8 +125,9 @@ def operand_bits(precision: str) -> int:
 def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
     """Return each row's regime; `per_node` is the default number of accelerators per node."""
     # The accelerators that experts are spread over are neighbours: they fill a node first.
-    nodes = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
-    experts = (rows.column("experts") > 0) * (1 + (rows.expert > nodes))
+    node_size = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
+    # index in `EXPERTS`: 0 without experts, 1 if they are within a node, 2 if across nodes
+    experts = np.where(rows.column("experts") > 0, 1 + (rows.expert > node_size), 0)
     bits = map(operand_bits, rows.precision.tolist())
     columns = zip((rows.zero >= 3).tolist(), experts.tolist(), bits, strict=True)
     return [Regime(*values) for values in columns]

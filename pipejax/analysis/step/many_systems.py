@@ -237,9 +237,10 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     """Reduce work to distinct stages and boundaries; return it with each stage's index."""
     # Stages with equal leaves of `unplaced` and of the fields in `names` cost the same; so do
-    # boundaries with equal `links`. Of each kind the first is the example.
+    # boundaries with equal `links`. Of equal stages the first is the example: stages a b b b c have
+    # the examples 0 1 4, and the indices 0 1 1 1 2 among these.
     stages = work.stages
-    # places matter to stages with copies, and to the two ends of the pipeline
+    # where a stage is matters only to stages with copies, and to the two ends of the pipeline
     has_no_place = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
     unplaced = stages._replace(
         nearest=np.where(has_no_place, 0.0, stages.nearest),

@@ -155,6 +155,13 @@ class RowBatch(NamedTuple):
         return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), result)
 
 
+class _Timed(NamedTuple):
+    """The time that a measured row is about: of a step, or of an op."""
+
+    op: str  # `STEP`, or the letter of an op
+    stage: int  # of the op
+
+
 class StepTimes:
     """Step times (or, for rows of a profile, op times) of measured rows on any system."""
 
@@ -173,12 +180,12 @@ class StepTimes:
         """
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
+        ops_and_stages = rows.op.tolist(), rows.stage.tolist()
         self.size = len(rows)
         self.workloads = row_workloads(rows)
         self.tables = row_tables(rows)
         self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
-        # what was measured in each row: `STEP`, or an op and its stage
-        self.timed = [(str(op), int(stage)) for op, stage in zip(rows.op, rows.stage, strict=True)]
+        self._timed = [_Timed(op, stage) for op, stage in zip(*ops_and_stages, strict=True)]
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         self._links = [name or link for name in rows.link.tolist()]
         self.programs = list(map(self._lower, self.tables, self._links))
@@ -224,8 +231,10 @@ class StepTimes:
         self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], structure: Any, shapes: Shapes
     ) -> RowBatch:
         """Combine rows into a batch; their inputs have one structure and equal shapes."""
-        timed = [self.timed[row] for row in rows]
-        programs = {k: self.programs[row] for k, row in enumerate(rows) if timed[k][0] == STEP}
+        # rows of steps need the costs of their programs; rows of profiles need the cost of an op
+        timed = [self._timed[row] for row in rows]
+        steps = [k for k, row in enumerate(timed) if row.op == STEP]
+        programs = {k: self.programs[rows[k]] for k in steps}
         ops = _rows_by_op(timed)
         fields = {"forward"} | _program_fields(programs.values()) | {field for field, _, _ in ops}
         kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), structure, shapes)
@@ -236,7 +245,7 @@ class StepTimes:
         """Predict the step time of each row [s]."""
         seconds = np.empty(self.size)
         for row, costs in enumerate(self._costs(system)):
-            op, stage = self.timed[row]
+            op, stage = self._timed[row]
             if op == STEP:
                 program = self._program(row, costs)
                 vector = np.asarray(cost_vector(program, costs))
@@ -362,7 +371,7 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
     return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
 
 
-def _rows_by_op(timed: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
+def _rows_by_op(timed: Sequence[_Timed]) -> tuple[tuple[str, Rows, Rows], ...]:
     """Group rows of profiles by op; return the op's cost field, the rows and their stages."""
     row_ops, stages = (np.array(column) for column in zip(*timed, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}

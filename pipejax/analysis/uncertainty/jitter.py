@@ -217,14 +217,15 @@ def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, "columns samples"]]]:
     """Yield blocks of samples: first sample, makespans (samples) [s], counts on their paths."""
-    # a column is an op or a message
+    # A column is an op or a message. A group is 64 samples with random generators of their own, so
+    # factors do not depend on the sizes of blocks: group 2 has samples 128 to 191.
     columns = len(per_op.ops) + len(per_op.messages) * len(per_op.message_seconds)
     groups = min(MAX_GROUPS, max(1, max_bytes // (BYTES_OF_COLUMN * GROUP * columns)))
     draw = functools.partial(_durations, per_op, factors, workers, seed)
     for start in range(0, samples, groups * GROUP):
         count = min(groups * GROUP, samples - start)
-        numbers = range(start // GROUP, -(-(start + count) // GROUP))
-        durations = np.concatenate(list(map(draw, numbers)), axis=1)[:, :count]
+        group_numbers = range(start // GROUP, -(-(start + count) // GROUP))
+        durations = np.concatenate(list(map(draw, group_numbers)), axis=1)[:, :count]
         values, counts = run_many_on_host(per_op.program, durations)
         yield start, values, counts[1:]
 
@@ -268,8 +269,8 @@ def _look_up(
     table: Float[NumpyArray, " knots"], score: Float[NumpyArray, "count samples"]
 ) -> Float[NumpyArray, "count samples"]:
     """Return factors at normal scores, interpolated in a table with evenly spaced knots."""
+    # Position 2.3 is between knots 2 and 3: the factor is 0.7 table[2] + 0.3 table[3].
     last = len(table) - 1
-    # 2.3: between knots 2 and 3
     position = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))
     knot = np.clip(position.astype(np.int32), 0, last - 1)
     return table[knot] + np.diff(table)[knot] * (position - knot.astype(np.float32))

@@ -255,6 +255,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
     """Price all layouts: bounds of their step times, and their memory."""
     bound, memory = np.empty((2, len(layouts)))
     done = 0
+    # layouts of equal schedule, workers and stages are one shape; memory needs M as well
     for group_rows in _rows_at_once(request, layouts):
         groups = [layouts.take(rows) for rows in group_rows]
         shapes = [program_shape(request, group, 0) for group in groups]
