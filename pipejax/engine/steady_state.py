@@ -238,6 +238,7 @@ class _Columns:
 
 def _backwards_of_pairs(program: Program) -> dict[int, Key]:
     """Return the kind and microbatch of each fused pair's backward, by the pair's node."""
+    # A kind is phase, stage, pipe, worker, sender and receiver. The pipe is that of the microbatch.
     layout = program.layout
     pair_nodes, microbatch = np.asarray(program.fused).T
     pair = np.asarray(program.duration_index)[pair_nodes] - layout.first_pair

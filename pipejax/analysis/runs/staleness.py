@@ -206,6 +206,7 @@ def _successors(table: ScheduleTable, versions: Versions, applied: PerGradient) 
     """Return the update that replaces the weights each forward reads; a huge number if none."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)
+    # index of a stage's copy on a worker in a run; run r trains on microbatches r, r + runs, ...
     copy = (table.placement[pipe].T * table.num_stages + stage) * runs + microbatch % runs
     # row: copy of a stage in a run; column: version; value: the update that replaces the version
     num_versions = int(versions.updates.max()) + 1

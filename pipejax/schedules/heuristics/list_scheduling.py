@@ -261,6 +261,7 @@ class _ListScheduler:
 
     def youngest_activation(self, worker: int) -> int | None:
         """Return the latest microbatch whose activation may be offloaded, or None."""
+        # Gradients come in order of microbatches: if one is due soon, so are all earlier ones.
         running = self.running[worker]
         num_ended = self.timeline.done[F][0][worker]
         if running is not None and running.phase is F:

@@ -228,7 +228,7 @@ class _Saver:
     ) -> None:
         self._request, self._layouts, self._estimates = request, layouts, estimates
         self._tell, self._out = tell, out
-        self._saved = time.perf_counter()
+        self._last_save = time.perf_counter()
 
     def after_program(self) -> None:
         """Report progress, and save to a .zarr store if the last save is long ago."""
@@ -236,10 +236,10 @@ class _Saver:
         self._tell(done, int(self._estimates.fits.sum()), "layouts evaluated")
         if self._out is None or self._out.suffix != ".zarr":
             return
-        if time.perf_counter() - self._saved > SAVE_INTERVAL:
+        if time.perf_counter() - self._last_save > SAVE_INTERVAL:
             columns = layout_columns(self._request, self._layouts, self._estimates)
             save_columns(self._out, self._request, columns, replace=True)
-            self._saved = time.perf_counter()
+            self._last_save = time.perf_counter()
 
 
 def _find_layouts(

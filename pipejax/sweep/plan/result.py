@@ -242,6 +242,8 @@ class UnderLaunchers(NamedTuple):
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
     """Evaluate a layout under the defaults of each launcher, if the request names no launcher."""
+    # Launchers under which the layout has equal costs share one result; those with the costs of the
+    # scenario have none.
     if request.launcher:
         return ()
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
