@@ -427,7 +427,7 @@ def test_rules_for_places_of_other_stages_scale_no_divided_stages():
     # stage 1 of 4 is no stage 1 of 8
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     costs = pj.Costs(forward=[6.0, 6.0, 6.0, 9.0], backward=12.0)
-    for rules, count in ("compute@stage1*1.2", 0), ("compute@worker1*1.2", 2):
+    for rules, count in ("compute@stage1*1.2", 0), ("compute@worker1*1.2", 3):
         edit = pj.costing.ScaledTimes(rules)
         begin = first_candidate(pj.Scenario(table, costs=costs).with_edit(edit))
         assert len([*schedules(begin, ["interleaved-1f1b"])]) == count

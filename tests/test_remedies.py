@@ -295,9 +295,11 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
     ("launcher", "is_combined", "line"),
     [
         ("DeepSpeed", False, "-m gpt3-175b -P 4 -M 16 --tensor-parallel 8 --recompute full"),
-        ("Megatron-LM", True, "-m llama3-8b -P 4 -M 16 --tensor-parallel 2 --zero 1"),
+        ("Megatron-LM", False, "-m llama3-8b -P 4 -M 16 --tensor-parallel 2 --zero 1"),
         ("torchtitan", True, "-m llama3-8b -P 4 -M 8 --recompute full"),
-        ("Megatron-LM", True, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
+        ("Megatron-LM", False, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
+        ("Megatron-LM", True, "-m llama3-8b -P 4 -M 8 --tensor-parallel 2 --recompute full"),
+        ("Megatron-LM", True, "-m llama3-8b -P 8 -M 8 --tensor-parallel 2 --zero 1"),
     ],
 )
 def test_a_shelf_shows_its_largest_remedy(answer, call, launcher, is_combined, line):
@@ -338,3 +340,84 @@ def test_repairs_come_before_faster_hardware(answer, tmp_path, name):
         assert first["saves"] * weights[0] >= second["saves"] * weights[1]
     kinds = {"link": "repair", "slow link": "hardware", "slow stage": "repair"}
     assert rows[0]["kind"] == kinds[name]
+
+
+# all numbers of stages per worker
+
+EDGES = {"embedding_units": 1, "loss_units": 1}
+SPLIT = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 4, "zero": 1}
+EXPERTS = {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 16, "zero": 1}
+STAGED = [  # launcher, its schedules, model, system, workers, microbatches, fields of the workload
+    (
+        "torchtitan",
+        ("interleaved-1f1b", "interleaved-zb"),
+        "llama3-70b",
+        "h100",
+        4,
+        8,
+        SPLIT | EDGES,
+    ),
+    ("torchtitan", ("interleaved-zb", "looped-bfs"), "llama3-8b", "a100", 4, 8, EDGES),
+    (
+        "Megatron-LM",
+        ("interleaved-1f1b",),
+        "mixtral-8x22b",
+        "h200",
+        4,
+        16,
+        EXPERTS | {"expert_parallel": 8, "expert_tensor_parallel": 1},
+    ),
+    (
+        "MaxText",
+        ("circular",),
+        "llama3-8b",
+        "h200",
+        2,
+        8,
+        {"recompute": "full", "data_parallel": 4},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", STAGED, ids=lambda case: f"{case[0]} {case[2]}")
+def test_no_number_of_stages_per_worker_that_fits_is_faster(case):
+    launcher, names, model, system, workers, microbatches, fields = case
+    model, system = pj.load_model(model), pj.load_system(system)
+    workload = pj.Workload(model, minibatch=microbatches, **fields)
+    size = {"num_workers": workers, "num_microbatches": microbatches}
+    table = pj.schedules.build("1f1b", **size)
+    result = pj.explain(
+        table, workload, system=system, schedules=["1f1b", *names], launcher=launcher
+    )
+    seconds, needs = [], []
+    for name, count in itertools.product(names, range(2, 17)):
+        other = pj.schedules.build(name, **size, stages_per_worker=count)
+        try:
+            launch = pj.costing.launches(workload, other, launcher)[0]
+        except ValueError:  # fewer layers than stages
+            continue
+        if not launch.lacks:
+            costs = pj.stage_costs(workload, system, other)
+            seconds.append(pj.evaluate(other, costs).step_time)
+            needs.append(pj.memory_bytes(workload, other).max())
+    fitting = np.array(seconds)[np.array(needs) <= result.memory.limit]
+    assert len({*seconds}) > 2
+    remedies = [r for r in result.remedies if r.kind == "schedule" and r.shelf == "launcher"]
+    steps = [result.step_time, *(remedy.step_time for remedy in remedies)]
+    assert min(steps) == pytest.approx(min([result.step_time, *fitting]), rel=1e-12)
+    is_ruled_out = min(steps) - min(seconds) > 0.01 * result.step_time
+    assert any(fault.kind == "memory" for fault in result.faults) == is_ruled_out
+
+
+@pytest.mark.parametrize(("layers", "best"), [(12, 12), (9, 9), (5, 5), (7, 7), (34, 2)])
+def test_measured_layers_give_the_numbers_of_stages_per_worker(layers, best):
+    """Without messages a step is (M + (P - 1) / V) (F + B): most stages are fastest."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    result = pj.explain(
+        table, costs, stage_layers=[layers] * 4, memory_limit=20, schedules=["interleaved-1f1b"]
+    )
+    (remedy,) = (remedy for remedy in result.remedies if remedy.kind == "schedule")
+    assert remedy.what == f"schedule interleaved-1f1b, stages per worker {best}"
+    assert remedy.launchers
+    assert remedy.step_time == pytest.approx((8 + 3 / best) * 3)

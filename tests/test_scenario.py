@@ -1,6 +1,7 @@
 """A scenario as a command line is read back as itself, and parts of one are what its record says."""
 
 import dataclasses
+import itertools
 import json
 import random
 import shlex
@@ -320,3 +321,32 @@ def test_nodes_of_places_of_measured_times():
     times = GivenTimes(times={"forward": 1.0, "backward": 2.0}, messages=({}, {}), nodes=(3,))
     scenario = pj.Scenario("1f1b", 6, 8, costs=times)
     assert scenario.place_nodes(scenario.table()).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data_parallel": 4, "zero": 1},
+        {"recompute": "full", "stragglers": ((1, 1.5),)},
+        {"embedding_units": 1, "loss_units": 1, "worker_places": (3, 1, 0, 2)},
+        {"data_parallel": 2, "zero": 3, "overlap": 0.5},
+    ],
+)
+def test_schedules_that_share_prices_have_the_prices_of_their_own_tables(fields):
+    """One source prices all schedules; each table alone has the same costs."""
+    workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, **fields)
+    system = pj.load_system("h100")
+    source, num_priced = ModelCosts(workload, system), 0
+    edits = (), (RecomputeCells(),), (ShardingCells(lookahead=(1,)),)
+    names = [name for name, builder in pj.schedules.REGISTRY.items() if not builder.planned]
+    for name, edit, count in itertools.product(names, edits, (8, 16)):
+        try:
+            scenario = pj.Scenario(name, 4, count, costs=source, edits=edit)
+            table, costs = scenario.table(), scenario.table_costs()
+        except ValueError:  # no such table, or whole weights
+            continue
+        alone = vars(pj.stage_costs(workload, system, table))
+        for field, value in vars(costs).items():
+            np.testing.assert_array_equal(value, alone[field], err_msg=f"{name} {edit} {field}")
+        num_priced += 1
+    assert num_priced > 20

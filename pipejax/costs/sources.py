@@ -179,7 +179,8 @@ class ModelCosts(CostSource):
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Price a table; the list has one entry, because the system determines all links."""
-        from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
+        # most runs start without them
+        from pipejax.costs.stage.stage_costs import price_key, stage_costs
 
         if table.grammar.lane_sharding and self.workload.zero < 2:
             raise ArgumentError(
@@ -188,7 +189,11 @@ class ModelCosts(CostSource):
                 "gathers and reductions beside compute need split weights: give zero 3, or 2 for "
                 f"gradients alone, got {self.workload.zero}",
             )
-        costs = stage_costs(self.workload, self.system, table, lengths=self.lengths)
+        prices = vars(self).setdefault("_prices", {})  # shared by tables of equal stages
+        key = price_key(self.workload, table) if self.lengths is None else None
+        if key is None or key not in prices:
+            prices[key] = stage_costs(self.workload, self.system, table, lengths=self.lengths)
+        costs = prices[key]
         if kinds := _kinds_without_time(costs, table):
             text = f"says nothing of kinds {', '.join(kinds)} of {table.name}: give their times"
             raise wrong("model", text)

@@ -123,7 +123,7 @@ class Candidate:
     def rebuilt(self, what: str, *assumes: str, **schedule: Any) -> "Candidate":
         """Return the candidate with another schedule or another number of microbatches."""
         other = self.changed(what, self.scenario.replace(**schedule), *assumes)
-        layers = _restage_layers(self.layers, other.table.num_stages)
+        layers = restage_layers(self.layers, other.table.num_stages)
         return dataclasses.replace(other, layers=layers)
 
     def with_table(
@@ -133,7 +133,7 @@ class Candidate:
         return self.changed(what, self.scenario.with_table(table), *assumes, search=search)
 
 
-def _restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
+def restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
     """Return layers per stage after stages merge or divide; empty if a layer would be divided."""
     if not layers:
         return ()

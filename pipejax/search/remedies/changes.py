@@ -1,7 +1,7 @@
 """Changes that may shorten a step: functions from a candidate to changed candidates."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from pipejax.search.orders.microbatches import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
 from pipejax.search.partition.partition import layers as split_layers
-from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch
+from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, restage_layers
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
@@ -33,13 +33,8 @@ Stages = Float[NumpyArray, " stages"]
 WHOLE_EDGES = "layers cost the same anywhere; embedding and head are whole, on the outer stages"
 MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
-VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
-    "interleaved-1f1b": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
-    "interleaved-zb": ({"stages_per_worker": 2}, {"stages_per_worker": 4}),
-    "looped-bfs": ({"stages_per_worker": 2},),
-    "circular": ({"stages_per_worker": 2},),
-    "hanayo": ({"waves": 1}, {"waves": 2}),
-}
+MAX_STAGES = 16  # of a worker, as in `plan`
+MAX_UNKNOWN_STAGES = 4  # of a worker, if measured stages have unknown layers
 SEARCH_STEPS = 10  # of each search of an order or of places
 SOLVER_SECONDS = 8.0
 # builders that try many orders for the times of the run
@@ -59,11 +54,12 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
         names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
     has_host = scenario.table_costs().offload is not None
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+    counts = _stage_counts(run)
     for name in names:
         takes = find(name).options
         if "slices" in takes or ("offload" in takes and not has_host):
             continue  # ops of slices take other times
-        for options in VARIANTS.get(name, ({},)):
+        for options in stage_options(name, counts):
             if (name, options) == (scenario.schedule, scenario.options):
                 continue
             option_text = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
@@ -80,6 +76,33 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
             yield other.changed(other.what, other.scenario, *_assumptions(run, other))
+
+
+def _stage_counts(run: Candidate) -> list[int]:
+    """List the numbers of stages per worker, above one, that the run's layers allow."""
+    workload, workers, limit = run.scenario.source.workload, run.table.num_workers, MAX_STAGES
+    if workers == 1:
+        return []  # more stages change nothing
+    if workload is not None and not workload.pipeline_layout:
+        units = workload.embedding_units + workload.loss_units
+        limit = min(limit, (int(workload.model.layers) + units) // workers)
+    elif not run.layers:
+        least = MAX_UNKNOWN_STAGES if workload is None else 1
+        limit = max(least, run.table.stages_per_worker)
+    counts = range(2, limit + 1)
+    if not run.layers:
+        return [*counts]
+    return [count for count in counts if restage_layers(run.layers, workers * count)]
+
+
+def stage_options(name: str, counts: Sequence[int]) -> list[dict[str, int]]:
+    """List the options with which a schedule has these numbers of stages per worker, if any."""
+    builder = find(name)
+    if "waves" in builder.options:
+        return [{"waves": count // 2} for count in counts if count % 2 == 0]
+    if builder.planned or "stages_per_worker" not in builder.options:
+        return [{}]
+    return [{"stages_per_worker": count} for count in counts]
 
 
 def _edge_rules(old: Candidate, new: Candidate) -> list[str]:

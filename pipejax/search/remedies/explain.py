@@ -332,7 +332,8 @@ def named_scenario(scenario: Scenario) -> Scenario:
         return scenario
     table = scenario.replace(edits=()).table()
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    options = changes.VARIANTS.get(table.name, ({},)) if table.name in REGISTRY else ()
+    counts = [table.stages_per_worker]
+    options = changes.stage_options(table.name, counts) if table.name in REGISTRY else ()
     matches = [(table.name, variant) for variant in options]
     for name, variant in filter(None, (registered(table), *matches)):
         match = scenario.replace(schedule=name, options=variant, **size)
@@ -430,19 +431,19 @@ class _Shelves:
         """Keep remedies that shorten the step or make it fit; of alternatives, the best."""
         base, memory, remedies = self.memory.begin, self.memory, []
         min_gain = changes.MIN_GAIN * base.step_time if memory.fits(base) else -math.inf
+        served: set[str] = set()  # launchers that have a remedy, "" for none
         for candidate in sorted(self.candidates(kind, base), key=_step_time):
             if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
                 continue
             if len(candidate.assumes) > MAX_ASSUMPTIONS:
                 self.skipped.append(candidate)
-            else:
-                launchers = self.launchers(kind, base, candidate)
-                remedies.append(self.remedy(kind, candidate, launchers))
-        if kind not in BEST_ONLY:
-            return remedies
-        names = {name for remedy in remedies for name in remedy.launchers or [""]}
-        best = [next(r for r in remedies if name in (r.launchers or [""])) for name in names]
-        return [remedy for remedy in remedies if any(remedy is other for other in best)]
+                continue
+            launchers = self.launchers(kind, base, candidate)
+            if kind in BEST_ONLY and served.issuperset(launchers or [""]):
+                continue
+            served.update(launchers or [""])
+            remedies.append(self.remedy(kind, candidate, launchers))
+        return remedies
 
     def launchers(self, kind: str, old: Candidate, new: Candidate) -> tuple[str, ...]:
         """List the launchers whose options can apply a change."""

@@ -509,10 +509,10 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
     ops = PipelineOps.select(trace, runs)
     for k, usual, ratio, z in _find_outliers(np.log(np.maximum(end - begin, 1e-12)), 0.0):
         place, warmup = {"step": int(steps[k])}, " in the warm-up" if k == 0 else ""
-        excess = (ratio - 1) * usual
+        lost = (ratio - 1) * usual
         why = f"took {ratio * usual:.3g} s{warmup}, {ratio:.3g} times the median step"
-        why += _late_op(trace, ops, place["step"], excess)
-        yield Suspect("step", str(steps[k]), excess, ratio, z, why, place)
+        why += _late_op(trace, ops, place["step"], lost)
+        yield Suspect("step", str(steps[k]), lost, ratio, z, why, place)
     median_op = float(np.median(ops.seconds))
     is_consecutive = np.diff(steps) == 1
     gaps = (begin[1:] - end[:-1])[is_consecutive] / median_op
