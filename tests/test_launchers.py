@@ -817,7 +817,7 @@ def test_checkpoints_of_pytorch_recompute_in_w_too(answer, tmp_path, recompute):
         "explain", "-s", "1f1b", "-P", 4, "-M", 16, *run, "--schedules", *schedules[1:2]
     )
     for remedy in advice["remedies"]:
-        if remedy["what"].startswith("schedule interleaved-zb"):
+        if remedy["what"].startswith("schedule interleaved-zb, stages per worker 2"):
             assert remedy["step_time"] == pytest.approx(expected, rel=1e-9)
     planned = ("--gpus", 16, "--pipeline", 4, "-V", 2, "--tensor", 2, "--microbatch-size", 1)
     plan = answer(

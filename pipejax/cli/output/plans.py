@@ -86,7 +86,7 @@ MAX_TIES = 2  # other layouts of an idea that a row names
 MAX_SOURCES = 2  # publications that a line names
 MAX_BREAK_EVEN = 2  # numbers of the machine that a report names
 OVERLAPS = (  # fields of a workload, name of the traffic, and the option
-    ("overlap", "gradients and weights", "--overlap"),
+    ("overlap", "exchange of gradients and weights", "--overlap"),
     ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
 )
 
@@ -216,8 +216,8 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
     overlaps = []
     for name, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
-        amount = {0.0: "no ", 1.0: ""}.get(share, f"{100 * share:g} % of ")
-        overlaps.append(f"{amount}{traffic} beside compute ({flag})")
+        when = {0.0: "after", 1.0: "beside"}.get(share, f"{100 * share:g} % beside")
+        overlaps.append(f"{traffic} {when} compute ({flag})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join(overlaps)}; gradients of {gradient_bits:g} bits")
     cases = "; ".join(

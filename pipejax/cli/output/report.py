@@ -441,9 +441,12 @@ def table_sizes(table: Any) -> dict[str, Any]:
 
 def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     """Return the heading of a report: the schedule, its edits and its sizes."""
+    names = ("workers", "stages", "microbatches")
+    counts = ", ".join(
+        f"{sizes[name]} {name.removesuffix('s' * (sizes[name] == 1))}" for name in names
+    )
     return (
-        f"[bold]{escape(sizes['schedule'])}[/]{note}, {sizes['workers']} workers, "
-        f"{sizes['stages']} stages, {sizes['microbatches']} microbatches"
+        f"[bold]{escape(sizes['schedule'])}[/]{note}, {counts}"
         f"{' in {slices} slices'.format(**sizes) if 'slices' in sizes else ''}"
     )
 
