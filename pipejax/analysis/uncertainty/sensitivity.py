@@ -167,37 +167,25 @@ def is_possible(model: Model, parameter: str, factor: float) -> bool:
     return True
 
 
-class _Point(NamedTuple):
-    """All numbers that costs depend on, which are arguments of the pricing function."""
-
-    model: Model
-    system: System
-    assigned: StageLayers
-    microbatch_size: Number
-
-
-def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
-    """Collect the numbers of a workload and a system in float64, without names."""
-    # texts would be part of a compiled function's key: a compilation for each system
+def _prices(
+    table: ScheduleTable,
+    workload: Workload,
+    system: System,
+    logs: Float[NumpyArray, "batch parameters"],
+    *,
+    slopes: bool = False,
+) -> tuple[Costs, Any]:
+    """Return costs (batch, ...), given logarithms of factors, and their slopes if wanted."""
     check_machine(workload, system)
     check_whole(table, "sensitivity")
-    model = dataclasses.replace(workload.model, name="", source="")
-    machine = dataclasses.replace(system, name="", source="", calibration=None)
-    point = _Point(model, machine, assign_layers(workload, table), workload.microbatch_size(table))
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
+    model, assigned = workload.model, assign_layers(workload, table)
+    microbatch_size = workload.microbatch_size(table)
 
-
-@dataclasses.dataclass(frozen=True)
-class _ScaledPrices:
-    """Function that prices a workload with each parameter multiplied by a factor."""
-
-    shape: PricingShape
-
-    def __call__(self, point: _Point, logs: Any, _: tuple[()]) -> Costs:
-        """Return a point's costs, with each parameter multiplied by the exponential of its log."""
+    def price_one(shape: PricingShape, logs: Any, _: tuple[()]) -> Costs:
+        """Return costs with each parameter multiplied by the exponential of its log."""
         factor = {name: xp.exp(logs[index]) for index, name in enumerate(PARAMETERS)}
-        model = {
-            name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
+        numbers = {
+            name: getattr(model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
         }
         factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
@@ -208,26 +196,15 @@ class _ScaledPrices:
             return leaf * factor_by_field.get(field, 1.0)
 
         return costs_of_shape(
-            self.shape,
-            dataclasses.replace(point.model, **model),
-            jax.tree_util.tree_map_with_path(scale, point.system),
-            StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
-            point.microbatch_size * factor["microbatch_size"],
+            shape,
+            dataclasses.replace(model, **numbers),
+            jax.tree_util.tree_map_with_path(scale, system),
+            StageLayers(*(part * factor["model.layers"] for part in assigned)),
+            microbatch_size * factor["microbatch_size"],
         )
 
-
-def _prices(
-    table: ScheduleTable,
-    workload: Workload,
-    system: System,
-    logs: Float[NumpyArray, "batch parameters"],
-    *,
-    slopes: bool = False,
-) -> tuple[Costs, Any]:
-    """Return costs (batch, ...), given logarithms of factors, and their slopes if wanted."""
-    prices = _ScaledPrices(PricingShape.from_workload(workload, table))
     with np.errstate(all="ignore"):  # the caller checks what is not finite
-        return priced_on_host(prices, _point(table, workload, system), logs, (), slopes=slopes)
+        return priced_on_host(price_one, PricingShape(workload, table), logs, (), slopes=slopes)
 
 
 TINY = np.finfo(float).tiny  # keeps the shares of pairs that take no time finite

@@ -512,9 +512,8 @@ def costs_of_microbatch(
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
-        work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
-        costs = _with_kinds(work_costs(work, system), work, workload, system, table)
-        return with_factors(costs, workload, table)
+        shape = PricingShape(workload, table)
+        return costs_of_shape(shape, model, system, None, microbatch_size, offloads=offloads)
     return _in_trace()(
         PricingShape.from_workload(workload, table),
         dataclasses.replace(model, name="", source=""),
@@ -535,8 +534,8 @@ def costs_of_shape(
     shape: PricingShape,
     model: Model,
     system: System,
-    assigned: StageLayers,
-    microbatch_size: Number,
+    assigned: StageLayers | None,
+    microbatch_size: Number | None,
     *,
     offloads: bool = False,
 ) -> Costs:

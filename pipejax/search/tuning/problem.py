@@ -10,18 +10,17 @@ import jax
 import numpy as np
 
 from pipejax import schedules
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import Costs
-from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.costs.planning import build_for_run, is_planned
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine, costs_of_microbatch, costs_of_shape
 from pipejax.costs.stage.stage_work import stage_bytes
-from pipejax.costs.system.system import Number, System
+from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import makespans
-from pipejax.engine.batched.pricing import batch_length, filled, priced, priced_on_host
+from pipejax.engine.batched.pricing import batch_length, filled, priced_on_host
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program, makespan_on_host
 from pipejax.engine.pricing import cost_vector, program_for
@@ -30,26 +29,8 @@ from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-FEW = 1024  # configurations up to which pricing by NumPy is faster than compilation
 FEW_RUNS = 8  # makespans up to which the host is faster than compilation
 PerConfiguration = Float[NumpyArray, " batch"]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prices:
-    """Function from layers of stages to costs, and memory needs [B], as the pricer calls it."""
-
-    shape: PricingShape
-
-    def __call__(
-        self, shared: tuple[Model, System, Number, HeldCounts], assigned: StageLayers, _: tuple[()]
-    ) -> tuple[Costs, Array]:
-        model, system, size, held = shared
-        costs = costs_of_shape(self.shape, model, system, assigned, size)
-        workload = dataclasses.replace(self.shape.workload, model=model)
-        memory = stage_bytes(workload, self.shape.table, assigned, size)
-        static = held.static_bytes(memory.static, memory.version)
-        return costs, (static + held.activation_bytes(memory.parts)).max(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,12 +78,7 @@ class ScheduleFamily:
 
         def make(num_microbatches: int) -> tuple[Program, HeldCounts]:
             table = self.table(num_microbatches)
-            held = held_counts(table)
-            moments = held.parts.shape[-1]
-            # zeros up to a power of two, so that few shapes are compiled
-            fill = 2 ** math.ceil(math.log2(moments)) - moments
-            held = held._replace(parts=np.pad(held.parts, [*[(0, 0)] * 3, (0, fill)]))
-            return lower(table, link=self.link, step_end=True), held
+            return lower(table, link=self.link, step_end=True), held_counts(table)
 
         return functools.cache(make)
 
@@ -136,8 +112,7 @@ class TuningProblem:
 
     family: ScheduleFamily  # the schedule
     workload: Workload  # model, parallelism and recomputation
-    model: Model  # its numbers
-    system: System  # the machine, likewise
+    system: System  # the machine
     assigned: StageLayers  # layers of each stage, and those recomputed
     capacity: float  # memory limit, infinite for none [B]
 
@@ -150,7 +125,7 @@ class TuningProblem:
         *,
         memory_limit: bool = True,
     ) -> "TuningProblem":
-        """Make a tuning problem with the model and the system as trees of numbers."""
+        """Make a tuning problem that starts from the layers that the workload assigns."""
         table = family.table(family.usual_microbatches)
         check_whole(table, "tuning")
         if workload.stragglers and (table.placement != table.placement[0]).any():
@@ -161,26 +136,26 @@ class TuningProblem:
         assigned = StageLayers(*map(np.asarray, assign_layers(workload, table)))
         check_machine(workload, system)
         limit = float(system.memory_available) if memory_limit else math.inf
-        numbers = _numbers(workload.model), _numbers(system)
-        return cls(family, workload, *numbers, assigned, limit)
-
-    @functools.cached_property
-    def _prices(self) -> _Prices:
-        table = self.family.table(self.family.usual_microbatches)
-        return _Prices(PricingShape.from_workload(self.workload, table))
+        return cls(family, workload, system, assigned, limit)
 
     def evaluate_batch(
         self, num_microbatches: int, assigned: StageLayers
     ) -> tuple[PerConfiguration, PerConfiguration]:
         """Return step times [s] and memory needs [B] of a batch of layers per stage."""
-        size = len(assigned.layers)
+        size, table = len(assigned.layers), self.family.table(num_microbatches)
         program, held = self.family.lowered(num_microbatches)
-        microbatch_size = np.array(self.workload.minibatch / num_microbatches)
-        shared = self.model, self.system, microbatch_size, held
-        if size <= FEW:
-            (costs, needs), _ = priced_on_host(self._prices, shared, assigned, ())
-        else:
-            costs, needs = priced(self._prices, shared, filled(assigned, size))
+        microbatch_size = self.workload.minibatch / num_microbatches
+
+        def price_one(shape: PricingShape, assigned: StageLayers, _: tuple[()]) -> tuple[Any, Any]:
+            """Return costs, and the memory need of the fullest worker."""
+            model = shape.workload.model
+            costs = costs_of_shape(shape, model, self.system, assigned, microbatch_size)
+            memory = stage_bytes(*shape, assigned, microbatch_size)
+            static = held.static_bytes(memory.static, memory.version)
+            return costs, (static + held.activation_bytes(memory.parts)).max(axis=-1)
+
+        shape = PricingShape(self.workload, table)
+        (costs, needs), _ = priced_on_host(price_one, shape, assigned, ())
         if size > FEW_RUNS:
             costs = filled(costs, size)
             times = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
@@ -198,9 +173,3 @@ class TuningProblem:
         batch = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
         (step,), (need,) = self.evaluate_batch(num_microbatches, batch)
         return float(step), float(need)
-
-
-def _numbers(record: Any) -> Any:
-    """Turn a record into a tree of arrays without name, so that no name causes a compilation."""
-    record = dataclasses.replace(record, name="", source="")
-    return jax.tree.map(lambda leaf: np.array(leaf, float), record)
