@@ -64,10 +64,7 @@ def _price_shapes(
     layouts = Layouts(*map(np.concatenate, zip(*(group for _, group in groups), strict=True)))
     layout_numbers = _layout_numbers(request, groups[0][0], layouts)
     stages, stage_class = _layout_stages(request, groups, bool(any(layout_numbers.wide_layers)))
-    # texts would be part of a compiled function's key: a compilation for each model and system
     machine = request.system if systems is None else systems
-    machine = dataclasses.replace(machine, name="", source="")
-    model = dataclasses.replace(request.model, name="", source="")
     machines = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine)
     numbers = machines, layout_numbers, stages
     recomputes_layers, _ = _whole_layers(request, layouts)
@@ -79,8 +76,8 @@ def _price_shapes(
     parts = []
     for code, rows in rows_by_code.items():
         row_numbers = jax.tree.map(lambda leaf, rows=rows: leaf[rows], numbers)
-        price_layout = _LayoutPricer(request.recomputations[code])
-        prices, _ = priced_on_host(price_layout, model, (), row_numbers)
+        shared = request.model, request.recomputations[code]
+        prices, _ = priced_on_host(_price_layout, shared, (), row_numbers)
         parts.append(prices)
     order = np.argsort(np.concatenate([*rows_by_code.values()]))  # back to the order of layouts
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
@@ -100,19 +97,16 @@ def _for_stages(
     return leaf[rows, ..., : classes.shape[1] - 1] if leaf.ndim > 2 else leaf[rows]
 
 
-@dataclasses.dataclass(frozen=True)
-class _LayoutPricer:
-    """Function that prices a layout on its system."""
-
-    recompute: str  # recomputation within a layer
-
-    def __call__(self, model: Model, _: tuple[()], row: tuple[System, Layout, Stages]) -> Priced:
-        system, layout, stages = row
-        work = work_of_stages(model, layout, stages, recompute=self.recompute)
-        memory = bytes_of_stages(model, layout, stages, self.recompute)
-        zeros = np.zeros(len(stages.layers))
-        by_stage = jax.tree.map(lambda leaf: leaf + zeros if leaf.ndim < 2 else leaf, memory)
-        return Priced(work_costs(work, system), by_stage)
+def _price_layout(
+    shared: tuple[Model, str], _: tuple[()], row: tuple[System, Layout, Stages]
+) -> Priced:
+    """Price a layout on its system, for one mode of recomputation."""
+    (model, recompute), (system, layout, stages) = shared, row
+    work = work_of_stages(model, layout, stages, recompute=recompute)
+    memory = bytes_of_stages(model, layout, stages, recompute)
+    zeros = np.zeros(len(stages.layers))
+    by_stage = jax.tree.map(lambda leaf: leaf + zeros if leaf.ndim < 2 else leaf, memory)
+    return Priced(work_costs(work, system), by_stage)
 
 
 def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
