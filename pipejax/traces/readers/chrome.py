@@ -57,6 +57,8 @@ def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
     """Yield the events of a trace; add the file's other keys to `header`, and count its faults."""
+    # A file is a list of events, or an object that holds this list as "traceEvents". `pieces` are
+    # parts of its text; `why` is the fault to count if the text ends before its last bracket.
     parts, why = [], EARLY
     try:
         for piece in pieces:
@@ -340,25 +342,26 @@ def _rank_rows(
     events: _EventCollector, info: Mapping[str, Any], name_rank: int | None, is_cut: bool
 ) -> list[Rows]:
     """Return the slices of each process that labels ops; an unknown rank is NONE."""
+    # `name_rank` is the rank in the name of the file; `is_cut`: the file ends early.
     rank, world = info.get("rank"), info.get("world_size")
     rank = rank if type(rank) is int and rank >= 0 else name_rank
-    waits = [(start, end) for start, end, thread in events.waits if thread in events.threads]
-    waits += events.receives
-    is_one = len(events.slices) == 1
+    syncs = [(start, end) for start, end, thread in events.waits if thread in events.threads]
+    syncs += events.receives
+    is_only_process = len(events.slices) == 1
     results = []
     for process in sorted(events.slices, key=lambda process: name_order(str(process))):
-        number = events.process_ranks.get(process, NONE)
-        if is_one and rank is not None:
-            number = rank
-        slices = {*events.slices[process]}  # a set: duplicates would begin a step
-        rows = Rows.from_slices(number, slices)
+        process_rank = events.process_ranks.get(process, NONE)
+        if is_only_process and rank is not None:
+            process_rank = rank
+        # drop duplicates: a repeated first op would be read as the start of another step
+        rows = Rows.from_slices(process_rank, {*events.slices[process]})
         rows = rows._replace(marks=number_marks(events.marks), is_cut=is_cut)
         rows = rows._replace(world=world if type(world) is int and 0 < world < MAX_COUNT else 0)
-        if is_one:  # work of a device names no process
+        if is_only_process:  # else unknown: an event of the device names no process
             rows = rows._replace(
                 receives=np.array(events.receives).reshape(-1, 2).T,
                 work=events.device_work(),
-                syncs=np.array(waits).reshape(-1, 2).T,
+                syncs=np.array(syncs).reshape(-1, 2).T,
                 has_all_work=bool(events.work) and bool(events.launches),
             )
         results.append(rows)

@@ -25,7 +25,8 @@ def split_windows(
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
     """Divide time windows into the five times of a `StepBudget`, per window."""
-    # `syncs` are starts and ends of host calls that wait for the device.
+    # `syncs` are starts and ends of host calls that wait for the device. All starts and ends cut
+    # time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8. Each has one cause.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
     issue, exchanges = launch + _LAUNCH_LATENCY, is_exchange > 0
     points = np.unique(np.concatenate([start, stop, issue[np.isfinite(issue)], *syncs, begin, end]))
@@ -36,6 +37,7 @@ def split_windows(
         return np.searchsorted(np.sort(starts), middle) > np.searchsorted(np.sort(ends), middle)
 
     def following(values: NumpyArray, points: NumpyArray) -> NumpyArray:
+        """Return the value at the next point after the middle of each piece; inf without one."""
         return np.append(values, np.inf)[np.searchsorted(points, middle)]
 
     # after its last work of a window, the device waits for others, not for its host

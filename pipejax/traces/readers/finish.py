@@ -87,9 +87,10 @@ def match_messages(
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
     """Assign stage and microbatch to messages without them; also return which slices to keep."""
     # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
-    # calls without a message. So, for each kind of message, worker and step: with as many messages
-    # as its ops need, the k-th belongs to the k-th op; with one for each op, unneeded ones are
-    # dropped; with more, each op takes its first possible message; with fewer, none is matched.
+    # calls without a message. So the number of messages of a kind, worker and step decides. As many
+    # as its ops need: the k-th message belongs to the k-th op. As many as its ops: likewise, and
+    # messages that an op does not need are dropped. More than needed: each op takes its first
+    # possible message. Fewer: no message is matched.
     stays, left_out = np.ones(len(columns["start"]), bool), []
     group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
     for name in _STAGE_STEP:
@@ -206,16 +207,17 @@ MAX_LEAD = 0.1  # of an op before its inputs, relative to the median op
 _OP_FIELDS = ("phase", "stage", "microbatch")
 
 
-def deal_ranks(
+def place_ranks(
     ranks: Sequence[int],
     parts: Sequence[Columns],
     world: int,
     replicas: int,
     build: Callable[[Places, int], Trace],
 ) -> Trace:
-    """Place ranks in replicas in the only way that lets ops follow inputs; return the trace."""
+    """Assign ranks to replicas so that every op starts after its inputs; return that trace."""
     # `parts` are the ops of each rank; `build` makes a trace from the places of the ranks and the
-    # number of workers. `replicas` is the stated number, or 0.
+    # number of workers. `replicas` is the stated number, or 0. Two replicas of two workers are the
+    # ranks 0 2 and 1 3 (by turns) or 0 1 and 2 3 (by blocks).
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts
@@ -232,7 +234,7 @@ def deal_ranks(
 
     def list_traces(replicas: int) -> list[Trace]:
         traces = []
-        for places in _list_deals(ranks, ops, world, replicas):
+        for places in _list_placements(ranks, ops, world, replicas):
             try:
                 traces.append(build(places, world // replicas))
             except ArgumentError as error:
@@ -257,20 +259,22 @@ def deal_ranks(
     return _select_trace(traces, number)
 
 
-def _list_deals(
+def _list_placements(
     ranks: Sequence[int], ops: Sequence[set[tuple[int, ...]]], world: int, replicas: int
 ) -> list[Places]:
     """List placements of ranks, by turns or by blocks, in which no replica runs an op twice."""
+    # A place is a pair (replica, worker). Ranks 0 1 2 3 of two replicas have the places
+    # (0, 0) (1, 0) (0, 1) (1, 1) by turns, and (0, 0) (0, 1) (1, 0) (1, 1) by blocks.
     by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
     by_blocks = [divmod(rank, world // replicas) for rank in ranks]
-    deals: list[Places] = []
+    placements: list[Places] = []
     for places in [by_turns] if by_turns == by_blocks else [by_turns, by_blocks]:
         runs = Counter[object]()
         for (replica, _), rank_ops in zip(places, ops, strict=True):
             runs.update((replica, op) for op in rank_ops if op[-1] >= 0)  # with a microbatch
         if replicas == 1 or max(runs.values(), default=1) == 1:
-            deals.append(places)
-    return deals
+            placements.append(places)
+    return placements
 
 
 def _is_causal(trace: Trace) -> bool:
@@ -282,14 +286,18 @@ def _is_causal(trace: Trace) -> bool:
 
 
 def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
-    """Return the only trace, or the only one with ops after inputs and workers in stage order."""
-    causal = [trace for trace in traces if _is_causal(trace)] if len(traces) > 1 else traces
-    if len(causal) > 1:  # replicas in lockstep follow any deal: workers are in order of stages
-        causal = [trace for trace in causal if _has_ordered_workers(trace)]
-    if len(causal) != 1:
-        why = f"{replicas} replicas run the same ops, and {len(causal)} deals of ranks can be"
+    """Return the trace with the only plausible assignment of ranks to replicas and workers."""
+    # `traces` differ only in this assignment. Ops must start after their inputs. Replicas that run
+    # in lockstep do so in any assignment: then workers must also be in the order of their stages.
+    possible = traces
+    if len(possible) > 1:
+        possible = [trace for trace in possible if _is_causal(trace)]
+    if len(possible) > 1:
+        possible = [trace for trace in possible if _has_ordered_workers(trace)]
+    if len(possible) != 1:
+        why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
         raise wrong("files", f"must tell replicas apart: {why}; give the files of one replica")
-    return causal[0]
+    return possible[0]
 
 
 def _has_ordered_workers(trace: Trace) -> bool:

@@ -156,7 +156,7 @@ def _select(database: "Connection", table: str, names: Sequence[str]) -> Iterato
 
 
 def _read_ranges(database: "Connection") -> Iterator[_Range]:
-    """Yield ranges with labels of ops, steps, ranks and calls of NCCL."""
+    """Yield NVTX ranges whose label names an op, a step, a rank or a call of NCCL."""
     strings: dict[int, str] = dict(_select(database, "StringIds", ["id", "value"]))
     schemas = _select(database, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "name", "offset"])
     offsets = {(schema, name): offset or 0 for schema, name, offset in schemas}

@@ -26,7 +26,7 @@ from pipejax.traces.readers.sources import (
     read_head,
     read_texts,
 )
-from pipejax.traces.record import NONE, TIMES, LeftOut, Trace
+from pipejax.traces.record import TIMES, LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _PHASES = tuple(_SERIES.values())
@@ -167,34 +167,40 @@ def _is_size(value: Any) -> TypeGuard[int]:
 def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[Columns]:
     """Yield the ops of a rank by step and phase, without damaged steps."""
     # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
-    # ..}. What is no number becomes NaN.
+    # ..}. Values that are no numbers become NaN.
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"
             left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
             continue
-        parts = []
+        parts: list[Columns] = []
         for code, name in enumerate(_SERIES):
-            # start, end and microbatch; microbatches may be missing, and are then unknown
-            lists = [entry.get(f"{name}_{key}") or [] for key in _KEYS.values()]
-            starts, ends, *_ = lists
-            size = len(starts) if isinstance(starts, list) else NONE
-            if not all(isinstance(values, list) for values in lists) or len(ends) != size:
+            columns = _read_series(entry, name)
+            if columns is None:
                 why = f"its {name}_start and {name}_end are not lists of one length"
                 left_out.append(LeftOut(f"step {step} of rank {rank}", why))
+                parts = []
                 break
-            columns = {
-                key: np.array([v if is_number(v, least=-np.inf) else np.nan for v in values])
-                if len(values) == size
-                else np.full(size, np.nan)
-                for key, values in zip(_KEYS, lists, strict=True)
-            }
-            columns |= {key: columns[key] * _MILLISECOND for key in TIMES}
-            constants = {"step": int(step), "replica": 0, "worker": rank, "phase": code}
-            columns |= {key: np.full(size, value) for key, value in constants.items()}
-            parts += [columns] if size else []
-        else:
-            yield from parts
+            if size := len(columns["start"]):
+                constants = {"step": int(step), "replica": 0, "worker": rank, "phase": code}
+                parts.append(columns | {key: np.full(size, n) for key, n in constants.items()})
+        yield from parts
+
+
+def _read_series(entry: Mapping[str, Any], name: str) -> Columns | None:
+    """Return starts, ends [s] and other columns of a step's series; None if it is damaged."""
+    lists = {key: entry.get(f"{name}_{suffix}") or [] for key, suffix in _KEYS.items()}
+    if not all(isinstance(values, list) for values in lists.values()):
+        return None
+    size = len(lists["start"])
+    if len(lists["end"]) != size:
+        return None
+    columns: Columns = {}
+    for key, values in lists.items():
+        # the file may lack microbatches and chunks: these are unknown
+        numbers = values if len(values) == size else [None] * size
+        columns[key] = np.array([n if is_number(n, least=-np.inf) else np.nan for n in numbers])
+    return columns | {key: columns[key] * _MILLISECOND for key in TIMES}
 
 
 def _is_rank_lists(head: str) -> bool:

@@ -20,7 +20,7 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
-from pipejax.traces.readers.finish import Places, deal_ranks, finish_trace
+from pipejax.traces.readers.finish import Places, finish_trace, place_ranks
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.rank_lists import check_ranks
@@ -166,7 +166,8 @@ def _align_steps(
 ) -> Int[NumpyArray, " steps"] | None:
     """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt."""
     # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
-    # last ones. NaN is a step that began before the trace.
+    # last ones. A start of NaN belongs to a step that began before the trace. Example: a usual rank
+    # begins its steps at 0 10 20; a rank with steps at 11 21 has steps 1 and 2.
     present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
     usual_begin = usual_begin[offset:]
     if not len(present) or not len(usual_begin):
@@ -270,7 +271,7 @@ def join_ranks(
         positions = sorted({position for position, _, _ in stated_places})
         places = [(positions.index(position), worker) for position, worker, _ in stated_places]
         return build(places, stated_places[0][2])
-    return deal_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
+    return place_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
 
 
 def _have_replicas(ranks: Mapping[int, Rows], cells: Sequence[Cell]) -> bool:
@@ -536,12 +537,13 @@ def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Col
         ],
         np.int64,
     ).reshape(-1, 5)
-    # repeat each slice for each op of its label: with 2, 1 ops, slices are 0 0 1 and turns 0 1 0
+    # repeat each slice for each op of its label: two slices with labels of 2 and 1 ops give
+    # slices 0 0 1 and positions 0 1 0 in the label
     first_op = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
     counts = np.diff(first_op)[rows.label]
     slices = np.repeat(np.arange(len(rows.label)), counts)
-    turn = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ops = label_ops[first_op[rows.label[slices]] + turn]
+    position = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ops = label_ops[first_op[rows.label[slices]] + position]
     return {
         "step": step[slices],
         "phase": ops[:, 1],

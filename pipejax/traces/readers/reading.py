@@ -139,6 +139,7 @@ def _check_stated_sizes(trace: Trace, stated: Mapping[str, int]) -> None:
 
 def _has_overlapping_steps(trace: Trace) -> bool:
     """Return whether replicas begin a step long before others have ended the previous step."""
+    # Replicas exchange gradients between steps, so an overlap means that clocks or jobs differ.
     if trace.has_step_clocks or len(trace.replicas) < 2 or len(trace.steps) < 2:
         return False
     is_op = trace.has_phase(OPS)

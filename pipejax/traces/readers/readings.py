@@ -58,8 +58,9 @@ class _Reading(NamedTuple):
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
     """Add the missing columns step, worker, stage and microbatch; return notes on them."""
-    # `kind` is the position of each row in `KINDS`, below 0 for other slices. Exactly one reading
-    # must be possible. With `by_step`, clocks of workers restart in every step.
+    # `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. A reading is one way
+    # to number all ops; exactly one must be possible. With `by_step`, clocks of workers restart in
+    # every step.
     missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
@@ -125,7 +126,8 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
 
 def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
     """Number each op among ops of equal columns and kind; also return the usual count."""
-    # B and I share their turns; the k-th W belongs to the k-th I.
+    # Forwards of a worker at 0, 4 and 7 s that no column distinguishes have turns 0, 1 and 2. B and
+    # I are numbered together; the k-th W belongs to the k-th I.
     is_split, is_weight = ops["kind"] == KINDS["I"], ops["kind"] == KINDS["W"]
     is_backward = is_split | (ops["kind"] == KINDS["B"])
     names = ("replica", "step", "worker", "stage", "chunk", "microbatch")
@@ -150,6 +152,7 @@ def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
 
 def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
     """Yield all possible numberings of the ops (readings); `missing` names columns to infer."""
+    # `turn` numbers the ops that no column distinguishes; it is divided into step and turn in it.
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
@@ -254,16 +257,19 @@ def _order_readings(
     columns: Columns, turn: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
     """Yield readings in the orders of interleaved, breadth-first and registered schedules."""
-    # `stages` is the number per worker, `turn` the number of an op in its step and worker.
-    group_sizes: dict[str, int | None] = {"by turns": None}
+    # A reading is one way to number all ops. `stages` is the number per worker, `turn` the number
+    # of an op among those of its kind in its step and worker. In an order, a group of microbatches
+    # passes all stages of a worker before the next group does.
+    orders: list[tuple[str, int | None, bool]] = [("by turns", None, False)]
     if stages > 1:
-        group_sizes |= dict.fromkeys(("breadth first", "breadth first, last first"), microbatches)
+        orders.append(("breadth first", microbatches, False))
+        orders.append(("breadth first, last first", microbatches, True))
     is_backward = columns["kind"] > 0
-    for name, group_size in group_sizes.items():
+    for name, group_size, is_reversed in orders:
         turns = Turns.from_sizes(workers, microbatches, stages, group_size)
         loop, microbatch = turns.loop[turn], turns.microbatch[turn]
         chunk = np.where(is_backward, stages - 1 - loop, loop)
-        if name.endswith("last first"):
+        if is_reversed:  # backwards begin with the last microbatch
             microbatch = np.where(is_backward, microbatches - 1 - microbatch, microbatch)
         new_columns = columns | {"microbatch": microbatch}
         for reading in _placement_readings(new_columns, chunk, stages, microbatches, workers):
@@ -345,7 +351,7 @@ def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list
 
 def _violation(trace: Trace) -> float:
     """Return by how much an op starts too early at worst [s]; inf if ops are missing or repeat."""
-    # Too early is before the end of its inputs or of the previous op on its worker.
+    # An op is too early if it starts before the end of an input or of its worker's previous op.
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)
     is_usual = op_count == Counter(op_count.tolist()).most_common(1)[0][0]
