@@ -104,8 +104,8 @@ def test_ranks_of_a_plan_say_what_ends_before_what_starts(steps):
 def test_gradients_overtake_an_activation_that_is_away():
     # F0 O0, F1 I1 W1, L0 I0 W0: in the memory of one activation
     problem, plans = make_problem(workers=2, microbatches=2), []
-    for in_order in (False, True):
-        base = ScheduleModel(problem, 30, in_order=in_order)
+    for has_microbatch_order in (False, True):
+        base = ScheduleModel(problem, 30, has_microbatch_order=has_microbatch_order)
         base.model.add(base.start["I"][0, 1] < base.start["I"][0, 0])
         solver = cp_model.CpSolver()
         plans.append(solver.solve(base.model) == cp_model.OPTIMAL)

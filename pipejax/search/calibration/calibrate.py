@@ -189,7 +189,7 @@ def calibrate(
         problem = problem._replace(after_step=lambda: tell(next(steps), None, "steps"))
         chosen = None
         if fit is None and layer_times is None:
-            problem, chosen = _choose_numbers(problem, as_is, seed)
+            problem, chosen = _choose_fitted_numbers(problem, as_is, seed)
         minimum = robust_fit(problem.residuals, points, weights)
         best = int(minimum.objective.argmin())
         fold_residual = _fit_folds(problem, folds, minimum.point[best])
@@ -207,14 +207,14 @@ def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
 
 
 class _Fitting(NamedTuple):
-    """Fit of a system's numbers to measured rows; numbers that are not `free` keep their value."""
+    """Fit of a system's numbers, such as efficiencies and latencies, to measured rows."""
 
     rows: MeasuredRows
     system: System
     parameters: Parameters
-    num_numbers: int
+    num_system_numbers: int  # the first parameters; those after them are factors on layer times
     step_times: StepTimes
-    free: Bool[NumpyArray, " parameters"]
+    free: Bool[NumpyArray, " parameters"]  # whether the fit changes the parameter
     after_step: Callable[[], object] = lambda: None
 
     @property
@@ -223,7 +223,7 @@ class _Fitting(NamedTuple):
         # The model's error for a layer shape is common to all its rows. With full weights, many
         # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
         # Shapes with a fitted layer time have no such error.
-        if len(self.parameters.names) > self.num_numbers:
+        if len(self.parameters.names) > self.num_system_numbers:
             return 1.0
         shapes, runs = (fold_by_columns(self.rows, columns) for columns in (LAYER_SHAPE, RUN))
         return len(shapes.names) / len(runs.names)
@@ -239,14 +239,14 @@ class _Fitting(NamedTuple):
         """Return each row's step time, predicted by the unchanged system as in all fits [s]."""
         # NaN stands for the number of the system, 1 for a layer factor without effect
         values = np.ones((1, len(self.parameters.names)))
-        values[:, : self.num_numbers] = np.nan
-        names = self.parameters.names[: self.num_numbers]
+        values[:, : self.num_system_numbers] = np.nan
+        names = self.parameters.names[: self.num_system_numbers]
         seconds, _ = self.step_times.predict_and_grad(self.system, names, values)
         return seconds[0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Return log(predicted / measured) by row, and its slopes by whitened parameters."""
-        names = self.parameters.names[: self.num_numbers]
+        names = self.parameters.names[: self.num_system_numbers]
         # NaN stands for the number of the system
         values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
@@ -322,11 +322,13 @@ class _FitChoice(NamedTuple):
     num_folds: int
 
 
-def _choose_numbers(
+def _choose_fitted_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose the numbers to fit by cross-validation over the sets of numbers in `LADDER`."""
-    # Rows of a configuration are left out together, because one predicts the other.
+    """Choose which numbers of the system to fit: the set of `LADDER` that predicts best."""
+    # The error of a set is its mean error, in cross-validation, on rows that a fit has not seen.
+    # Rows of a configuration are left out together, because one predicts the other. If the
+    # unchanged system predicts better than every set, no number is fitted.
     num_rows = len(problem.rows)
     sample_rows = np.arange(num_rows)
     sample = problem
@@ -335,7 +337,7 @@ def _choose_numbers(
         rows = problem.rows.take(sample_rows)
         sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     folds = _random_folds(sample.rows, seed)
-    # start from the unchanged system: no number is free
+
     best_residual = np.log(as_is / problem.rows.seconds)[sample_rows]
     best_free = np.zeros(len(problem.free), bool)
     if len(folds.names) > 1:
@@ -382,9 +384,9 @@ def _result(
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)
-    fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_numbers)
-    numbers = tuple(itertools.compress(fitted[: problem.num_numbers], problem.free))
-    layer_factors = fitted[problem.num_numbers :]
+    fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_system_numbers)
+    numbers = tuple(itertools.compress(fitted[: problem.num_system_numbers], problem.free))
+    layer_factors = fitted[problem.num_system_numbers :]
     # of each fold, the residuals of the rows that it leaves out
     by_fold = [row[is_out] for row, is_out in zip(fold_residual, folds.left_out, strict=True)]
     left_out_residual = (fold_residual * folds.left_out).sum(axis=0)

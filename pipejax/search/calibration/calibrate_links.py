@@ -125,6 +125,7 @@ def _residuals(
     seconds = np.empty((len(points), len(rows.seconds)))
     slopes = np.empty((*seconds.shape, points.shape[1]))
     values, kinds = parameters.values(points), np.array(rows.kind)
+    # without texts, systems of all names share one compilation
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     with jax.enable_x64(True):
         for kind in dict.fromkeys(rows.kind):

@@ -88,7 +88,7 @@ class Parameters(NamedTuple):
     names: tuple[str, ...]  # of the system's numbers, or of factors
     centre: PerParameter  # median of the prior, in SI units
     spread: PerParameter  # of the logarithm, or of the logit of a number with a limit
-    limit: PerParameter  # infinite where there is none
+    limit: PerParameter  # upper limit of the number; infinite without one
 
     def values(self, points: Points) -> Points:
         """Convert whitened parameters, standard normal under the prior, to numbers in SI units."""
@@ -155,14 +155,15 @@ def with_factors(parameters: Parameters, names: Sequence[str], spread: float) ->
 
 
 def fitted_numbers(
-    parameters: Parameters, minimum: RobustFit, best: int = 0, num_numbers: int | None = None
+    parameters: Parameters, minimum: RobustFit, best: int = 0, num_system_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
     """Return the fitted numbers with standard errors, linearised at the minimum of the fit."""
-    # `num_numbers` of the parameters are a system's, with units; those behind are factors.
+    # The first `num_system_numbers` parameters belong to a system and have units; the others are
+    # factors on layer times. `best` is the row of the best start in the batch of fits.
     error, is_identified = uncertainty(minimum)
     values = parameters.values(minimum.point)[best]
     slope = parameters.slopes(minimum.point)[best]
-    units = [number_dimension(name) for name in parameters.names[:num_numbers]]
+    units = [number_dimension(name) for name in parameters.names[:num_system_numbers]]
     units += [""] * (len(values) - len(units))
     columns = (
         parameters.names,

@@ -93,6 +93,7 @@ def _loss(
     bend: Callable[[NumpyArray], NumpyArray] | None = None,
 ) -> Loss:
     """Build a loss from its value, two derivatives and curvature, scaled for normal noise."""
+    # `bend` replaces the second derivative in a step where that can be negative.
     mean_square = _normal_mean(slope(_NORMAL) ** 2)
     # by parts, the mean of rho'' under a normal law is that of z rho'
     curvature = _normal_mean(_NORMAL * slope(_NORMAL))
@@ -233,9 +234,8 @@ def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArra
 
 def uncertainty(fit: RobustFit) -> tuple[Points, NumpyArray]:
     """Return standard errors at the minimum (Laplace), and which parameters the rows identify."""
-    # Errors are in spreads of the prior.
-    # A whitened parameter has prior variance 1. Rows that determine it better than its prior, with
-    # all others free, more than halve this variance.
+    # Errors are in spreads of the prior: a whitened parameter has prior variance 1. Rows identify a
+    # parameter if they more than halve this variance, with all other parameters free.
     size = fit.point.shape[1]
     error = np.sqrt(np.einsum("bpp->bp", np.linalg.inv(fit.curvature + np.eye(size))))
     return error, error**2 < 0.5

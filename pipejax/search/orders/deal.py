@@ -65,7 +65,9 @@ class StepCosts(NamedTuple):
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
         """Stack the costs of steps; each step gets an artificial microbatch of least costs."""
-        # Fields of microbatches that the program does not read are dropped.
+        # A member is a microbatch of any step: with 5 members a step (4 microbatches and the
+        # artificial one), step 1 has the members 5 to 9. Fields that the program does not read are
+        # dropped.
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
@@ -378,6 +380,7 @@ class DealSearch(LocalSearch[list[Deal]]):
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
         """Make the best move in each group of replicas; return which steps changed."""
+        # A group is a pair of replicas, or one replica alone, whose microbatches may change places.
         group_index = steps[:, None, None], groups
         members = self._order[group_index]  # (steps, groups, replicas, microbatches)
         sequences = members.reshape(*groups.shape[:2], -1)  # the members of a group in one axis
@@ -468,8 +471,8 @@ def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " member
 def _longest_first(
     work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
 ) -> Members:
-    """Deal microbatches, longest first, to the replica of least work that still has free slots."""
-    # `shape` is (steps, replicas, microbatches of a replica).
+    """Assign microbatches, longest first, to the replica of least work that has a free slot."""
+    # `shape` is (steps, replicas, microbatches of a replica). Work 5 4 3 1 gives 5 1 and 4 3.
     steps, replicas, size = shape
     all_steps = np.arange(steps)
     order = np.zeros(shape, int)

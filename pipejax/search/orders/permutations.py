@@ -201,7 +201,8 @@ def batched_makespans(
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
     """Return an order for each swap of two places, and for each insertion that is not a swap."""
-    # `start` and `target` hold all pairs of places, in both directions: (0, 1) and (1, 0).
+    # `start` and `target` hold all pairs of places, in both directions: (0, 1) and (1, 0). From
+    # a b c, a swap makes c b a, and an insertion from 0 to 2 makes b c a.
     place, is_swap = np.arange(len(order)), start < target
     low, high = start[is_swap, None], target[is_swap, None]
     swapped = np.where(place == low, high, np.where(place == high, low, place))
@@ -229,6 +230,7 @@ def num_orders(kind: Order) -> int:
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
     """Yield one order for every different sequence of kinds, in lexicographic order of kinds."""
+    # kinds 0 0 1 of members 0 1 2: the sequences 0 0 1, 0 1 0, 1 0 0 are orders 0 1 2, 0 2 1, 2 0 1
     unplaced: dict[int, list[int]] = {k: [] for k in sorted({*kind})}  # members by kind
     for member, member_kind in enumerate(kind):
         unplaced[member_kind].append(member)
@@ -267,8 +269,8 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
     """Return a bin-packing lower bound on the makespan of the slowest replica in any deal [s]."""
-    # Of the k R + 1 longest microbatches on a worker, one of R replicas gets at least k + 1. Its
-    # other microbatches are at least as long as the shortest ones.
+    # Of the k R + 1 longest microbatches on a worker, some replica of R gets at least k + 1: of the
+    # 3 longest, one of 2 replicas gets 2. Its others take at least as long as the shortest ones.
     program, shortest_makespan, seconds_around = _shortest_run(table, costs, links, 1)
     if len(program.fused):
         return shortest_makespan

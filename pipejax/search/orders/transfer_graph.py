@@ -65,6 +65,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
     """Return each node's predecessors, including previous transfers of its queues in an order."""
+    # Order a b c, with a and c in queue 0 and b in queue 1: c has a as an additional predecessor.
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
     last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue
     for transfer in order.tolist():

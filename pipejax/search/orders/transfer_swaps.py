@@ -82,6 +82,7 @@ class IncrementalPath:
 
     def _recompute(self, nodes: Iterable[int]) -> None:
         """Recompute finish times of nodes and, if they change, of their successors."""
+        # The topological order is walked once: nodes to recompute are flags (dirty) by position.
         finish, duration, waits = self.finish, self._duration, self.waits
         order, positions, finish_time = self._order, self._positions, self.finish.__getitem__
         is_dirty = bytearray(len(order))  # flags by position in the order
@@ -124,6 +125,8 @@ class IncrementalPath:
 
     def _reorder(self, tail: int, head: int, old_slices: Slices) -> None:
         """Move `tail` before `head` in the topological order, with as few nodes as possible."""
+        # For a new edge from tail to head, which stands earlier: head x tail becomes x tail head if
+        # x does not depend on head. A path from head to tail would be a cycle.
         positions, low, high = self._positions, self._positions[head], self._positions[tail]
         # two searches between both positions: ancestors of the tail, descendants of the head
         ancestors, descendants = {tail}, {head}

@@ -232,6 +232,7 @@ class Splits:
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Points:
         """Return the splits with these layers, if legal, fast enough and within memory."""
+        # A split is a row of holding numbers, one per stage; the first layers of a model are dense.
         size = 1 + int(self.model.layers)
         holding_index = np.full((size, size, 2), -1)  # by numbers of layers; -1: not priced
         for k, holding in enumerate(self.prices.holdings):

@@ -93,6 +93,7 @@ class PathCuts:
 
     def _costs_before(self, run: HostRun, node: int) -> list[int]:
         """List positions in the cost vector along the longest path to the end of a node."""
+        # Walk back from the node: the predecessor that ends last, with its lag, delayed it.
         program, positions = self.program, []
         while node != SOURCE:
             column = int((run.finish[run.preds[node]] + run.lag[node]).argmax())
@@ -228,11 +229,13 @@ class SplitProgram:
 
     def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
         """Require dense layers before MoE layers, and MTP layers last."""
+        # A variable `begun` per stage says that MoE layers have begun: 0 0 1 1. It never falls.
         stages = len(on_stage)
         has_dense, has_moe = (
             self.prices.counts(name)[self.holding] > 0 for name in ("dense", "moe")
         )
-        begun, begun_before = np.eye(stages), np.eye(stages, k=-1)  # of the stage, and before it
+        # coefficients of the variable of the stage itself, and of the stage before it
+        begun, begun_before = np.eye(stages), np.eye(stages, k=-1)
         self._add(on_stage * has_moe, -np.inf, 0.0, begun=-begun)  # has_moe <= begun
         self._add(on_stage * has_dense, -np.inf, 1.0, begun=begun_before)  # not both
         self._add(np.zeros_like(on_stage), -np.inf, 0.0, begun=begun_before - begun)
@@ -270,7 +273,7 @@ class SplitProgram:
         self._constraints.append((matrix, np.full(size, low), np.full(size, high)))
 
     def solve(self, seconds: float = math.inf) -> None:
-        """Minimise the step time that all cuts allow, in limited time: a lower bound."""
+        """Minimise the step time that all cuts allow; store the solution and the lower bound."""
         from scipy.sparse import vstack
 
         rows, low, high = zip(*self._constraints, strict=True)

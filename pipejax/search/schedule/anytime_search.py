@@ -235,7 +235,7 @@ class AnytimeSearch:
         # the solver's time grid is finer where it has few possible starts
         num_starts = 3 * self.problem.worker.size * horizon
         factor = 1 if num_starts < MANY_STARTS or not longest else math.ceil(FINE / longest)
-        problem = self.problem.finer(factor)
+        problem = self.problem.finer(factor)  # in units of 1 / factor of the unit
         model = ScheduleModel(problem, factor * horizon)
         if self.plan is not None:
             model.hint(self.plan.with_starts(lambda starts: factor * starts))

@@ -38,21 +38,23 @@ class ScheduleModel:
     # worker's first start and all its work, gradients that free a forward's memory, and the path of
     # an input gradient to the first stage.
 
-    def __init__(self, problem: Problem, horizon: int, *, in_order: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, horizon: int, *, has_microbatch_order: bool = False
+    ) -> None:
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
-        self.in_order = in_order or problem.offload is None
-        # variables by (stage, microbatch)
+        self.has_microbatch_order = has_microbatch_order or problem.offload is None
+        # variables by (stage, microbatch); the start of a whole backward B is that of its I
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
         self.is_unsplit: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
         self.is_offloaded: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
         self._input_end: dict[Key, Variable] = {}  # end of I, or of B
         self._gradient_end: dict[Key, Variable] = {}  # end of W, or of B
-        # intervals of ops by worker, of O and L by group of workers, of messages by pair of
-        # workers, and of memory by worker, with its parts
+        # intervals during which a resource is in use
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
-        self._on_host: dict[tuple[int, ...], list[Interval]] = {}
-        self._on_link: dict[tuple[int, int], list[Interval]] = {}
+        self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # by workers that share the link
+        self._on_link: dict[tuple[int, int], list[Interval]] = {}  # by (sender, receiver)
+        # memory of each worker: intervals, and the parts of memory that they take
         self._held: list[list[tuple[Interval, int]]] = [[] for _ in range(problem.num_workers)]
         self.objective = self._time("objective")
         self._paths = paths(problem)
@@ -136,7 +138,8 @@ class ScheduleModel:
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
         """Let the solver choose O and L of an activation; return the start of its stay until I."""
-        # It is held from F on, or, if `is_out`, from F to the end of O and again from L on.
+        # The worker holds an activation from F on; if it is offloaded (`is_out`), from F to the end
+        # of O, and again from L on.
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
@@ -175,6 +178,8 @@ class ScheduleModel:
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
         """Add a message to the next stage, as a delay or as an interval on its link."""
+        # `direction` 0 leads from stage key[0] to the next one, and 1 back. The message can leave
+        # at `ready`; the op that begins at `use` waits for it.
         boundary, pipe = key[0], self._pipe(key[1])
         index = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])
@@ -202,13 +207,13 @@ class ScheduleModel:
         for pipe, stage in np.ndindex(problem.placement.shape):
             microbatches = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
             ordered_phases = "F" if stage == 0 else ""
-            if self.in_order:
+            if self.has_microbatch_order:
                 ordered_phases = "FI"
             for letter in ordered_phases:
                 for first, second in itertools.pairwise(microbatches):
                     first_end = self.end(letter, (stage, first))
                     self.model.add(self.start[letter][stage, second] >= first_end)
-            if self.in_order:
+            if self.has_microbatch_order:
                 self._add_order_of_weight_grads(stage, microbatches)
             # The cumulative resource implies this order, but propagates it only once starts are
             # fixed; as an order of ops it moves bounds at once. Offloads free memory otherwise.
@@ -243,7 +248,7 @@ class ScheduleModel:
         work = problem.forward + problem.gradient
         # microbatches that may be the first on a worker: in order, the first of each pipe
         first_microbatches = [*range(problem.num_microbatches)]
-        if self.in_order:
+        if self.has_microbatch_order:
             first_microbatches = np.unique(problem.microbatch_pipes, return_index=True)[1].tolist()
         for worker in range(problem.num_workers):
             worker_ops = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
@@ -273,7 +278,7 @@ class ScheduleModel:
 
     def _may_be_last(self, stage: int, microbatch: int) -> bool:
         """Return whether this gradient may be the last to end on its stage and pipe."""
-        if not self.in_order or self.is_unsplit:
+        if not self.has_microbatch_order or self.is_unsplit:
             return True
         later_pipes = self.problem.microbatch_pipes[microbatch + 1 :]
         return bool((later_pipes != self._pipe(microbatch)).all())
@@ -380,6 +385,7 @@ def search(
 
 def single_stage(problem: Problem, pipe: int, stage: int) -> Problem:
     """Reduce a problem to one stage; delays stand for all stages before and after this stage."""
+    # The new problem has three stages: an empty one, this stage, and an empty one.
     count = int((problem.microbatch_pipes == pipe).sum())
     head, trip, tail = (int(times[pipe, stage]) for times in paths(problem))
     if problem.objective == "span":  # of the worker of this stage alone

@@ -230,6 +230,7 @@ def _starts_by_short_runs(
     problem: Problem, count: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Plan]:
     """Yield ever better plans; runs of `count` microbatches select the draws that run in full."""
+    # `best` is the objective to beat, `enough` the one at which the search ends [units].
     effort_before, full_effort = budget.spent, 0.0
     is_full = count == problem.num_microbatches
     pipes = np.resize(problem.microbatch_pipes, count)
@@ -261,6 +262,9 @@ def _short_run(problem: Problem, per_worker: int) -> int:
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
     """Schedule all ops in the order of a draw: building block, interval and priorities."""
+    # A building block holds the ops of one microbatch; repeated at an interval, it is a schedule.
+    # A leg is a series of stages on different workers: a V has two, with a turn between them. The
+    # draw says how long a microbatch waits in each leg, forwards and backwards, and at each turn.
     work = list_work(problem, problem.limits)
     legs = num_legs(work)
     half_op = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2
@@ -327,6 +331,7 @@ class BlockSearch:
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
         """Plan a draw; None if the complete problem would take longer than the best draw."""
+        # Each of the `num_dropped` missing microbatches adds one cycle of the steady state.
         self.num_draws += 1
         plan = run_draw(
             self.problem, block_draw, self.best - self.num_dropped * self.min_interval + 1

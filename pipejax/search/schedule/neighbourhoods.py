@@ -110,6 +110,7 @@ def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.G
 
 def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
     """Yield pairs of ops that are not free and follow each other on a worker or a host link."""
+    # An op that is free may move; all other ops keep their order.
     ends = _ends(problem, plan)
     worker_by_op, first_of_link = problem.worker, np.arange(problem.num_workers)
     for workers in problem.host_links:
@@ -153,8 +154,8 @@ def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
 class Arm:
     """An arm of a bandit: kind and size of neighbourhoods, with the gains from them so far."""
 
-    def __init__(self, kind: str, in_order: bool, share: float) -> None:
-        self.kind, self.in_order, self.share = kind, in_order, share
+    def __init__(self, kind: str, has_microbatch_order: bool, share: float) -> None:
+        self.kind, self.has_microbatch_order, self.share = kind, has_microbatch_order, share
         self.spent, self.gains = 0.0, 0
 
     @property
@@ -181,9 +182,11 @@ class NeighbourhoodSearch:
         self._base.model.clear_objective()  # type: ignore[no-untyped-call]  # it has no types
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
-        orders = (True,) if self._base.in_order else (True, False)
+        orders = (True,) if self._base.has_microbatch_order else (True, False)
         pairs = itertools.product(sorted(kinds), orders)
-        self._arms = [Arm(kind, in_order, share) for kind, in_order in pairs]
+        self._arms = [
+            Arm(kind, has_microbatch_order, share) for kind, has_microbatch_order in pairs
+        ]
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0  # deterministic time since the last gain
 
@@ -222,7 +225,7 @@ class NeighbourhoodSearch:
         """Copy the model, fix all ops that are not free, and require a better plan."""
         base, model = self._base, self._base.model.clone()
         order = fixed_order(self.problem, self.plan, free)
-        if arm.in_order and not base.in_order:
+        if arm.has_microbatch_order and not base.has_microbatch_order:
             order = itertools.chain(order, microbatch_order(self.problem, self.plan))
         for (letter, key), (next_letter, next_key) in order:
             model.add(base.start[next_letter][next_key] >= base.end(letter, key))

@@ -131,6 +131,7 @@ def search_horizon(problem: Problem, plan: Plan) -> int:
 
 def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
     """Return when each stage's all-reduce ends, with one at a time on a worker [units]."""
+    # `ready` is when the last gradient of each stage ends; the first to be ready goes first.
     end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)
     for stage in np.argsort(ready, kind="stable") if problem.all_reduce.any() else ():
         workers = problem.placement[:, stage]
@@ -222,6 +223,7 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
         phase_ops = table.ops.take(table.ops.phase == Phase[letter])
         node = program.node_of_cell.ravel()[phase_ops.cell]
         phase_starts[phase_ops.stage, phase_ops.microbatch] = np.round(run.start[node])
+    # a plan stores a whole backward B as I at its start and W at its end
     is_whole = starts["B"] != NEVER
     input_grad = np.where(is_whole, starts["B"], starts["I"])
     weight_grad = np.where(is_whole, starts["B"] + problem.backward[:, None], starts["W"])

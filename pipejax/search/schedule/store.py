@@ -116,7 +116,7 @@ def certify(
 
 
 def _starts(plan: Plan) -> dict[str, int]:
-    """Return the start of each op by its name; a whole backward has only the name of B."""
+    """Return the start of each op by its name, such as 0F2; a whole backward is one op B."""
     starts = {}
     for letter, times in plan.starts.items():
         for (stage, microbatch), start in np.ndenumerate(times):
@@ -258,6 +258,7 @@ def _time(path: Path) -> float:
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
     """Return the largest ratio of a time in `other` to that in `problem`; None if infinite."""
+    # Times 1 2 in `problem` and 2 3 in `other` have the ratios 2 and 1.5: the result is 2.
     have_offloads = problem.offload is not None and other.offload is not None
     names = (*TIMES, *(HOST_TIMES if have_offloads else ()))
     times = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
@@ -283,12 +284,13 @@ def fits_in(problem: Problem, other: Problem) -> bool:
 
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
     """Transfer a lower bound from an easier problem, whose times may differ by a factor."""
-    # 0 if the problem is not easier.
+    # If every time of `easier` is at most 3 times that of `problem`, and its bound is 60, that of
+    # `problem` is 20. The result is 0 if `easier` is not easier: memory, offloads or links.
     may_offload = easier.offload is not None or problem.offload is None
     if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
         return 0
     factor = stretch(problem, easier)
-    # times of `easier` are at most factor x those of `problem`: so is its bound; whole, rounded up
+
     return math.ceil(bound / factor) if factor else 0
 
 

@@ -278,8 +278,9 @@ class _ChunkSearch:
 
     def _value_and_grad(self, points: Points) -> tuple[Float[NumpyArray, " starts"], Points]:
         """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
-        # By the chain rule: the engine gives d makespan / d time. Here follow d time / d size, of a
-        # chunk itself and of all later chunks, and d size / d logarithm.
+        # By the chain rule: the engine returns d makespan / d time of an op, which counts its ops
+        # on longest paths. Factors are d time / d size, for the chunk and all later chunks, whose
+        # prefix contains it, and d size / d logarithm.
         sizes, (_, b, c, g) = self._sizes(points), self.times
         costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))
@@ -314,7 +315,7 @@ class _ChunkSearch:
 
     def _improve_sizes(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
         """Move tokens between chunks, in ever smaller steps, as long as that saves time."""
-        moves = -self.multiple * swaps(len(sizes))  # all moves of a multiple to another chunk
+        moves = -self.multiple * swaps(len(sizes))  # rows such as -1 0 1: from chunk 0 to chunk 2
         step = max(1, int(sizes.mean()) // (4 * self.multiple))
         for _ in range(ROUNDS if len(moves) else 0):
             cuts = sizes + step * moves

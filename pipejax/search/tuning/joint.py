@@ -77,14 +77,16 @@ class JointProblem:
             workload = with_stage_layers(workload, layers.tolist())
         if "recompute" not in self.parts:
             return workload
-        (_, group, in_layer), count = workload.recomputation, int(recomputed.max())
-        recompute = in_layer
-        if count:
-            is_full = (recomputed == layers).all()
-            is_same = is_full or (group == 1 and (recomputed == np.minimum(count, layers)).all())
-            if in_layer != "none" or not is_same:
-                return None
-            recompute = f"uniform:{group}" if is_full else f"block:{count}"
+        # `group`: layers that are recomputed together; `part`: what other layers recompute
+        (_, group, part), count = workload.recomputation, int(recomputed.max())
+        if not count:
+            return dataclasses.replace(workload, recompute=check_recompute(part))
+        is_full = (recomputed == layers).all()
+        # launchers recompute the first `count` layers of every stage, or all layers of a stage
+        is_same = is_full or (group == 1 and (recomputed == np.minimum(count, layers)).all())
+        if part != "none" or not is_same:
+            return None
+        recompute = f"uniform:{group}" if is_full else f"block:{count}"
         return dataclasses.replace(workload, recompute=check_recompute(recompute))
 
     def refusals(self, settings: "Settings") -> NumpyArray:
@@ -174,7 +176,7 @@ def count_settings(joint: JointProblem) -> float:
     even_layers = joint.problem.assigned.layers.astype(int)
     stages, total = len(even_layers), int(even_layers.sum())
     count: float = len(joint.sizes)
-    has_options = joint.launcher is not None  # one number, the same for all stages
+    has_options = joint.launcher is not None  # which recompute as many layers on all stages
     if "layers" in joint.parts and "recompute" in joint.parts and not has_options:
         # a stage of n layers has n + 1 choices, so the count is the coefficient of x^total in
         # (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
@@ -331,6 +333,7 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
 
 def _all_recomputed(layers: Points) -> tuple[Points, Points]:
     """Combine each row of layers with all numbers of recomputed layers on each stage."""
+    # a row 1 2 has 2 x 3 choices, 0 to 5; choice 3 has the digits 1 1: one layer on each stage
     num_choices = layers + 1
     row, choice = _repeat_rows(num_choices.prod(axis=1))
     recomputed = np.empty((len(row), layers.shape[1]), int)

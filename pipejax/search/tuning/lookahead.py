@@ -275,6 +275,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
     def _relaxed_bound(self) -> float:
         """Return a lower bound [s]: stages gather once, and reductions have their own lane."""
+        # Any option gathers each stage at least once, in any order; its lane may hold more.
         compute = self.table.grammar.compute
         rows = []
         for row in self._rows:
@@ -313,6 +314,8 @@ def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
     """Yield a worker's different rows with sharding cells, by residency, then lookahead."""
+    # Residency is the number of stages whose weights are gathered at a time; lookahead the number
+    # of uses by which a gather stands before its own use.
     compute = grammar.compute
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))

@@ -59,6 +59,7 @@ def improve(
 
 def compositions(total: int, parts: int) -> Points:
     """Return all ways to write a total as `parts` whole numbers >= 1, in order (ways, parts)."""
+    # 4 in 2 parts: 1 3, 2 2, 3 1
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
     num_sums = scipy.special.comb(total - 1, parts - 1)
