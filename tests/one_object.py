@@ -16,7 +16,6 @@ from test_explorer import run_of_page
 import pipejax as pj
 from pipejax.engine.steady_state import steady_state
 from pipejax.plots.explorer.payload import Explored, payload
-from pipejax.sweep.run import _step_times
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
 MANY = 5 if EXAMPLES < 1000 else 10  # costs of a set: what a table takes is paid once for all
@@ -295,6 +294,5 @@ DOORS = {
     "trace": Door(_trace, rounding=1e-9, off=2e-9),
     "explorer": Door(_explorer, applies=lambda x: not x.links.eager_below),
     "jitter": Door(_jitter, rounding=0.0),
-    "sweep": Door(lambda x: _step_times(x.program, x.many, len(x.rows))),
     "periods": Door(_periods, off=1e-12, applies=_has_period),
 }
