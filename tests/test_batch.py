@@ -158,13 +158,15 @@ def test_uniform_costs_and_scalars(unroll):
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_bit_fields_hold_the_uses_of_every_path(bits):
+def test_digits_hold_the_uses_of_every_path(bits):
     """All paths of a small program one by one: words are sums, and read back give the uses."""
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
     program, costs = pj.lower(table, step_end=False), make_batch(table, 1, 0)
     ops, rows = binary_ops(program), cost_rows(program, costs)
-    fields = unrolled_form.bit_fields(ops, rows, bits)
-    assert (fields.one_use.shape[1] > 1) == (bits == 8)
+    digits = unrolled_form.lay_out_digits(ops, rows, bits)
+    assert (digits.one_use.shape[1] > 1) == (bits == 8)
+    # a path begins and ends at stage 0, so it crosses both boundaries as often back as forth
+    assert len(digits.sums) >= 2
     row, num_rows = rows.row_of_position, len(rows.terms)
 
     def with_uses(paths, *used):
@@ -176,12 +178,14 @@ def test_bit_fields_hold_the_uses_of_every_path(bits):
         over_second = with_uses(paths[second], row[ops.lag[op]])
         paths[op] = with_uses(paths[first] | over_second, row[ops.duration[op]])
     for path in paths[ops.num_ops - 1]:
-        beyond = np.array(path) - fields.least
-        words = beyond @ fields.one_use.astype(np.int64)
+        beyond = np.array(path) - digits.least
+        words = beyond @ digits.one_use.astype(np.int64)
         assert words.max() < 1 << bits
-        for used, (word, bit, width) in fields.places.items():
-            assert words[word] >> bit & ((1 << width) - 1) == beyond[used]
-        others = np.setdiff1d(np.arange(1, num_rows), list(fields.places))
+        for used, (word, value, base) in digits.places.items():
+            assert words[word] // value % base == beyond[used]
+        for used, (constant, factors) in digits.sums.items():
+            assert constant + factors @ path == path[used]
+        others = np.setdiff1d(np.arange(1, num_rows), [*digits.places, *digits.sums])
         assert not beyond[others].any()
 
 

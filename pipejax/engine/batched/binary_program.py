@@ -233,7 +233,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
         last=np.array(ops.slot[-1], Unsigned),
-        terms=padded(rows.terms, width(rows)),
+        terms=padded(-np.sort(-rows.terms), width(rows)),  # the column of zeros last
         num_rows=np.array(len(rows.terms), Unsigned),
         num_slots=bucket(ops.num_slots, LEAST_SLOTS),
     )

@@ -338,6 +338,7 @@ def _counts(
             column = terms[row, index]
             return put_row(counts, take_row(counts, column) + run_counts, column)
 
-        return count_up(0, 2, term, counts)
+        # the second term may be the column of zeros
+        return count_up(0, Unsigned(1) + jnp.minimum(terms[row, 1], 1), term, counts)
 
     return count_up(backward.starts[stretch], backward.starts[stretch + Unsigned(1)], run, counts)

@@ -3,7 +3,7 @@
 XLA fuses the whole program into a single pass over the batch, which it also splits over the cores.
 That is the fastest form, but its compile time grows with the program; `interpreter.py` takes over
 when it would be too long. There is no backward pass here: every value carries the counts of costs
-on the longest path so far, as bit fields of a few words.
+on the longest path so far, as digits of a few words.
 """
 
 import functools
@@ -35,15 +35,17 @@ KernelWithCounts = Callable[[Leaves], tuple[Values, Counts]]
 SINGLE_FUNCTION = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 
 
-class BitFields(NamedTuple):
-    """Layout of bit fields in a few integers: each counts how often a path uses a cost row."""
+class Digits(NamedTuple):
+    """Layout of digits in a few integers: each counts how often a path uses a cost row."""
 
-    # Words add up as the uses do, all fields together. A field may carry over into the next on the
+    # Words add up as the uses do, all digits together. A digit may carry over into the next on the
     # way, for the sums of a whole path fit.
 
     one_use: UInt[NumpyArray, "rows words"]  # number that one use of a row adds
-    places: dict[int, tuple[int, int, int]]  # word, lowest bit and width of each field, by row
-    least: Int[NumpyArray, " rows"]  # uses that every path has; fields count those beyond
+    places: dict[int, tuple[int, int, int]]  # word, value and base of each digit, by row
+    least: Int[NumpyArray, " rows"]  # uses that every path has; digits count those beyond
+    # rows without a digit: their uses are a constant, and the uses of all rows times these factors
+    sums: dict[int, tuple[int, Int[NumpyArray, " rows"]]]
 
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
@@ -62,12 +64,12 @@ def unrolled_with_counts(
     # Words are as wide as costs; if these would be too many, they have 64 bits, which takes a fifth
     # longer and compiles faster.
     for bits in sorted({8 * dtype.itemsize, 64}):
-        fields = bit_fields(ops, rows, bits)
-        if ops.num_ops * (1 + fields.one_use.shape[1]) <= MAX_VALUES_AND_WORDS:
+        digits = lay_out_digits(ops, rows, bits)
+        if ops.num_ops * (1 + digits.one_use.shape[1]) <= MAX_VALUES_AND_WORDS:
             break
     else:
         return None
-    kernel = functools.partial(_with_counts, ops, rows, fields)
+    kernel = functools.partial(_with_counts, ops, rows, digits)
     solve = jax.jit(kernel, compiler_options=cpu_options(**SINGLE_FUNCTION))
 
     def run(leaves: Leaves) -> tuple[Values, Counts]:
@@ -97,7 +99,7 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
 
 
 def _with_counts(
-    ops: BinaryOps, rows: CostRows, fields: BitFields, pieces: tuple[Array, ...]
+    ops: BinaryOps, rows: CostRows, digits: Digits, pieces: tuple[Array, ...]
 ) -> list[Array]:
     """Return makespans (batch) [s], then how often (batch) each cost column from 1 is used."""
     code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
@@ -105,7 +107,7 @@ def _with_counts(
     def solve(entries: list[Array]) -> list[Array]:
         """Return makespan and counts by cost column, given one configuration's costs."""
         makespan, second_wins = _forward(code, rows.sums(entries))
-        uses = _uses(_words(code, second_wins, fields), fields, dtype)
+        uses = _uses(_words(code, second_wins, digits), digits, dtype)
         column_counts = [jnp.zeros((), dtype)] * rows.num_columns
         for row, pair in enumerate(rows.terms.tolist()):
             for column in filter(None, pair):  # column 0 is no cost
@@ -145,15 +147,20 @@ def _plus(value: Array, row: int, cost: list[Array]) -> Array:
     return value if row == ZERO_ROW else value + cost[row]
 
 
-def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
-    """Lay out bit fields, in words of `bits` bits, that can count any path's uses of cost rows."""
-    # If paths have 2 to 5 uses of row 1 and 0 to 1 of row 2, row 1 has a field of 2 bits for the 0
-    # to 3 uses beyond 2, and row 2 one of 1 bit: a use of row 1 adds 0b001, one of row 2 0b100.
+def lay_out_digits(ops: BinaryOps, rows: CostRows, bits: int) -> Digits:
+    """Lay out digits, in words of `bits` bits, that can count any path's uses of cost rows."""
+    # If paths have 2 to 4 uses of row 1 and 0 to 1 of row 2, row 1 has a digit of base 3 for the 0
+    # to 2 uses beyond 2, and row 2 one of base 2: a use of row 1 adds 1, one of row 2 adds 3.
     code, num_rows = _code(ops, rows), len(rows.terms)
     unit = np.eye(num_rows, dtype=np.int64)
     unit[ZERO_ROW] = 0
     low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}  # uses up to the end of each op
+    path, gaps = {START: unit[ZERO_ROW]}, [unit[ZERO_ROW]]  # uses over first operands, and gaps
     for op, (first, second, lag, duration) in enumerate(code):
+        over_second = path.get(second, unit[ZERO_ROW]) + unit[lag]
+        if first != NO_OPERAND and second != NO_OPERAND:
+            gaps.append(over_second - path[first])
+        path[op] = (over_second if first == NO_OPERAND else path[first]) + unit[duration]
         for uses, extreme in ((low, np.minimum), (high, np.maximum)):
             if second == NO_OPERAND:
                 operand_uses = uses[first]
@@ -163,26 +170,47 @@ def bit_fields(ops: BinaryOps, rows: CostRows, bits: int) -> BitFields:
                     operand_uses = extreme(uses[first], operand_uses)
             uses[op] = operand_uses + unit[duration]
     least = low[len(code) - 1]  # of the last op, which is the makespan
+    excesses, sums = high[len(code) - 1] - least, _row_sums(np.array(gaps), path[len(code) - 1])
     places: dict[int, tuple[int, int, int]] = {}
-    word = bit = 0
-    for row, excess in enumerate((high[len(code) - 1] - least).tolist()):
-        width = excess.bit_length()
-        if bit + width > bits:
-            word, bit = word + 1, 0
-        if width:
-            places[row] = (word, bit, width)
-        bit += width
+    word, value = 0, 1
+    for row, excess in enumerate(excesses.tolist()):
+        base = 1 if row in sums else excess + 1
+        if value * base > 1 << bits:
+            word, value = word + 1, 1
+        if base > 1:
+            places[row] = (word, value, base)
+        value *= base
     one_use = np.zeros((num_rows, word + 1), f"u{bits // 8}")
-    for row, (word, bit, _) in places.items():
-        one_use[row, word] = 1 << bit
-    return BitFields(one_use, places, least)
+    for row, (word, value, _) in places.items():
+        one_use[row, word] = value
+    return Digits(one_use, places, least, sums)
 
 
-def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list[Array]:
-    """Return words whose bit fields count the uses of every cost row on the critical path."""
+def _row_sums(
+    gaps: Int[NumpyArray, "gaps rows"], path: Int[NumpyArray, " rows"]
+) -> dict[int, tuple[int, Int[NumpyArray, " rows"]]]:
+    """Return rows whose uses are a constant and whole multiples of the uses of other rows."""
+    # Paths differ by sums of gaps, from a path over a second operand to that over the first. So
+    # what holds for all gaps and for one `path` holds for all paths: a path that goes from stage 0
+    # to stage 3 and back has as many messages there as back.
+    sums: dict[int, tuple[int, Int[NumpyArray, " rows"]]] = {}
+    products, others = gaps.T @ gaps, list[int]()
+    for row in np.flatnonzero(gaps.any(axis=0)).tolist():
+        factors, *_ = np.linalg.lstsq(products[np.ix_(others, others)], products[others, row])
+        whole = np.zeros(len(path), np.int64)
+        whole[others] = np.round(factors)
+        if np.array_equal(gaps @ whole, gaps[:, row]):
+            sums[row] = int(path[row] - whole @ path), whole
+        else:
+            others.append(row)
+    return sums
+
+
+def _words(code: Code, second_wins: dict[int, Array], digits: Digits) -> list[Array]:
+    """Return words whose digits count the uses of cost rows on the critical path."""
     # The words of the path over first operands alone (`base_words`) are known numbers. Each op
     # carries the difference from these, which changes only if it waits for its second operand.
-    one_use, num_words = fields.one_use, fields.one_use.shape[1]
+    one_use, num_words = digits.one_use, digits.one_use.shape[1]
     base_words = {START: one_use[ZERO_ROW]}
     differences = {START: [jnp.zeros((), one_use.dtype)] * num_words}
     for op, (first, second, lag, duration) in enumerate(code):
@@ -200,18 +228,21 @@ def _words(code: Code, second_wins: dict[int, Array], fields: BitFields) -> list
             words = list(map(select, second_words, differences[first]))
         base_words[op], differences[op] = base + one_use[duration], words
     last = len(code) - 1
-    least = (fields.least[:, None].astype(one_use.dtype) * one_use).sum(axis=0, dtype=one_use.dtype)
+    least = (digits.least[:, None].astype(one_use.dtype) * one_use).sum(axis=0, dtype=one_use.dtype)
     extra_words = base_words[last] - least
     return [word + extra for word, extra in zip(differences[last], extra_words, strict=True)]
 
 
-def _uses(words: list[Array], fields: BitFields, dtype: np.dtype) -> list[Array]:
-    """Decode bit fields to the number of uses of each cost row."""
-    uses = [jnp.array(least, dtype) for least in fields.least.tolist()]
-    for row, (word, bit, width) in fields.places.items():
-        number = fields.one_use.dtype.type
-        field = (words[word] >> number(bit)) & number((1 << width) - 1)
-        uses[row] += field.astype(dtype)
+def _uses(words: list[Array], digits: Digits, dtype: np.dtype) -> list[Array]:
+    """Decode digits to the number of uses of each cost row."""
+    uses = [jnp.array(least, dtype) for least in digits.least.tolist()]
+    number = digits.one_use.dtype.type
+    for row, (word, value, base) in digits.places.items():
+        digit = jax.lax.rem(jax.lax.div(words[word], number(value)), number(base))
+        uses[row] += digit.astype(dtype)
+    for row, (constant, factors) in digits.sums.items():
+        terms = [uses[other] * int(factors[other]) for other in np.flatnonzero(factors).tolist()]
+        uses[row] = sum(terms, start=jnp.array(constant, dtype))
     return uses
 
 
