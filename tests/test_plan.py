@@ -139,12 +139,15 @@ def test_stages_of_one_class_have_the_costs_of_each_of_them(model, schedules, sh
     request = PlanRequest(model, H100, 64, 64, schedules, choices, shared=shared)
     layouts = enumerate_layouts(request)
     rng = np.random.default_rng(0)
-    for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
-        few = layouts.take(rng.choice(rows, min(6, len(rows)), replace=False))
-        shape = program_shape(request, few, 0)
-        priced = price(request, shape, few)
+    has_two_pipes = np.array([name in ("chimera", "dualpipe") for name in schedules])[
+        layouts.schedule
+    ]
+    for rows in row_groups((has_two_pipes, layouts.stages)):  # of several shapes
+        few = layouts.take(rng.choice(rows, min(24, len(rows)), replace=False))
+        priced = price(request, few)
         for k, microbatches in enumerate(few.microbatches.tolist()):
-            table, workload = build_table(shape, microbatches), layout_workload(request, few, k)
+            table = build_table(program_shape(request, few, k), microbatches)
+            workload = layout_workload(request, few, k)
             expected = vars(pj.stage_costs(workload, H100, table))
             for name, leaf in vars(priced.costs).items():
                 if expected[name] is not None and leaf is not None and np.ndim(leaf):

@@ -77,7 +77,7 @@ def layout_times(
 ) -> Float[NumpyArray, " rows"]:
     """Return the step times [s] of layouts of one program, each layout on its own machine."""
     shape, count = program_shape(request, layouts, 0), int(layouts.microbatches[0])
-    costs = price(request, shape, layouts, scale_systems(request.system, factors)).costs
+    costs = price(request, layouts, scale_systems(request.system, factors)).costs
     return exact_times(shape, count, costs, request.links)
 
 

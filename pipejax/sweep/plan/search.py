@@ -8,8 +8,7 @@ The best are different ideas: of layouts with the same `Layouts.idea` only the f
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -40,30 +39,21 @@ from pipejax.sweep.plan.programs import (
 
 
 class Priced(NamedTuple):
-    """Times and memory of the stages of layouts with one program shape."""
+    """Times and memory of the stages of layouts with equal numbers of stages."""
 
     costs: Costs  # (layouts, stages) seconds; messages (layouts, 2, pipes, stages - 1)
     memory: StageBytes  # (layouts, stages) bytes
 
 
-def price(
-    request: PlanRequest, shape: ProgramShape, layouts: Layouts, systems: System | None = None
-) -> Priced:
-    """Price layouts of one shape in float64, each on its own system if `systems` is a batch."""
-    return _price_shapes(request, [(shape, layouts)], systems)[0]
+def price(request: PlanRequest, layouts: Layouts, systems: System | None = None) -> Priced:
+    """Price layouts in float64, each on its own system if `systems` is a batch.
 
-
-def _price_shapes(
-    request: PlanRequest,
-    groups: Sequence[tuple[ProgramShape, Layouts]],
-    systems: System | None = None,
-) -> list[Priced]:
-    """Price the layouts of several shapes with as many pipes, all at once."""
+    All must have as many stages and pipes.
+    """
     # Stages of a class cost the same: one stage of each class is priced, and `stage_class` copies
     # its price to all. Layouts that recompute the same parts of a layer are priced together.
-    layouts = Layouts(*map(np.concatenate, zip(*(group for _, group in groups), strict=True)))
-    layout_numbers = _layout_numbers(request, groups[0][0], layouts)
-    stages, stage_class = _layout_stages(request, groups, bool(any(layout_numbers.wide_layers)))
+    layout_numbers = _layout_numbers(request, layouts)
+    stages, stage_class = _layout_stages(request, layouts, layout_numbers)
     machine = request.system if systems is None else systems
     machines = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine)
     numbers = machines, layout_numbers, stages
@@ -81,20 +71,12 @@ def _price_shapes(
         parts.append(prices)
     order = np.argsort(np.concatenate([*rows_by_code.values()]))  # back to the order of layouts
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
-    ends = np.cumsum([len(group) for _, group in groups]).tolist()
-    return [
-        jax.tree.map(functools.partial(_for_stages, slice(low, high), classes), joined)
-        for low, high, classes in zip([0, *ends], ends, stage_class, strict=False)
-    ]
 
+    def for_stages(leaf: NumpyArray) -> NumpyArray:
+        """Return prices (layouts, stages) from those of classes; others as they are."""
+        return np.take_along_axis(leaf, stage_class, axis=1) if leaf.ndim == 2 else leaf
 
-def _for_stages(
-    rows: slice, classes: Int[NumpyArray, "layouts stages"], leaf: NumpyArray
-) -> NumpyArray:
-    """Return prices (layouts, stages) of some rows from those of classes; messages unpadded."""
-    if leaf.ndim == 2:
-        return np.take_along_axis(leaf[rows], classes, axis=1)
-    return leaf[rows, ..., : classes.shape[1] - 1] if leaf.ndim > 2 else leaf[rows]
+    return jax.tree.map(for_stages, joined)
 
 
 def _price_layout(
@@ -109,13 +91,13 @@ def _price_layout(
     return Priced(work_costs(work, system), by_stage)
 
 
-def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
-    """Return the layouts of one program as a batch of numbers for pricing."""
-    first = layout_workload(request, layouts, 0).layout(_short_table(shape), 1.0)
-    names = ("tensor", "context", "expert", "expert_tensor", "data", "zero", "microbatch_size")
+def _layout_numbers(request: PlanRequest, layouts: Layouts) -> Layout:
+    """Return layouts as a batch of numbers for pricing."""
+    first = layout_workload(request, layouts, 0).layout(_short_table(request, layouts, 0), 1.0)
+    names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "zero")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
+    columns["microbatch_size"] = layouts.microbatch_size.astype(float)
     columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
-    columns["pipeline"] = layouts.pipeline.astype(float)
     _, columns["recompute_group"] = _whole_layers(request, layouts)
     all_layouts = dataclasses.replace(first, **columns)
     numbers: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), all_layouts)
@@ -129,8 +111,9 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
     return numbers[layouts.recompute].T
 
 
-def _short_table(shape: ProgramShape) -> ScheduleTable:
-    """Return a short table of this shape: the placement does not depend on microbatches."""
+def _short_table(request: PlanRequest, layouts: Layouts, row: int) -> ScheduleTable:
+    """Return a short table of a layout: the placement does not depend on microbatches."""
+    shape = program_shape(request, layouts, row)
     return build_table(shape, 2 * shape.workers)
 
 
@@ -139,59 +122,47 @@ OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
 
 
 def _layout_stages(
-    request: PlanRequest, groups: Sequence[tuple[ProgramShape, Layouts]], has_wide_layers: bool
-) -> tuple[Stages, list[Int[NumpyArray, "layouts stages"]]]:
+    request: PlanRequest, layouts: Layouts, numbers: Layout
+) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
     """Return one stage of each class for every layout (layouts, classes), and each stage's class.
 
     Stages of a class cost the same: most stages of a pipeline are alike. Stages A B B C have the
-    classes 0 1 1 2, with the first stages 0 1 3. The classes of stages are by group.
+    classes 0 1 1 2, with the first stages 0 1 3.
     """
-    kinds: list[tuple[Stages, Int[NumpyArray, " classes"]]] = []
-    kind_by_group, stage_classes = [], []
-    for shape, layouts in groups:
-        # layouts with the same layers on stages are of one kind: its first layout gives the stages
-        table = _short_table(shape)
-        recomputes_layers, _ = _whole_layers(request, layouts)
-        whole_layers = layouts.recompute * recomputes_layers
-        _, first_rows, kind = np.unique(
-            np.stack([layouts.edge_units, whole_layers], axis=1),
-            axis=0,
-            return_index=True,
-            return_inverse=True,
-        )
-        kind_by_group.append(kind.ravel() + len(kinds))
-        classes = []  # of the stages of each kind
-        for row in first_rows.tolist():
-            workload = layout_workload(request, layouts, row)
-            stages = build_stages(table, assign_layers(workload, table))
-            if has_wide_layers:  # costs depend on all layers before: each is a class
-                first_stages = stage_class = np.arange(shape.stages)
-            else:
-                first_stages, stage_class = _stage_classes(request.model, stages)
-            kinds.append((stages, first_stages))
-            classes.append(stage_class)
-        stage_classes.append(np.stack(classes)[kind.ravel()])
-    num_classes = max(len(first_stages) for _, first_stages in kinds)
-    num_boundaries = max(len(stages.layers) for stages, _ in kinds) - 1
-    padded_kinds = [_take_stages(*kind, num_classes, num_boundaries) for kind in kinds]
-    kind = np.concatenate(kind_by_group)
-    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *padded_kinds)
-    return by_layout, stage_classes
+    # layouts with the same layers on stages are of one kind: its first layout gives the stages
+    recomputes_layers, _ = _whole_layers(request, layouts)
+    whole_layers = layouts.recompute * recomputes_layers
+    _, first_rows, kind = np.unique(
+        np.stack([*layouts[:3], layouts.edge_units, whole_layers], axis=1),
+        axis=0,
+        return_index=True,
+        return_inverse=True,
+    )
+    kinds = []  # stages, first stage of each class, class of each stage
+    for row in first_rows.tolist():
+        workload = layout_workload(request, layouts, row)
+        table = _short_table(request, layouts, row)
+        stages = build_stages(table, assign_layers(workload, table))
+        if any(numbers.wide_layers):  # costs depend on all layers before: each is a class
+            first_stages = stage_class = np.arange(table.num_stages)
+        else:
+            first_stages, stage_class = _stage_classes(request.model, stages)
+        kinds.append((stages, first_stages, stage_class))
+    num_classes = max(len(first_stages) for _, first_stages, _ in kinds)
+    stages_by_kind = [_take_stages(stages, first, num_classes) for stages, first, _ in kinds]
+    kind = kind.ravel()
+    by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *stages_by_kind)
+    return by_layout, np.stack([stage_class for _, _, stage_class in kinds])[kind]
 
 
-def _take_stages(
-    stages: Stages, rows: Int[NumpyArray, " classes"], num_classes: int, num_boundaries: int
-) -> Stages:
-    """Select stages; pad them and their boundaries to a size, with entries that no stage reads."""
-    padded = np.pad(rows, (0, num_classes - len(rows)), mode="edge")
+def _take_stages(stages: Stages, rows: Int[NumpyArray, " classes"], size: int) -> Stages:
+    """Select stages; repeat the last one up to `size`, as padding that no stage reads."""
+    padded = np.pad(rows, (0, size - len(rows)), mode="edge")
     columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
     # padding is no end of the pipeline
-    is_real = np.arange(num_classes) < len(rows)
-    columns |= {name: columns[name] * is_real for name in ("first", "last")}
-    for name in OF_BOUNDARIES:
-        boundaries = np.asarray(getattr(stages, name), float)
-        columns[name] = np.pad(boundaries, ((0, 0), (0, num_boundaries - boundaries.shape[1])))
-    return stages._replace(**columns)
+    is_real = np.arange(size) < len(rows)
+    ends = {name: columns[name] * is_real for name in ("first", "last")}
+    return stages._replace(**columns | ends)
 
 
 def _stage_classes(
@@ -242,48 +213,31 @@ def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
     return [groups[k] for k in np.argsort(first_rows, kind="stable")]
 
 
-MAX_NUMBERS = 1 << 20  # of message times of layouts that are priced at once
-
-
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
     """Price all layouts: bounds of their step times, and their memory."""
     bound, memory = np.empty((2, len(layouts)))
     done = 0
-    # layouts of equal schedule, workers and stages are one shape; memory needs M as well
-    for group_rows in _rows_at_once(request, layouts):
-        groups = [layouts.take(rows) for rows in group_rows]
-        shapes = [program_shape(request, group, 0) for group in groups]
-        all_prices = _price_shapes(request, list(zip(shapes, groups, strict=True)))
-        for rows, group, shape, prices in zip(group_rows, groups, shapes, all_prices, strict=True):
-            bound[rows] = lower_bounds(table_pipe(shape), prices.costs, group.microbatches)
-            for part in row_groups((group.microbatches,)):
-                memory[rows[part]] = _memory(shape, prices, part, int(group.microbatches[part[0]]))
+    # layouts of equal schedule, workers and stages have one shape; those of as many pipes and
+    # stages are priced together; memory needs M as well
+    by_size: dict[tuple[int, ...], list[Rows]] = {}  # rows of each shape, by pipes and stages
+    for rows in row_groups(layouts[:3]):
+        size = _short_table(request, layouts, int(rows[0])).placement.shape
+        by_size.setdefault(size, []).append(rows)
+    for rows_by_shape in by_size.values():
+        all_prices = price(request, layouts.take(np.concatenate(rows_by_shape)))
+        end = 0
+        for rows in rows_by_shape:
+            end += len(rows)
+            part = slice(end - len(rows), end)
+            prices = jax.tree.map(lambda leaf, part=part: leaf[part], all_prices)
+            shape, microbatches = program_shape(request, layouts, rows[0]), layouts.microbatches
+            bound[rows] = lower_bounds(table_pipe(shape), prices.costs, microbatches[rows])
+            for k in row_groups((microbatches[rows],)):
+                memory[rows[k]] = _memory(shape, prices, k, int(microbatches[rows[k[0]]]))
             done += len(rows)
             tell(done, len(layouts), "layouts priced")
     fits = memory <= request.room
     return Estimates(bound, memory, fits, np.full(len(layouts), np.nan))
-
-
-def _rows_at_once(request: PlanRequest, layouts: Layouts) -> Iterator[list[Rows]]:
-    """Yield groups of layouts with one shape: those that are priced at once."""
-    groups = row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker))
-
-    def size(rows: Rows) -> tuple[int, int]:
-        """Return the numbers of pipes and stages."""
-        table = _short_table(program_shape(request, layouts.take(rows[:1]), 0))
-        return table.num_pipes, table.num_stages
-
-    groups.sort(key=size)
-    at_once: list[Rows] = []
-    for rows in groups:
-        if at_once:
-            total = sum(map(len, at_once)) + len(rows)
-            pipes, stages = size(rows)
-            if size(at_once[0])[0] != pipes or total * pipes * stages > MAX_NUMBERS:
-                yield at_once
-                at_once = []
-        at_once.append(rows)
-    yield at_once
 
 
 def _memory(
@@ -372,7 +326,7 @@ class Evaluator:
             return
         layouts = self.layouts.take(rows)
         shape, count = program_shape(self.request, layouts, 0), int(layouts.microbatches[0])
-        costs = price(self.request, shape, layouts).costs
+        costs = price(self.request, layouts).costs
         self.estimates.step_time[rows] = exact_times(shape, count, costs, self.request.links)
         self.programs += 1
         self.tell()
