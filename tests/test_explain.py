@@ -796,3 +796,154 @@ def test_all_workers_of_the_largest_load_are_named(forward, text):
     table = pj.schedules.build("1f1b", num_workers=len(forward), num_microbatches=16)
     result = pj.explain(table, pj.Costs(forward=forward, backward=forward))
     assert f"uneven: {text} as long as the mean worker" in result.bottleneck.why
+
+
+# start and end of the pipeline among other causes
+
+
+@pytest.mark.parametrize(
+    ("exchange", "names", "first"),
+    [
+        # equal stages of F = 1, I = W = 1 s: 1F1B has (P - 1) (F + B) = 9 s of start and end,
+        # ZB-H1 (P - 1) (F + I - W) = 3 s in the same memory, so that it saves 6 s
+        (4.0, ["zb-h1"], ("schedule", 6.0)),
+        (5.9, ["zb-h1"], ("schedule", 6.0)),
+        (6.1, ["zb-h1"], ("exchange", 6.1)),
+        (4.0, ["1f1b"], ("exchange", 4.0)),  # nothing that fits shortens start and end
+        (0.5, ["1f1b"], ("exchange", 0.5)),
+    ],
+)
+def test_start_and_end_are_first_if_another_schedule_saves_most(
+    answer, call, tmp_path, exchange, names, first
+):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": exchange}))
+    line = ("explain", "-s", "1f1b", "-P", 4, "-M", 8, "-C", path, "--schedules", ",".join(names))
+    result, lines = answer(*line), call(*line)[1].splitlines()
+    step = 33 + exchange
+    assert result["step_time"] == pytest.approx(step)
+    cause = result["bottleneck"]
+    assert (cause["kind"], cause["seconds"]) == (first[0], pytest.approx(first[1]))
+    share = f"start and end of the pipeline take {100 * 9 / step:.3g} % of the step"
+    if first[0] == "schedule":
+        assert cause["why"] == f"{share}, of which schedule zb-h1 saves {100 * 6 / step:.3g} %"
+        assert lines[0].endswith(cause["why"])
+    elif names == ["1f1b"]:
+        assert f"also: {share}; no schedule that fits makes the step shorter" in lines
+    else:
+        half = f"{exchange / 2:.3g} s ({100 * exchange / 2 / step:.3g} % of the step)"
+        what = "exchange of gradients twice as fast"
+        text = f"the first remedy does not shorten this cause; {what} does, and saves {half}"
+        assert text in lines
+
+
+RUNS = [
+    "-s 1f1b -P 4 -M 8 -m llama3-8b -y h100 --minibatch 8 --data-parallel 4 --zero 1",
+    "-s 1f1b -P 4 -M 32 -m mixtral-8x7b -y h200 --minibatch 32 --data-parallel 16 --expert-parallel 8",
+    "-s chimera -P 4 -M 8 -T F=1,B=2 --comm 0.1",
+    "-s dualpipe-v -P 4 -M 8 -T F=1,I=1,W=1 --comm 0.4 --stragglers 2=1.2",
+    "-s interleaved-1f1b -P 4 -M 8 -T F=1,B=2 --comm 0.3 --link rendezvous",
+    "-t examples/schedule.csv -C examples/measured.json",
+    "-s 1f1b -P 8 -M 16 -m gpt-22b -y a100 --minibatch 32 --data-parallel 8 --recompute full",
+]
+
+
+@pytest.mark.parametrize("line", RUNS)
+def test_the_text_has_the_causes_of_the_json_in_their_order_and_each_share_once(answer, call, line):
+    line = ("explain", *line.split(), "--schedules", "1f1b,interleaved-1f1b,zb-h1")
+    result, lines = answer(*line), call(*line)[1].splitlines()
+    whys = [fault["why"].partition("; ")[0] for fault in result["faults"]]
+    first, *others = (text for text in lines if text.startswith((lines[0], "also: ")))
+    if result["bottleneck"] in result["faults"]:
+        assert result["faults"][0] == result["bottleneck"]
+        assert whys[0] in first
+    ranks = [k for text in others for k, why in enumerate(whys) if text.startswith(f"also: {why}")]
+    assert ranks == sorted(ranks)
+    shares = re.findall(r"([\d.]+) %", first)
+    assert len(shares) == len({*shares})
+    # the parts of the sentence are those of the details
+    parts = {part["name"]: part["seconds"] for part in result["parts"]}
+    sentences = re.findall(
+        r"(start[a-z, ]*) of the pipeline take ([\d.e+]+) % of the step", "\n".join(lines)
+    )
+    for names, share in sentences:
+        total = sum(parts[name] for name in re.split(", | and ", names))
+        assert float(share) == pytest.approx(100 * total / result["step_time"], rel=6e-3)
+        assert ("gaps" in names) == (parts["gaps"] > 1e-9)
+
+
+def with_less_in_flight(workers, microbatches, limits):
+    """Return the order of 1F1B with fewer microbatches in flight on each worker."""
+    rows = []
+    for worker, limit in enumerate(limits):
+        row = [f"{worker}F{m}" for m in range(limit)]
+        for m in range(microbatches):
+            following = [f"{worker}F{m + limit}"] if m + limit < microbatches else []
+            row += [f"{worker}B{m}", *following]
+        rows.append(row)
+    return pj.ScheduleTable.from_rows(rows, name="few in flight")
+
+
+@pytest.mark.parametrize(
+    ("workers", "microbatches", "limits"),
+    [
+        (6, 18, [3, 3, 2, 2, 1, 1]),
+        (4, 16, [1, 1, 1, 1]),
+        (4, 12, [2, 2, 2, 1]),
+        (8, 24, [4, 4, 4, 4, 3, 3, 2, 1]),
+    ],
+)
+def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
+    answer, call, tmp_path, workers, microbatches, limits
+):
+    table = with_less_in_flight(workers, microbatches, limits)
+    forward = np.ones(workers)
+    forward[1] = 1.1
+    path, costs = tmp_path / "few.csv", tmp_path / "costs.json"
+    pj.write_table(table, path)
+    costs.write_text(
+        json.dumps({"unit": "seconds", "F": forward.tolist(), "B": (2 * forward).tolist()})
+    )
+    line = ("explain", "-t", path, "-C", costs)
+    result, lines = answer(*line), call(*line, "--details")[1].splitlines()
+    times = pj.Costs(forward=forward, backward=2 * forward)
+    usual = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    before, after = (pj.evaluate(t, times).step_time for t in (table, usual))
+    gaps = next(part["seconds"] for part in result["parts"] if part["name"] == "gaps")
+    cause, remedy = result["bottleneck"], result["remedies"][0]
+    assert (cause["kind"], cause["seconds"]) == ("gaps", min(gaps, remedy["saves"]))
+    assert cause == result["faults"][0]
+    assert remedy["what"] == "schedule 1f1b"
+    assert remedy["saves"] == pytest.approx(before - after, rel=1e-12)
+    assert remedy["memory"] == workers / limits[0]
+    text = f"the order of ops leaves gaps between first backwards and last forwards, which costs {seconds(cause['seconds'])}"
+    assert text in lines[0]
+    assert any(
+        f"{workers / limits[0]:.3g} times the memory: schedule 1f1b" in text for text in lines
+    )
+    # under a limit only orders that fit count
+    limited = answer(*line, "--memory-limit", limits[0])
+    assert all(remedy["fits"] for remedy in limited["remedies"])
+
+
+def test_a_launcher_is_not_blamed_for_recomputation_that_it_cannot_change():
+    """DeepSpeed has no selective recomputation, MaxText's is full; Megatron-LM has both."""
+    a100, h200 = pj.load_system("a100"), pj.load_system("h200")
+    many = {"minibatch": 32, "recompute": "full", "data_parallel": 4, "zero": 1}
+    for launcher, name, system, schedule in (
+        ("DeepSpeed", "gpt-22b", a100, "1f1b"),
+        ("MaxText", "llama3-8b", h200, "gpipe"),
+        ("Megatron-LM", "gpt-22b", a100, "1f1b"),
+        ("torchtitan", "llama3-8b", h200, "1f1b"),
+    ):
+        workload = pj.Workload(pj.load_model(name), **many)
+        table = pj.schedules.build(schedule, num_workers=4, num_microbatches=32)
+        how = {"system": system, "schedules": ["1f1b"], "launcher": launcher}
+        result = pj.explain(table, workload, **how)
+        can_change = False
+        for recompute, zero in itertools.product(("none", "selective"), (1, 2, 3)):
+            other = dataclasses.replace(workload, recompute=recompute, zero=zero)
+            lacks = pj.costing.launches(other, table, launcher)[0].lacks
+            fits = pj.memory_bytes(other, table).max() <= result.memory.limit
+            can_change |= bool(fits and not lacks)
+        assert any(fault.kind == "recompute" for fault in result.faults) == can_change

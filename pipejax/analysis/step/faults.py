@@ -32,6 +32,8 @@ STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault
 HIDING_RATIO = 1.2  # of the cost of two causes to the sum of both alone, if they hide each other
 JOINT = "joint"  # kind of two causes that hide each other
+ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
+PIPELINE_PARTS = ("start", "gaps", "end")  # of a step: the pipeline fills, idles and drains
 NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
 
@@ -372,13 +374,21 @@ def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[
     for name, why in {**WHY, **lanes}.items():
         if seconds[name] > 0:
             details = DETAILS[name](run) if name in DETAILS else ""
-            share = _share(seconds[name], run.makespan)
-            yield Fault(name, seconds[name], f"{why}: {share} of the step{details}")
-    ends = seconds["start"] + seconds["gaps"] + seconds["end"]
+            yield Fault(name, seconds[name], f"{why}{details}")
+    ends, ends_text = pipeline_ends(seconds, run.makespan)
     saved_share = max(0.0, 1 - run.microbatches / (ENOUGH * run.workers))
     yield Fault(
         "microbatches",
         ends * saved_share,
-        f"{run.microbatches} microbatches are few for {run.workers} workers: start and end of the "
-        f"pipeline take {_share(ends, run.makespan)} of the step",
+        f"{run.microbatches} microbatches are few for {run.workers} workers: {ends_text}",
     )
+
+
+def pipeline_ends(
+    seconds: Mapping[str, float], step: float, names: Sequence[str] = PIPELINE_PARTS
+) -> tuple[float, str]:
+    """Return the time [s] of the parts in which a pipeline fills and drains, and a sentence."""
+    names = [name for name in names if name != "gaps" or seconds[name] > ROUNDING * step]
+    total = sum(seconds[name] for name in names)
+    first = ", ".join(names[:-1])
+    return total, f"{first} and {names[-1]} of the pipeline take {_share(total, step)} of the step"

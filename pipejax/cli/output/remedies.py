@@ -27,9 +27,7 @@ SEARCH_FILE = "better.csv"  # file of the result in commands that search
 ITERATIONS = 10  # of a search of an order of messages
 MAX_NAME_LETTERS = 40  # of the remedy, in the name of its table's file
 # parts and causes that cannot be removed alone: only another schedule changes them
-END_PARTS = ("start", "gaps", "end")  # parts of the step in which the pipeline fills and drains
-SCHEDULE_CAUSES = ("schedule", "memory")
-ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
+SCHEDULE_CAUSES = ("schedule", "microbatches", "memory")
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
 WORTH_COMBINING = 0.01  # of the step, that a combination must save beyond a single remedy
 MAX_OTHER_CAUSES = 2  # on a first screen
@@ -152,19 +150,41 @@ def _with_share(time: float, explanation: "Explanation", step: float | None = No
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, and the best remedy of each launcher and shelf."""
+    from pipejax.analysis.step.faults import pipeline_ends
+
     yield from effects_view(explanation)
-    end_time = sum(part.seconds for part in explanation.parts if part.name in END_PARTS)
     worst = explanation.bottleneck
-    if end_time > worst.seconds and worst.kind not in SCHEDULE_CAUSES:
-        yield plain(
-            f"also: start and end of the pipeline take {_with_share(end_time, explanation)} with "
-            f"{explanation.run.microbatches} microbatches"
-        )
+    ends, text = pipeline_ends(
+        {p.name: p.seconds for p in explanation.parts}, explanation.step_time
+    )
+    kinds = {worst.kind, *(fault.kind for fault in explanation.faults)}
+    if ends > worst.seconds and not kinds & {"schedule", "microbatches", "gaps"}:
+        yield plain(f"also: {text}; no schedule that fits makes the step shorter")
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:
             yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+    yield from _other_cause(explanation, rows)
     yield from remedies_view(explanation, rows, rows)
+
+
+def _other_cause(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
+    """Yield a line on the first cause, if the first remedy does not shorten it."""
+    from pipejax.search.remedies.explain import shortens
+
+    best_rows, remedies = _best_rows(rows, explanation.step_time), explanation.remedies
+    if not best_rows or explanation.bottleneck.seconds <= 0:
+        return
+    if shortens(remedies[rows.index(best_rows[0])], explanation):
+        return
+    other = next((remedy for remedy in remedies if shortens(remedy, explanation)), None)
+    if other is None:
+        yield "no remedy shortens this cause; the first one shortens other parts of the step"
+        return
+    saves = _with_share(other.saves, explanation)
+    yield plain(
+        f"the first remedy does not shorten this cause; {other.what} does, and saves {saves}"
+    )
 
 
 def remedies_view(
@@ -270,6 +290,8 @@ def advice_details(
     explanation: "Explanation", rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[object]]:
     """Return the parts of the step, and the remedies with their commands."""
+    from pipejax.analysis.step.faults import ROUNDING
+
     parts = [
         part for part in explanation.parts if abs(part.seconds) > ROUNDING * explanation.step_time
     ]

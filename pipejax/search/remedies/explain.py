@@ -10,7 +10,14 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.faults import JOINT, NEGLIGIBLE, WHY, Fault
+from pipejax.analysis.step.faults import (
+    JOINT,
+    NEGLIGIBLE,
+    PIPELINE_PARTS,
+    WHY,
+    Fault,
+    pipeline_ends,
+)
 from pipejax.analysis.step.step_report import Part, breakdown
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import as_tuple, check_types, wrong
@@ -79,6 +86,8 @@ IN_LAYERS = {
     "host": "starts of kernels by the host (fewer with larger microbatches or CUDA graphs)",
 }
 LARGE_EXCHANGE = 0.25
+LARGE_ENDS = 0.05  # of a step: a shorter start and end of the pipeline are no cause
+GAPS = "the order of ops leaves gaps between first backwards and last forwards"
 MAX_ASSUMPTIONS = 1  # of a remedy
 # remedies that undo a cause, by kind of cause and of remedy
 TREATMENTS: Mapping[str, Mapping[str, str]] = {
@@ -88,6 +97,7 @@ TREATMENTS: Mapping[str, Mapping[str, str]] = {
     "uneven microbatches": {"order": "another order of microbatches"},
 }
 PARTS = {"link": "messages"}  # part of the step of a cause, if it has another name
+MIN_SHORTENED = 0.1  # of a cause, from which a remedy shortens it
 MIN_DIFFERENCE = 0.05  # of the larger time, from which two effects are unequal
 
 
@@ -155,7 +165,8 @@ class Explanation:
     Attributes:
       run: evaluation of the unchanged run.
       parts: parts of the step time, which sum to it.
-      faults: causes of lost time, by the time that the step saves without each.
+      faults: causes of lost time, by the time that the step saves without each; a joint cause and
+        the memory of now come last.
       bottleneck: the first fault, less joint ones and the memory of now; else the pipeline's ends.
       effects: its part of the step, the time saved without it and the time that its remedy saves;
         empty if these are equal.
@@ -268,14 +279,10 @@ def explain(
     order = [*SHELVES]
     remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
-    settings = shelved.candidates("settings", base)
-    faults = [*_faults_of_settings(memory, settings), *_faults_of_layers(base)]
-    rivals = shelved.candidates("schedule", base)
-    if launcher is not None or memory.limit is None:
-        rivals = [rival for rival in rivals if shelved.launchers("schedule", base, rival)]
-    faults = _faults_with_memory(memory, faults, rivals)
+    faults = shelved.faults()
     # a single cause comes first; the memory of now is no limit of the machine
     later = (JOINT,) if memory.limit is not None else (JOINT, "memory")
+    faults.sort(key=lambda fault: fault.kind in later)
     causes = (fault for fault in faults if fault.kind not in later)
     bottleneck = next(causes, None) or _schedule_fault(base)
     return Explanation(
@@ -324,6 +331,32 @@ def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> 
     can_be_removed = part in WHY and part != fault_part and growths[part] > 0
     without = saved + parts[part] if can_be_removed else None
     return Effect(what, saved, part, growths[part], without)
+
+
+def shortens(remedy: Remedy, explanation: Explanation) -> bool:
+    """Return whether a remedy of the run shortens its first cause, and not other parts alone."""
+    fault, base = explanation.bottleneck, explanation.memory.begin
+    changed = Candidate(remedy.scenario)
+    if remedy.kind in TREATMENTS.get(fault.kind, ()) or fault.kind == "memory":
+        return True
+    if fault.kind == "recompute":
+        workloads = (candidate.scenario.source.workload for candidate in (base, changed))
+        return len({workload and workload.recompute for workload in workloads}) > 1
+    saved = _cause_time(base, fault.kind) - _cause_time(changed, fault.kind)
+    return saved > MIN_SHORTENED * fault.seconds
+
+
+def _cause_time(candidate: Candidate, kind: str) -> float:
+    """Return the time that a cause takes of a candidate's step [s]."""
+    parts = candidate.parts
+    if kind in IN_LAYERS:
+        source: Any = candidate.scenario.source
+        return breakdown(candidate.run, source.workload, source.system)[kind]
+    if kind == "link":
+        return parts["messages"] + parts["blocking"]
+    if kind in ("schedule", "microbatches"):
+        return pipeline_ends(parts, candidate.step_time)[0]
+    return parts.get(kind, 0.0)
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
@@ -431,6 +464,9 @@ class _Shelves:
         """Keep remedies that shorten the step or make it fit; of alternatives, the best."""
         base, memory, remedies = self.memory.begin, self.memory, []
         min_gain = changes.MIN_GAIN * base.step_time if memory.fits(base) else -math.inf
+        order = self.built_in_order() if kind == "schedule" else None
+        if order is not None and not memory.fits(order):
+            remedies.append(self.remedy(kind, order, self.launchers(kind, base, order)))
         served: set[str] = set()  # launchers that have a remedy, "" for none
         for candidate in sorted(self.candidates(kind, base), key=_step_time):
             if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
@@ -467,6 +503,53 @@ class _Shelves:
             layers=candidate.layers,
             search=candidate.search,
         )
+
+    def allowed(self, kind: str) -> list[Candidate]:
+        """List the changes of the run that rest on few assumptions and that the launcher has."""
+        base = self.memory.begin
+        return [
+            candidate
+            for candidate in self.candidates(kind, base)
+            if len(candidate.assumes) <= MAX_ASSUMPTIONS
+            and (self.launcher is None or self.launchers(kind, base, candidate))
+        ]
+
+    def built_in_order(self) -> Candidate | None:
+        """Return the schedule of the same sizes that fills the gaps of a table's order best."""
+        # The table may leave gaps to save memory: without a limit, more memory than now is allowed.
+        memory, base = self.memory, self.memory.begin
+        gaps = base.parts["gaps"]
+        if isinstance(base.scenario.schedule, str) or gaps <= NEGLIGIBLE * base.step_time:
+            return None
+        faster = [
+            candidate
+            for candidate in self.allowed("schedule")
+            if candidate.table.num_stages == base.table.num_stages
+            and candidate.step_time < (1 - NEGLIGIBLE) * base.step_time
+            and (memory.limit is None or memory.fits(candidate))
+        ]
+        enough = [c for c in faster if base.step_time - c.step_time >= gaps] or faster
+
+        def rank(candidate: Candidate) -> tuple[bool, float, float]:
+            has_options = bool(self.launchers("schedule", base, candidate))
+            return not has_options, memory.ratio(candidate), candidate.step_time
+
+        return min(enough, key=rank, default=None)
+
+    def faults(self) -> list[Fault]:
+        """List the faults, those that cost most first."""
+        memory, base = self.memory, self.memory.begin
+        faults = [*base.faults, *_faults_of_layers(base)]
+        faults += _faults_of_settings(memory, self.allowed("settings"))
+        rivals = [*self.allowed("schedule"), *self.allowed("microbatches")]
+        rivals = [candidate for candidate in rivals if memory.fits(candidate)]
+        faults = _with_pipeline(base, faults, rivals, self.built_in_order())
+        schedules = self.allowed("schedule")
+        if memory.limit is None:
+            schedules = [c for c in schedules if self.launchers("schedule", base, c)]
+        faults += _faults_of_memory(memory, schedules)
+        is_too_large = not memory.fits(base)
+        return sorted(faults, key=lambda f: (not (is_too_large and f.kind == "memory"), -f.seconds))
 
     def combine(self, has_options: bool) -> Remedy | None:
         """Combine candidates of several kinds; return the best combination, if two kinds help."""
@@ -508,17 +591,16 @@ def _step_time(candidate: Candidate) -> float:
     return candidate.step_time
 
 
-def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> list[Fault]:
-    """List the faults, including recomputation if the step fits in memory with less of it."""
+def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:
+    """Yield recomputation as a fault if the step fits in memory with less of it."""
     base = memory.begin
     workload = base.scenario.source.workload
     rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
     best = min(rivals, key=_step_time, default=base)
     gain = base.step_time - best.step_time
-    if workload is None or gain <= NEGLIGIBLE * base.step_time:
-        return list(base.faults)
-    why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
-    return [*base.faults, Fault("recompute", gain, why)]
+    if workload is not None and gain > NEGLIGIBLE * base.step_time:
+        why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
+        yield Fault("recompute", gain, why)
 
 
 def _faults_of_layers(base: Candidate) -> list[Fault]:
@@ -534,16 +616,35 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
         other_costs = mapped(np.subtract, costs, part)
         run = evaluate(base.table, other_costs, link=base.scenario.links)
         gain = base.step_time - run.step_time
-        percent = 100 * times[name] / base.step_time
-        why = f"{IN_LAYERS[name]} take {percent:.3g} % of the step, and no compute hides them"
-        faults.append(Fault(name, gain, why))
+        faults.append(Fault(name, gain, f"no compute hides {IN_LAYERS[name]}"))
     return faults
 
 
-def _faults_with_memory(
-    memory: Memory, faults: list[Fault], schedules: Sequence[Candidate]
+def _with_pipeline(
+    base: Candidate, faults: list[Fault], rivals: Sequence[Candidate], order: Candidate | None
 ) -> list[Fault]:
-    """List the faults, including memory that the run exceeds or that rules out a schedule."""
+    """Add the gaps of a table's order, and the start and end that a fitting rival shortens."""
+    parts, step = base.parts, base.step_time
+    names = PIPELINE_PARTS
+    if order is not None:
+        gaps = Fault("gaps", min(parts["gaps"], step - order.step_time), GAPS)
+        faults, names = [*faults, gaps], ("start", "end")
+    ends, why = pipeline_ends(parts, step, names)
+    best = min(rivals, key=_step_time, default=base)
+    saved = min(ends, step - best.step_time)
+    if ends < LARGE_ENDS * step or saved <= NEGLIGIBLE * step:
+        return faults
+    if saved < ends:
+        why += f", of which {best.what} saves {100 * saved / step:.3g} %"
+    few = next((fault for fault in faults if fault.kind == "microbatches"), None)
+    if few is None:
+        return [*faults, Fault("schedule", saved, why)]
+    others = [fault for fault in faults if fault is not few]
+    return [*others, few._replace(seconds=max(few.seconds, saved))]
+
+
+def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterator[Fault]:
+    """Yield memory as a fault if the run exceeds it or it rules out a schedule."""
     base = memory.begin
     if memory.limit is not None and not memory.fits(base):
         needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
@@ -552,34 +653,26 @@ def _faults_with_memory(
             f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
             f"{memory.text(limit[worker])}"
         )
-        return [Fault("memory", 0.0, why, worker), *faults]
-    schedules = [rival for rival in schedules if len(rival.assumes) <= MAX_ASSUMPTIONS]
-    if schedules:
-        best = min(schedules, key=_step_time)
-        fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
-        gain = min([base.step_time, *fitting]) - best.step_time
-        if gain > NEGLIGIBLE * base.step_time:
-            saves = base.step_time - best.step_time
-            percent, gain_percent = (100 * x / base.step_time for x in (saves, gain))
-            more = f", {gain_percent:.3g} % more than what fits" if gain < saves else ""
-            need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
-            limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
-            why = (
-                f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much"
-                f"{limit_text} and would save {percent:.3g} % of the step{more}"
-            )
-            faults.append(Fault("memory", gain, why))
-    return sorted(faults, key=lambda fault: -fault.seconds)
+        yield Fault("memory", 0.0, why, worker)
+        return
+    best = min(schedules, key=_step_time, default=base)
+    fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
+    gain = min([base.step_time, *fitting]) - best.step_time
+    if gain > NEGLIGIBLE * base.step_time:
+        saves = base.step_time - best.step_time
+        percent, gain_percent = (100 * x / base.step_time for x in (saves, gain))
+        more = f", {gain_percent:.3g} % more than what fits" if gain < saves else ""
+        need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
+        limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
+        why = (
+            f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much"
+            f"{limit_text} and would save {percent:.3g} % of the step{more}"
+        )
+        yield Fault("memory", gain, why)
 
 
 def _schedule_fault(base: Candidate) -> Fault:
     """Return pipeline start and end as the fault of a run that has no other fault."""
-    parts = base.parts
-    ends = parts["start"] + parts["gaps"] + parts["end"]
-    share = 100 * ends / (base.step_time or 1.0)
-    return Fault(
-        "schedule",
-        ends,
-        f"nothing stands out: start and end of the pipeline take {share:.3g} % of the step, as "
-        f"this schedule has them with {base.run.microbatches} microbatches",
-    )
+    ends, why = pipeline_ends(base.parts, base.step_time)
+    size = f"as this schedule has them with {base.run.microbatches} microbatches"
+    return Fault("schedule", ends, f"nothing stands out: {why}, {size}")
