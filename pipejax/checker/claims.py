@@ -92,7 +92,7 @@ def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
 
 
 def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
-    """List (time of a change, memory from then on) for a worker's memory."""
+    """List pairs (time of a change, memory from then on) of a worker, by time."""
     changes: dict[float, float] = defaultdict(float)
     for slot, cell in enumerate(run.table.rows[worker]):
         event = worker, slot
@@ -110,10 +110,8 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the memory changes at start and end of ops on the microbatch and stage of `op`.
-
-    Each is a dict by the letters of the op.
-    """
+    """Return the memory changes at start and at end of ops, by letters: {"F": 1.0, ..}, {..}."""
+    # These ops are on the microbatch and stage of `op`.
     letters, rules = op.letters, run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
     stage, microbatch = -1 if isinstance(op.stage, str) else op.stage, max(op.microbatch, 0)

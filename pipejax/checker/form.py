@@ -106,7 +106,9 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
     """Return the rows of the domain, which keep parameters at least 0 and within their bounds."""
-    # A point x of the domain has row . x >= 0 for every row.
+    # The domain is a cone: its points x have row . x >= 0 for every row. A last coordinate h, which
+    # is positive, makes bounds homogeneous: F from 0.5 to 2 is F - 0.5 h >= 0 and 2 h - F >= 0. If
+    # the box fixes a parameter, say B = 4, then h = B / 4 and needs no coordinate.
     is_valid = isinstance(box, dict) and set(box) <= set(names)
     require(is_valid, where, f"an object with bounds of {', '.join(names)}", box)
     for name, bounds in box.items():
@@ -114,19 +116,21 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
         require(is_valid, f"{where}: {name}", "two numbers", bounds)
         is_valid = all(bound is None or is_time(bound) for bound in bounds)
         require(is_valid, f"{where}: {name}", "numbers of at least 0 or null", bounds)
-    # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the last coordinate. If the box fixes a
-    # parameter, say B = 4, then h = B / 4 and needs no coordinate.
-    fixed = [names.index(name) for name, (low, high) in box.items() if low == high and low]
-    dims = len(names) + 1 if box and not fixed else len(names)
-    scale_axis, scale = dims - 1, Fraction(1)
-    if fixed:
-        scale_axis = min(fixed)
+    fixed_axes = [  # a parameter that is fixed at 0 says nothing about h
+        names.index(name)
+        for name, (low, high) in box.items()
+        if low == high and low is not None and low > 0
+    ]
+    dims = len(names) + 1 if box and not fixed_axes else len(names)
+    scale_axis, scale = dims - 1, Fraction(1)  # h = scale * x[scale_axis]
+    if fixed_axes:
+        scale_axis = min(fixed_axes)
         scale = units[scale_axis] / Fraction(repr(box[names[scale_axis]][0]))
     rows = [[int(row == column) for column in range(dims)] for row in range(dims)]
     for name, (low, high) in box.items():
         axis = names.index(name)
         for bound, sign in ((low, 1), (high, -1)):
-            if bound is not None and not (fixed and axis == scale_axis):
+            if bound is not None and not (fixed_axes and axis == scale_axis):
                 row = [Fraction(0)] * dims
                 row[axis] = Fraction(sign * units[axis])
                 row[scale_axis] -= sign * Fraction(repr(bound)) * scale  # as written: 0.1 is 1/10
@@ -256,8 +260,9 @@ def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
 
 def _check_cover(form: Form) -> Iterator[Discrepancy]:
     """Check that cells cover the domain: a wall is shared by two cells or lies on the border."""
-    # A straight line from inside a cell to any point of the domain then never leaves the cells. A
-    # cell is (facet, ray, ray, ..); a wall of it lacks one of the rays.
+    # Then a straight line from inside a cell to any point of the domain never leaves the cells. A
+    # cell is (facet, ray, ray, ..), the cone of its rays: triangles in a plane. A wall (an edge of
+    # a triangle) lacks one of its rays. The two cells of a wall must lie on opposite sides of it.
     rays, cells = form.rays, form.cells
     products = [[_dot(row, ray) for row in form.domain] for ray in rays]
     for k, values in enumerate(products):
@@ -291,7 +296,7 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
 
 
 def determinant_sign(matrix: list[Row]) -> int:
-    """Return the sign of a determinant, by integer elimination (Bareiss 1968)."""
+    """Return the sign of a determinant (1, 0 or -1), by integer elimination (Bareiss 1968)."""
     # Dividing by the previous pivot leaves whole numbers. [2 1], [4 5]: the row below becomes
     # (2 [4 5] - 4 [2 1]) / 1 = [0 6], and 6 is the determinant.
     rows, sign, previous_pivot = [*matrix], 1, 1

@@ -268,6 +268,8 @@ class TableRules:
         self, op: TableOp, worker: int, num_stages: int, num_microbatches: int
     ) -> Iterator[tuple[TableOp, bool, int]]:
         """List an op's inputs by added rules: (producer, whether by message, number of rule)."""
+        # With the rule "F <- G@-1", F of stage 2 and microbatch 5 has the input G of stage 1 and
+        # microbatch 5. A worker's op has no stage; `worker` names its producer.
         _, stage, microbatch = op
         for number, rule in enumerate(self.rules):
             if not self.is_consumer(rule, op, num_stages):

@@ -100,12 +100,13 @@ class Run:
         self.previous: dict[Cell, Event | None] = {}  # last cell on compute before each cell
         self.next_op: dict[Event, Event] = {}  # op after each op of a row
         self.last: dict[Any, Event] = {}  # last cell on compute, by worker
-        self.last_op: dict[int, Event] = {}  # last op that counts in its row, by worker
+        self.last_op: dict[int, Event] = {}  # by worker, the last op in the order of its row
         # REDUCE_GRAD cells on a lane, by stage and worker
         self.reduced: dict[tuple[int, int], list[Cell]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
-            self.lane_cell: dict[str, Event] = {}  # last cell of the row on each lane so far
-            self.stage_cell: dict[tuple[str, int], Event] = {}  # the same by letters and stage
+            # the last cell so far on each lane, and of each pair of letters and stage
+            self.lane_cell: dict[str, Event] = {}
+            self.stage_cell: dict[tuple[str, int], Event] = {}
             for slot, cell in enumerate(row):
                 event = Cell(worker, slot)
                 self.previous[event] = self.lane_cell.get("compute")
@@ -144,6 +145,8 @@ class Run:
 
     def _add_step_end(self) -> None:
         """Add gradient all-reduces and optimizer updates, if any of them takes time."""
+        # An all-reduce waits for the last gradient of its stage on each worker that has a copy; an
+        # update on a worker waits for the all-reduce and for the worker's last op.
         times = [*self.seconds["A"]]
         for update in self.seconds["U"]:
             times += update if depth(update) else [update]
@@ -218,26 +221,21 @@ class Run:
                 self._wait(cell, awaited_op(op))
 
     def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
-        """Add the message from a producer to an op, and the queues in which it waits."""
+        """Add the message from a producer to an op of another worker, by number of its rule."""
+        # The message waits for its producer, the op for the message, and in each queue a message
+        # for the one before it, by a sort key. `rank` sorts the messages of one worker.
         source, target = self.table.cell[producer], self.table.cell[op]
-        (sender, slot), receiver = source, target.worker
-        send, receive = message_cells(producer, op)
+        sender, receiver = source.worker, target.worker
         route = self.rules.route(producer.stage, op.stage)
         assert route is not None  # a legal table has one
-        direction, boundary = route  # 0 forth, 1 back
+        direction, boundary = route  # 0 to a later stage, 1 back
         microbatch = producer.microbatch
         pipe = self.table.pipes[microbatch]
         latency, transmit = (
             at_microbatch(self.seconds[key][direction][pipe][boundary], microbatch)
             for key in ("latency", "transmit")
         )
-        event: Event = send
-        name = f"{producer.stage}SEND_{'FB'[direction]}{microbatch}"
-        if not self.rules.is_usual:
-            event = producer, target, op.stage
-            cell_ops = self.table.rows[receiver][target.slot]
-            first = next(cell_op for cell_op in cell_ops if cell_op.stage == op.stage)
-            name = f"{self.rules.op_text(producer)} to {self.rules.op_text(first)}"
+        event, name = self._name_message(producer, op, "FB"[direction])
         model = self._model(sender, receiver, transmit)
         has_link = model in ("queued", "blocking")
         lag = latency if has_link else 0.0
@@ -247,20 +245,39 @@ class Run:
         self.waits[target].append((event, lag))
         if model == "blocking" and source in self.next_op:
             self._wait(self.next_op[source], event)
-        groups = [] if model == "delay" else self._groups(sender, receiver)
-        rank = slot, direction, op.stage, rule, op.microbatch
-        if has_link and not groups:
+        shared_links = [] if model == "delay" else self._groups(sender, receiver)
+        rank = source.slot, direction, op.stage, rule, op.microbatch
+        key = (self.unit_end(source), sender, producer.stage, microbatch, *rank)
+        for group in shared_links:
+            self.queues[group].append((key, event))
+        if has_link and not shared_links:
             self.queues["link", sender, receiver].append((rank, event))
         if model == "rendezvous":
-            for cell, worker, other in ((send, sender, receiver), (receive, receiver, sender)):
-                scope = {"worker": (), "pair": (other,), "direction": ("FB"[direction],)}
-                queue = "queue", worker, *scope[self.links["queues"]]
-                turn = self.table.cell[cell] if self.table.has_communication else None
-                self.queues[queue].append((turn or self._turn(producer, rank), event))
-                if self.links["posting"] == "program":
-                    self._wait(event, self.previous[self.table.cell[cell]])
-        for group in groups:
-            self.queues[group].append((self._turn(producer, rank), event))
+            self._add_rendezvous(event, message_cells(producer, op), (sender, receiver), key)
+
+    def _name_message(self, producer: TableOp, op: TableOp, letter: str) -> tuple[Event, str]:
+        """Return the event of a message and its name: by its SEND, or by both ops."""
+        if self.rules.is_usual:
+            send, _ = message_cells(producer, op)
+            return send, f"{producer.stage}SEND_{letter}{producer.microbatch}"
+        target = self.table.cell[op]
+        cell_ops = self.table.rows[target.worker][target.slot]
+        first = next(cell_op for cell_op in cell_ops if cell_op.stage == op.stage)
+        name = f"{self.rules.op_text(producer)} to {self.rules.op_text(first)}"
+        return (producer, target, op.stage), name
+
+    def _add_rendezvous(
+        self, event: Event, ops: tuple[TableOp, TableOp], workers: tuple[int, int], key: Event
+    ) -> None:
+        """Queue a message at its sender and at its receiver, which both wait for each other."""
+        # Queues follow the order of SEND and RECV cells (`ops`), or `key` if the table has none.
+        for op, worker, other in zip(ops, workers, workers[::-1], strict=True):
+            scope = {"worker": (), "pair": (other,), "direction": (op.letters[-1],)}
+            queue = "queue", worker, *scope[self.links["queues"]]
+            cell = self.table.cell[op] if self.table.has_communication else None
+            self.queues[queue].append((key if cell is None else cell, event))
+            if cell is not None and self.links["posting"] == "program":
+                self._wait(event, self.previous[cell])
 
     def _model(self, sender: int, receiver: int, transmit: float) -> str:
         """Return the link model of a message; small messages under rendezvous are queued."""
@@ -269,11 +286,6 @@ class Run:
         model = str(pairs.get((sender, receiver), back))
         is_small = model == "rendezvous" and transmit < self.links["eager_below"]
         return "queued" if is_small else model
-
-    def _turn(self, producer: TableOp, rank: Event) -> Event:
-        """Return the sort key of a message in a queue that no SEND and RECV cells order."""
-        cell = self.table.cell[producer]
-        return self.unit_end(cell), cell.worker, producer.stage, producer.microbatch, *rank
 
     def _join_collectives(self) -> None:
         """Let each cell of a collective op wait for the inputs of all its cells."""

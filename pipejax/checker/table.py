@@ -300,9 +300,9 @@ class Table:
 
     def _follow_updates(self, row: list[TableOp]) -> None:
         """Check that each gradient is applied, and that no forward reads weights of the future."""
-        # by stage and run of LocalSGD:
-        gradients: dict[Any, list[TableOp]] = defaultdict(list)  # which no update applied yet
-        num_updates: dict[Any, int] = defaultdict(int)  # so far
+        # by stage and run (a copy of the weights in LocalSGD): unapplied gradients, updates so far
+        gradients: dict[Any, list[TableOp]] = defaultdict(list)
+        num_updates: dict[Any, int] = defaultdict(int)
         version = {}  # by stage and microbatch: number of updates that its forward read
         round_size = self.runs * self.local_steps  # microbatches between two averages
         for k, op in enumerate(row):

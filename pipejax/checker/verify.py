@@ -155,7 +155,7 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
 
 
 def worker_end(stages: list[PipeStage], is_span: bool) -> float:
-    """Bound a worker's end from below: time to its first op, all its ops, and the step end."""
+    """Return a lower bound on a worker's end [s]: time to its first op, its ops, the step end."""
     busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
     if is_span or not stages:
         return busy
@@ -170,8 +170,8 @@ def worker_end(stages: list[PipeStage], is_span: bool) -> float:
 
 def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
     """Return the length of the longest path through all ops of one stage [s]."""
-    # Each F follows the last one, each input gradient the last one and its own F. If the limit has
-    # no room for an activation, its F waits for gradients.
+    # Each F follows the F before it, each input gradient follows its F and the input gradient
+    # before it. If the limit has no room for an activation, its F waits for earlier gradients.
     forward, ends = 0.0 if is_span else s.head, [0.0]  # end of the last F, and of input gradients
     weight_gradient = s.gradient - s.input_gradient
     for k in range(s.microbatches):
@@ -235,7 +235,8 @@ def link_time(
     stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
 ) -> float:
     """Return how long a worker needs the host link in a run that ends at `end` [s]."""
-    # Activations need memory times time, an area; offloads must make up for the area that lacks.
+    # An activation needs memory x time, an area. The worker has `room` x `length` of it, from its
+    # first possible start to its last possible end. Offloads must save the missing area.
     length = end - min(_head(s, is_span) for s in stages)
     length -= min(_tail(s, is_span) for s in stages)
     room = _usable(stages, limit)
