@@ -51,6 +51,7 @@ def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
     """Group a batch of costs by planned order; yield row indices and the builder's options."""
+    # Rows with equal mean times, in units of the mean F, have one plan: F 1 B 2 and F 2 B 4.
     batch_size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:

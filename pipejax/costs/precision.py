@@ -216,8 +216,8 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 def _are_times(numbers: NumpyArray) -> bool:
     """Return whether all numbers of a float array are finite and at least 0."""
-    # One pass over the bits as unsigned whole numbers decides: those of finite positive floats are
-    # below infinity's, those of NaN and of floats with a sign are above. -0 needs a second check.
+    # Read as unsigned whole numbers, the bits of finite floats >= 0 are below those of infinity;
+    # the bits of NaN and of negative floats are above. So one pass decides, except for -0.
     if numbers.size == 0:
         return True
     bits = np.dtype(f"u{numbers.itemsize}")

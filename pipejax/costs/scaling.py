@@ -423,8 +423,8 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
 
 def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
     """Return the share of each old stage that lies in each new stage: (new, old)."""
-    # Stage s of n covers [s / n, (s + 1) / n] of the model. In units of 1 / (old new) all ends are
-    # whole numbers, so overlaps of old and new stages are exact.
+    # Stage s of n covers [s / n, (s + 1) / n] of the model. From 2 to 3 stages, in sixths: old ends
+    # are 0 3 6, new ends 0 2 4 6; new stage 1, from 2 to 4, has a third of each old stage.
     new_start, new_end = np.arange(new) * old, np.arange(1, new + 1) * old
     old_start, old_end = np.arange(old) * new, np.arange(1, old + 1) * new
     overlap = np.minimum(new_end[:, None], old_end) - np.maximum(new_start[:, None], old_start)
@@ -435,7 +435,8 @@ def _restaged_messages(
     name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
     """Convert message times for `stages` stages to those of a table, (2, 1, boundaries, ..)."""
-    # A pair of workers keeps its longest message, and a new pair gets the longest of all.
+    # Each pair of workers keeps its longest message; a pair without messages gets the longest of
+    # all. Old stages 0 1 2 on workers 0 1 0 have the boundaries of the pairs (0, 1) and (1, 0).
     if np.ndim(times) == 0:
         return times
     while times.ndim < 3:

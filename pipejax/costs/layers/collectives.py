@@ -258,21 +258,26 @@ def _tensor_exchanges(
     unit_bytes: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
     """List tensor-parallel collectives before and after `count` pairs of matrix products."""
+    # Of a pair, the first product reads whole inputs, and the sum of the second is whole outputs;
+    # `units` are the widths of both. Without sequence parallelism, sums are all-reduces.
     num_scattered = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
     num_reduced = count - num_scattered
     num_regathered = layout.trains_layers * num_scattered  # of inputs for W
     input_bytes, output_bytes = (unit_bytes * width for width in units)
     inputs, outputs = _in_all_phases(input_bytes), _in_all_phases(output_bytes)
+    both_scattered = Phases(forward=num_scattered, input_grad=num_scattered)
     gathered = Phases(input_bytes, output_bytes, input_bytes)
     return (
-        Collective("all_reduce", "tensor", outputs, Phases(num_reduced, 0.0, 0.0)),
-        Collective("all_reduce", "tensor", inputs, Phases(0.0, num_reduced, 0.0), "weight_grad"),
-        Collective("all_gather", "tensor", gathered, Phases(num_scattered, num_scattered, 0.0)),
-        Collective("reduce_scatter", "tensor", outputs, Phases(num_scattered, 0.0, 0.0)),
+        Collective("all_reduce", "tensor", outputs, Phases(forward=num_reduced)),
+        Collective("all_reduce", "tensor", inputs, Phases(input_grad=num_reduced), "weight_grad"),
+        Collective("all_gather", "tensor", gathered, both_scattered),
+        Collective("reduce_scatter", "tensor", outputs, Phases(forward=num_scattered)),
         Collective(
-            "reduce_scatter", "tensor", inputs, Phases(0.0, num_scattered, 0.0), "weight_grad"
+            "reduce_scatter", "tensor", inputs, Phases(input_grad=num_scattered), "weight_grad"
         ),
-        Collective("all_gather", "tensor", inputs, Phases(0.0, 0.0, num_regathered), "input_grad"),
+        Collective(
+            "all_gather", "tensor", inputs, Phases(weight_grad=num_regathered), "input_grad"
+        ),
     )
 
 
@@ -291,10 +296,10 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     count = count * (layout.tensor > 1)
     num_scattered = layout.sequence_parallel * count
     return (
-        Collective("all_gather", "tensor", narrow, Phases(count, 0.0, 0.0)),
+        Collective("all_gather", "tensor", narrow, Phases(forward=count)),
         Collective("all_reduce", "tensor", narrow, Phases(count, 2 * count, 0.0)),
-        Collective("all_gather", "tensor", wide, Phases(count, num_scattered, 0.0)),
-        Collective("all_reduce", "tensor", wide, Phases(0.0, count - num_scattered, 0.0)),
+        Collective("all_gather", "tensor", wide, Phases(forward=count, input_grad=num_scattered)),
+        Collective("all_reduce", "tensor", wide, Phases(input_grad=count - num_scattered)),
     )
 
 
@@ -302,7 +307,9 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
     unit_bytes = model.element_bytes * accelerator_tokens(model, layout) / layout.tensor
     ring_bytes = layout.context * unit_bytes * (model.kv_hidden + model.value_hidden)
     volume = Phases(ring_bytes, 2 * ring_bytes, 0.0)
-    return (Collective("ring", "context", volume, Phases(1.0, 1.0, 0.0), "attention"),)
+    return (
+        Collective("ring", "context", volume, Phases(forward=1.0, input_grad=1.0), "attention"),
+    )
 
 
 def _expert_exchanges(
@@ -313,7 +320,8 @@ def _expert_exchanges(
     slots = model.moe.slots
     routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots
     volume = model.element_bytes * routed_tokens * model.hidden
-    passes = Phases(1.0, 2.0 if recomputes else 1.0, 0.0)  # through the experts, in each phase
+    # passes through the experts in each phase
+    passes = Phases(forward=1.0, input_grad=2.0 if recomputes else 1.0)
     counts = Phases(*(2 * count for count in passes))  # to the experts and back
     copies = layout.dispatch_per_node * slots
     exchanges = [
@@ -341,23 +349,25 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     scatters = layout.sequence_parallel  # 0 or 1
     regathers = layout.trains_base * scatters
     return (
-        Collective("all_gather", "tensor", hidden, Phases(scatters, 0.0, 0.0)),
-        Collective("all_reduce", "tensor", scalars, Phases(3.0, 0.0, 0.0)),  # F, I, W
-        Collective("all_reduce", "tensor", hidden, Phases(0.0, 1 - scatters, 0.0), "weight_grad"),
-        Collective("reduce_scatter", "tensor", hidden, Phases(0.0, scatters, 0.0), "weight_grad"),
-        Collective("all_gather", "tensor", hidden, Phases(0.0, 0.0, regathers), "input_grad"),
+        Collective("all_gather", "tensor", hidden, Phases(forward=scatters)),
+        Collective("all_reduce", "tensor", scalars, Phases(forward=3.0)),  # F, I, W
+        Collective("all_reduce", "tensor", hidden, Phases(input_grad=1 - scatters), "weight_grad"),
+        Collective("reduce_scatter", "tensor", hidden, Phases(input_grad=scatters), "weight_grad"),
+        Collective("all_gather", "tensor", hidden, Phases(weight_grad=regathers), "input_grad"),
     )
 
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the collectives of the embedding: t accelerators share its vocabulary."""
+    # F sums their outputs. Under sequence parallelism each keeps a part of the sum, so W gathers
+    # the gradient of all outputs.
     hidden = _in_all_phases(model.element_bytes * accelerator_tokens(model, layout) * model.hidden)
     scatters = layout.sequence_parallel  # 0 or 1
     regathers = layout.trains_base * scatters
     return (
-        Collective("all_reduce", "tensor", hidden, Phases(1 - scatters, 0.0, 0.0)),
-        Collective("reduce_scatter", "tensor", hidden, Phases(scatters, 0.0, 0.0)),
-        Collective("all_gather", "tensor", hidden, Phases(0.0, 0.0, regathers)),
+        Collective("all_reduce", "tensor", hidden, Phases(forward=1 - scatters)),
+        Collective("reduce_scatter", "tensor", hidden, Phases(forward=scatters)),
+        Collective("all_gather", "tensor", hidden, Phases(weight_grad=regathers)),
     )
 
 
@@ -366,7 +376,9 @@ def whole_layer_collectives(
 ) -> tuple[Collective, ...]:
     """List the collectives of a layer priced as a single op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
-    all_reduce = Collective("all_reduce", "tensor", _in_all_phases(volume), Phases(2.0, 2.0, 0.0))
+    all_reduce = Collective(
+        "all_reduce", "tensor", _in_all_phases(volume), Phases(forward=2.0, input_grad=2.0)
+    )
     experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()
     adapters = _adapter_exchanges(model, layout, 1 + _num_split_mlps(model, kind))
     return (all_reduce, *adapters, *_context_exchanges(model, layout), *experts)

@@ -23,9 +23,9 @@ from pipejax.costs.system.system import Number, Numbers
 class Phases(NamedTuple):
     """A quantity such as FLOP, bytes or kernel launches, for each of the phases F, I and W."""
 
-    forward: Number  # F
-    input_grad: Number  # I, recomputation within the layer included
-    weight_grad: Number  # W
+    forward: Number = 0.0  # F
+    input_grad: Number = 0.0  # I, recomputation within the layer included
+    weight_grad: Number = 0.0  # W
 
 
 def num_tokens(model: Model, microbatch_size: Number) -> Number:

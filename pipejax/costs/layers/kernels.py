@@ -32,7 +32,7 @@ from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system.parts import system_number
 from pipejax.costs.system.system import Number, Numbers, System, roofline_time
 
-NONE = Phases(0.0, 0.0, 0.0)
+NONE = Phases()
 
 
 class Product(NamedTuple):
@@ -108,7 +108,7 @@ def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Numb
         name,
         flop=Phases(flop, 2 * flop, 0.0),
         volume=Phases(moved, 2 * moved, 0.0),
-        launches=Phases(1.0, 2.0, 0.0),
+        launches=Phases(forward=1.0, input_grad=2.0),
         shape=shape,
         batch=heads,
         precision=layout.precision,
@@ -119,7 +119,7 @@ def memory(
     name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
 ) -> LayerOp:
     """Return an op that only reads and writes memory: bytes and kernels in F and in I."""
-    return LayerOp("memory", name, NONE, Phases(forward, backward, 0.0), Phases(*kernels, 0.0))
+    return LayerOp("memory", name, NONE, Phases(forward, backward), Phases(*kernels))
 
 
 def norm(name: str, volume: Number) -> LayerOp:

@@ -188,7 +188,7 @@ def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def _two_products(
     name: str, model: Model, layout: Layout, size: tuple[Number, Number], batch: Number
 ) -> tuple[LayerOp, ...]:
-    """List the ops of `batch` MLPs: a product, an activation function, a second product."""
+    """List the ops of `batch` MLPs of size (tokens, width): product, activation, product."""
     tokens, width = size
     shape_in = model.hidden, (2 if model.gated_mlp else 1) * width  # a gate doubles the columns
     shape_out = width, model.hidden
@@ -296,7 +296,7 @@ def whole_layer(
             "layer",
             flop=Phases(*(phase / (t * layout.context) for phase in flop)),
             volume=Phases(moved, moved + 2 * boundary, moved),
-            launches=Phases(1.0, 1.0, has_w),
+            launches=Phases(forward=1.0, input_grad=1.0, weight_grad=has_w),
         ),
         *adapter_ops(model, layout, kind, recompute),
     )

@@ -78,6 +78,7 @@ def read_csv(path: Path) -> dict[str, Any]:
 
 def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
     """Convert CSV rows to a JSON file's content: lists by stage, or by boundary for messages."""
+    # rows with F 1, latency 2 and F 3: {"F": [1, 3], "message": {"latency": [2]}}
     content: dict[str, Any] = {"unit": "seconds"}
     for key in keys:
         count = len(rows) - 1 if key in _MESSAGES else len(rows)

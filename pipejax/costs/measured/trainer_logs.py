@@ -56,8 +56,9 @@ class Trainer(NamedTuple):
             {int(number.replace(",", "")) for number in re.findall(rf"{mark} ([\d,]+)", text)}
             for mark in (self.steps_of_run, self.resumed_at)
         )
-        is_one = len(totals) == 1 and len(starts) <= 1
-        return max(totals) - max(starts, default=0) if is_one else 0
+        if len(totals) != 1 or len(starts) > 1:
+            return 0
+        return max(totals) - max(starts, default=0)
 
 
 TRAINERS = tuple(
@@ -140,7 +141,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
-        """Return by how much separate means before and after a cut reduce the squared error."""
+        """Return by how much two means, before and after a cut, reduce the squared error."""
         difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
         return cut * (count - cut) * difference**2
 
@@ -242,9 +243,13 @@ class TrainerLog(NamedTuple):
         timed = []
         for line in lines:
             size = batch or self._whole_batch(line["batch"], columns)
+            # sequences per second, from which a line without seconds gets them
             rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
-            time = 1 / line["steps"] if line.get("steps") else size / rate if rate else 0.0
-            timed.append(TimedLine(size, line.get("seconds", time), line.get("step", math.nan)))
+            seconds = size / rate if rate else 0.0
+            if line.get("steps"):
+                seconds = 1 / line["steps"]
+            seconds = line.get("seconds", seconds)
+            timed.append(TimedLine(size, seconds, line.get("step", math.nan)))
         rows, notes = rows_by_batch(self.path, timed)
         if cut := len(self.iterations) - len(lines):
             notes.append(f"{self.path}: lines that lack a number of the others are left out: {cut}")

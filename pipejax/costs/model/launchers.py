@@ -187,14 +187,14 @@ def pipeline_launches(
     if layout is not None:
         parallelism["module_fqns_per_model_part"] = layout.module_fqns()
     megatron = _stages_of_megatron(pipeline, layout)
-    lacks = tuple(_order_lacks_of_megatron(pipeline))
+    lacks = tuple(_unsupported_orders_of_megatron(pipeline))
     return (
         Launch("Megatron-LM", megatron, lacks),
         Launch("Megatron-Bridge", LAUNCHERS["Megatron-Bridge"].renamed(megatron), lacks),
         Launch(
             "torchtitan",
             {f"parallelism.{name}": value for name, value in parallelism.items()},
-            tuple(_order_lacks_of_torchtitan(pipeline)),
+            tuple(_unsupported_orders_of_torchtitan(pipeline)),
         ),
     )
 
@@ -211,8 +211,8 @@ class _Pipeline:
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
         self.workers = table.num_workers
-        # 0 with several pipes, whose stages have copies
-        self.stages_per_worker = table.num_stages // self.workers if table.num_pipes == 1 else 0
+        self.has_several_pipes = table.num_pipes > 1  # then stages have copies on several workers
+        self.stages_per_worker = 0 if self.has_several_pipes else table.num_stages // self.workers
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
@@ -320,7 +320,8 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
     return options
 
 
-def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
+def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
+    """Yield the properties of a schedule that Megatron-LM does not support."""
     yield from pipeline.unusual
     name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
     if pipeline.schedule not in (name, COMBINED):
@@ -329,8 +330,9 @@ def _order_lacks_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
         yield "experts beside compute with one stage for each worker (it goes with several)"
 
 
-def _lacks_of_megatron(job: _Job) -> Iterator[str]:
-    yield from _order_lacks_of_megatron(job)
+def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
+    """Yield the properties of a job that Megatron-LM does not support."""
+    yield from _unsupported_orders_of_megatron(job)
     workload = job.workload
     if "half_products" in workload.recompute:
         yield "recomputation of every second product"
@@ -412,7 +414,7 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
 
 def _named_placement(pipeline: _Pipeline) -> str | None:
     """Name a PyTorch schedule that places stages on the same ranks; None if there is none."""
-    if pipeline.stages_per_worker == 0:  # several pipes
+    if pipeline.has_several_pipes:
         return None
     # workers of the stages: 1F1B 0 1 2, Interleaved1F1B 0 1 2 0 1 2, ZBVZeroBubble 0 1 2 2 1 0
     loop = np.tile(np.arange(pipeline.workers), pipeline.stages_per_worker)
@@ -423,9 +425,10 @@ def _named_placement(pipeline: _Pipeline) -> str | None:
     return "ZBVZeroBubble" if np.array_equal(placement, v_shape) else None
 
 
-def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
+def _unsupported_orders_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
+    """Yield the properties of a schedule that torchtitan does not support."""
     yield from pipeline.unusual
-    if pipeline.stages_per_worker == 0:
+    if pipeline.has_several_pipes:
         yield "schedules of several pipes"
     elif _named_placement(pipeline) is None:
         yield "these places of stages (it has a loop and, with two stages per worker, a V)"
@@ -433,7 +436,7 @@ def _order_lacks_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
         yield "tables with SEND and RECV (it reads compute alone)"
 
 
-def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
+def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that torchtitan does not support."""
     workload = job.workload
     is_parallel = workload.tensor_parallel * job.workers > 1
@@ -457,13 +460,13 @@ def _lacks_of_torchtitan(job: _Job) -> Iterator[str]:
         yield "W without recomputation of its own (--recompute-again)"
     if workload.rank_order != RANK_ORDERS[0]:
         yield f"rank order {workload.rank_order}"
-    yield from _lacks_of_experts(workload)
+    yield from _unsupported_experts(workload)
     if job.workers > 1 and workload.model.mtp_layers:
         yield "layers for further tokens in a pipeline"
-    yield from _order_lacks_of_torchtitan(job)
+    yield from _unsupported_orders_of_torchtitan(job)
 
 
-def _lacks_of_experts(workload: Workload) -> Iterator[str]:
+def _unsupported_experts(workload: Workload) -> Iterator[str]:
     if workload.has_experts and workload.expert_overlap > 0:
         yield "experts beside compute"
 
@@ -502,7 +505,7 @@ def _pipeline_module(job: _Job) -> str:
     )
 
 
-def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
+def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that DeepSpeed does not support."""
     workload, has_pipeline = job.workload, job.workers > 1
     if has_pipeline and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
@@ -519,7 +522,7 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
         yield "context parallelism"
     if workload.tensor_parallel > 1 and workload.expert_parallel > 1:
         yield "experts beside tensor parallelism"
-    yield from _lacks_of_experts(workload)
+    yield from _unsupported_experts(workload)
     if workload.recompute != "none" and workload.recomputation.layers < math.inf:
         yield f"recomputation {workload.recompute} (none, full and uniform:N are there)"
 
@@ -527,7 +530,7 @@ def _lacks_of_deepspeed(job: _Job) -> Iterator[str]:
 def _maxtext(job: _Job) -> Options:
     """Return the configuration of MaxText that runs a job."""
     workload = job.workload
-    # experts lie on replicas; where they do not fit there, `_lacks_of_maxtext` says so
+    # experts lie on replicas; where they do not fit there, `_unsupported_by_maxtext` says so
     replicas = max(1, workload.data_parallel // workload.expert_parallel)
     degrees = {
         "tensor_sequence" if workload.sequence_parallel else "tensor": workload.tensor_parallel,
@@ -562,7 +565,7 @@ def _maxtext(job: _Job) -> Options:
     return {"per_device_batch_size": device_batch, **options, "remat_policy": "full"}
 
 
-def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
+def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
     """Yield the properties of a job that MaxText does not support."""
     workload, has_pipeline = job.workload, job.workers > 1
     yield from job.unusual
@@ -581,7 +584,7 @@ def _lacks_of_maxtext(job: _Job) -> Iterator[str]:
         yield f"recomputation {workload.recompute} (full is there; minimal is near none)"
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         yield "tensor parallelism beside compute"
-    yield from _lacks_of_experts(workload)
+    yield from _unsupported_experts(workload)
 
 
 NO_OVERLAP = {
@@ -670,7 +673,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             version="core 0.20",
             schedules=MEGATRON,
             options=_megatron,
-            lacks=_lacks_of_megatron,
+            lacks=_unsupported_by_megatron,
             program=_connections,
             length="seq-length",
             gradient_bytes=FULL_GRADIENT,
@@ -688,7 +691,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             version="recipes of 2026",
             schedules=MEGATRON,
             options=_megatron,
-            lacks=_lacks_of_megatron,
+            lacks=_unsupported_by_megatron,
             style="pairs",
             length="seq-length",
             groups={
@@ -727,7 +730,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             version="0.2.2",
             schedules=tuple(PYTORCH),
             options=_torchtitan,
-            lacks=_lacks_of_torchtitan,
+            lacks=_unsupported_by_torchtitan,
             gradient_bytes=FULL_GRADIENT,
             workload={
                 "sequence_parallel": True,
@@ -755,7 +758,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             version="0.19",
             schedules=("1f1b",),
             options=_deepspeed,
-            lacks=_lacks_of_deepspeed,
+            lacks=_unsupported_by_deepspeed,
             style="file",
             uneven="needs equal layers",
             program=_pipeline_module,
@@ -767,7 +770,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             version="e591f30c",
             schedules=("gpipe", "circular"),
             options=_maxtext,
-            lacks=_lacks_of_maxtext,
+            lacks=_unsupported_by_maxtext,
             style="pairs",
             length="max_target_length",
             precisions={

@@ -38,7 +38,7 @@ class RankGroup(NamedTuple):
 
     def on(self, gpus_per_node: Number) -> Group:
         """Count all members of the group, and the members that share a node."""
-        # 4 ranks at stride 2 on nodes of 4: 4 // 2 = 2 of them are inside
+        # 4 ranks at stride 2 (ranks 0 2 4 6) on nodes of 4: 4 // 2 = 2 of them share a node
         size: Number = 1.0
         inside: Number = 1.0
         for extent, stride in zip(self.extents, self.strides, strict=True):

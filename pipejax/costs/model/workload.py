@@ -352,7 +352,7 @@ class StageLayers(NamedTuple):
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
     """Assign layers by the pipeline layout or by stage shares, and count recomputed layers."""
-    # Under full recomputation all are, but on stages that the table itself recomputes in R cells.
+    # Full recomputation repeats all layers, except on stages for which the table has R cells.
     if not workload.pipeline_layout:
         units = workload.embedding_units, workload.loss_units
         layers = stage_layers(workload.model, table, units).astype(float)
@@ -471,7 +471,8 @@ def layers_by_kind(
     model: Model, layout: Layout, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
     """Count the first `layers` of each stage by kind, in the order of `layer_kinds`."""
-    # The first layers of a pipeline are dense; `extra` ones are of the last kind.
+    # The first layers of a model are dense; `extra` layers are of the last kind. Wide layers, at
+    # both ends of the model, keep 16 bits, and are kinds of their own after the narrow ones.
     layers = as_float(layers)
     counts: tuple[PerStage, ...]
     if model.moe is None:

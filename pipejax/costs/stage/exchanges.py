@@ -141,7 +141,7 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
     times: dict[int, Float[Computed, ...]] = {}
     for kind, crosses_nodes in dict.fromkeys(kinds):
         indices = [index for index, other in enumerate(kinds) if other == (kind, crosses_nodes)]
-        # all numbers of these exchanges in a row, and back
+        # Join all numbers of these exchanges: shapes (2, 3) and (4,) make a row of 10. Split after.
         rows = [
             [(np.ones(shapes[index]) * xp.asarray(leaf, float)).ravel() for leaf in leaves[index]]
             for index in indices

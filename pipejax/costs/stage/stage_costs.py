@@ -136,6 +136,8 @@ def op_seconds(
     work: StageWork, system: System, exchanges: Exchanges | None = None
 ) -> dict[str, Float[Computed, "parts stages"]]:
     """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
+    # Parts are those of `PARTS`: compute, exchanges and host. B runs I and W in one pass, in which
+    # more exchanges are hidden than in two. `again`: layers whose W recomputes their forward again.
     exchanges = exchanges or _exchanges(work, system)
     layer_seconds = _layer_seconds(work, system, exchanges)
     two_passes, one_pass = ([ways[way] for ways in layer_seconds] for way in (APART, ONE_PASS))
@@ -143,7 +145,7 @@ def op_seconds(
     weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
     if work.again is not None:
         weight_grad = weight_grad + _layers(two_passes, FORWARD, work.again)
-    if work.plain_kinds is not None:
+    if work.plain_kinds is not None:  # W repeats what I recomputes: I less an I without it
         plain = work._replace(kinds=work.plain_kinds)
         plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
         plain_apart = [ways[APART] for ways in plain_seconds]
@@ -176,8 +178,7 @@ def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]
 
 def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], phase: int) -> Seconds:
     """Return the time [s] of F, I or W without recomputed layers, as (parts, stages)."""
-    # `layer_seconds`: of one layer of each kind, of the embedding and of the head
-    *_, embedding, head = layer_seconds
+    *_, embedding, head = layer_seconds  # before them, a layer of each kind
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     host = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
     edges = embedding[:, phase, None] * work.stages.first[None]
@@ -271,9 +272,9 @@ def _device_seconds(
     waits: Iterator[ByPhase],
 ) -> ByPart:
     """Return times of compute and of exposed exchanges by group: (ways, parts, phases) [s]."""
-    # The ways are I and W apart, and I and W in one pass, whose exchanges overlap with products of
-    # the other. Exchanges of tokens with experts may overlap with a layer of another microbatch.
-    # `kernels` and `waits` yield the seconds of each op and of each exchange.
+    # The two ways are I and W apart, and I and W in one pass, where exchanges of I overlap with
+    # products of W and the reverse. Exchanges of tokens with experts may overlap with a layer of
+    # another microbatch. `kernels` and `waits` yield the seconds of each op and of each exchange.
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))

@@ -342,6 +342,8 @@ def bytes_of_stages(
     has_r: Any = np.False_,
 ) -> StageBytes:
     """Compute the memory of stages without a table; numbers may be traced, arrays padded."""
+    # A layer without recomputation keeps `after_f` bytes from F on; a recomputed layer, or a group
+    # of them, keeps its input, and `running` bytes while its backward runs. W needs `for_w` of it.
     first, last = stages.first, stages.last
     embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)

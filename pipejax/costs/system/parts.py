@@ -168,12 +168,14 @@ class Contention(FloatFields):
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
         """Return the time [s] that overlapping exchange and compute saves over running in turn."""
-        # With slow-downs a of compute C and m of the exchange X, an exchange that ends first lasts
-        # m X, in which m X / a of C is done: both end after m X + C - m X / a. Compute that ends
-        # first lasts a C, in which a C / m of X is done. Below 0, overlap costs more than it saves.
-        a, m = self.compute, self.exchange
-        ends_first = m * exchange <= a * compute
-        return xp.where(ends_first, exchange * (1 - m + m / a), compute * (1 - a + a / m))
+        # Exchange 2 s, compute 5 s, slow-downs 1.5 and 1.2: the exchange ends after 3 s, in which
+        # 3 / 1.2 = 2.5 s of compute are done. The other 2.5 s follow, so 5.5 s pass in place of 7.
+        # In general, exchange * (1 - e + e / c) is saved; likewise if compute ends first. Below 0,
+        # overlap costs more than it saves.
+        c, e = self.compute, self.exchange  # slow-downs
+        exchange_ends_first = e * exchange <= c * compute
+        by_exchange, by_compute = exchange * (1 - e + e / c), compute * (1 - c + c / e)
+        return xp.where(exchange_ends_first, by_exchange, by_compute)
 
 
 @short_repr
@@ -365,6 +367,7 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
 
 def with_known(system: Any, name: str, value: Number) -> Any:
     """Set a number of a system, or all shares of a curve; a value of NaN changes nothing."""
+    # Arrays of systems may set a number in some systems only: NaN stands for the others.
     path = FIELDS[name]
     current: Any = system
     for field in path:
