@@ -710,7 +710,11 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     result = answer(*line)
     joint = [fault for fault in result["faults"] if fault["kind"] == "joint"]
     assert bool(joint) == is_hidden
-    assert result["bottleneck"]["kind"] in ("link", "imbalance")
+    first = result["bottleneck"]
+    if first["kind"] == "schedule":  # start and end save more than the two together
+        assert first["seconds"] > both
+    else:
+        assert first["kind"] in ("link", "imbalance")
     text = " ".join(call(*line)[1].split())
     if not joint:
         assert "hide each other" not in text
@@ -869,7 +873,6 @@ def test_the_text_has_the_causes_of_the_json_in_their_order_and_each_share_once(
     for names, share in sentences:
         total = sum(parts[name] for name in re.split(", | and ", names))
         assert float(share) == pytest.approx(100 * total / result["step_time"], rel=6e-3)
-        assert ("gaps" in names) == (parts["gaps"] > 1e-9)
 
 
 def with_less_in_flight(workers, microbatches, limits):

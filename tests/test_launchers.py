@@ -839,3 +839,56 @@ def test_torchtitan_has_no_w_that_keeps_what_i_recomputed():
     ):
         (launch,) = pj.costing.launches(refused, table, launcher="torchtitan")
         assert [lack for lack in launch.lacks if "W " in lack] == lacks
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-s 1f1b -P 1 -M 2 -m llama3-8b -y h100 --minibatch 2 --data-parallel 8",
+        "-s 1f1b -P 4 -M 8 -m llama3-70b -y h100 --minibatch 8 --tensor-parallel 8 --data-parallel 4",
+        "-s interleaved-1f1b -P 4 -M 8 -m llama3-8b -y h200 --minibatch 16 --data-parallel 2",
+        "-s 1f1b -P 4 -M 8 -m llama3-8b -y h200 --minibatch 16 --stack torchtitan-2024-eager",
+        "-s 1f1b -P 2 -M 8 -m qwen3-30b-a3b -y h100 --minibatch 8 --data-parallel 8 --expert-parallel 8",
+    ],
+)
+def test_explain_offers_the_compiler_of_torchtitan_as_evaluate_prices_it(answer, line):
+    run = (*line.split(), "--launcher", "torchtitan")
+    bare = line.partition(" --stack")[0].split()
+    compiled = (*bare, "--stack", "torchtitan-2024", "--launcher", "torchtitan")
+    result = answer("explain", *run, "--schedules", "1f1b")
+    (remedy,) = (row for row in result["remedies"] if row["what"] == "compiled kernels")
+    after = answer("evaluate", *compiled)
+    assert remedy["step_time"] == pytest.approx(after["makespan"], rel=1e-12)
+    assert remedy["step_time"] < result["step_time"]
+    assert answer(*shlex.split(remedy["command"])[1:])["makespan"] == remedy["step_time"]
+    assert remedy["launchers"] == ["torchtitan"]
+    options = remedy["launch"]["torchtitan"]
+    assert options == after["launch"]["torchtitan"]
+    assert "compile.enable" in str(options)
+    # compiled kernels are no remedy of compiled kernels, nor of other launchers
+    others = compiled, (*bare, "--launcher", "megatron-lm")
+    for other in others:
+        whats = [
+            row["what"] for row in answer("explain", *other, "--schedules", "1f1b")["remedies"]
+        ]
+        assert "compiled kernels" not in whats
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_without_remedies_says_so_in_a_sentence(call, workers):
+    line = (
+        "explain",
+        "-s",
+        "1f1b",
+        "-P",
+        workers,
+        "-M",
+        64,
+        "-T",
+        "F=1,B=2",
+        "--schedules",
+        "1f1b",
+    )
+    lines = call(*line)[1].splitlines()
+    assert "no change with the same number of workers makes the step shorter" in lines
+    assert ("the step has no pipeline" in lines[0]) == (workers == 1)

@@ -32,8 +32,6 @@ STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault
 HIDING_RATIO = 1.2  # of the cost of two causes to the sum of both alone, if they hide each other
 JOINT = "joint"  # kind of two causes that hide each other
-ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
-PIPELINE_PARTS = ("start", "gaps", "end")  # of a step: the pipeline fills, idles and drains
 NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
 
@@ -384,11 +382,7 @@ def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[
     )
 
 
-def pipeline_ends(
-    seconds: Mapping[str, float], step: float, names: Sequence[str] = PIPELINE_PARTS
-) -> tuple[float, str]:
-    """Return the time [s] of the parts in which a pipeline fills and drains, and a sentence."""
-    names = [name for name in names if name != "gaps" or seconds[name] > ROUNDING * step]
-    total = sum(seconds[name] for name in names)
-    first = ", ".join(names[:-1])
-    return total, f"{first} and {names[-1]} of the pipeline take {_share(total, step)} of the step"
+def pipeline_ends(seconds: Mapping[str, float], step: float) -> tuple[float, str]:
+    """Return the time [s] in which a pipeline fills and drains, and a sentence about it."""
+    ends = seconds["start"] + seconds["end"]
+    return ends, f"start and end of the pipeline take {_share(ends, step)} of the step"

@@ -27,6 +27,7 @@ SEARCH_FILE = "better.csv"  # file of the result in commands that search
 ITERATIONS = 10  # of a search of an order of messages
 MAX_NAME_LETTERS = 40  # of the remedy, in the name of its table's file
 # parts and causes that cannot be removed alone: only another schedule changes them
+ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 SCHEDULE_CAUSES = ("schedule", "microbatches", "memory")
 LONG_COMMAND = 700  # letters from which a first screen does not print a command
 WORTH_COMBINING = 0.01  # of the step, that a combination must save beyond a single remedy
@@ -158,7 +159,7 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
         {p.name: p.seconds for p in explanation.parts}, explanation.step_time
     )
     kinds = {worst.kind, *(fault.kind for fault in explanation.faults)}
-    if ends > worst.seconds and not kinds & {"schedule", "microbatches", "gaps"}:
+    if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
         yield plain(f"also: {text}; no schedule that fits makes the step shorter")
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
@@ -197,9 +198,8 @@ def remedies_view(
     """Yield the best of the named remedies for each launcher and shelf, and the first command."""
     if not rows:
         fits = explanation.memory.fits(explanation.memory.begin)
-        yield f"no change on these {explanation.run.workers} workers makes it " + (
-            "shorter" if fits else "fit; other layouts of the job may"
-        )
+        text = "no change with the same number of workers makes the step "
+        yield text + ("shorter" if fits else "fit; other layouts of the job may")
         return
     best_rows = _best_rows(named, explanation.step_time)
     for row in best_rows:
@@ -290,8 +290,6 @@ def advice_details(
     explanation: "Explanation", rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[object]]:
     """Return the parts of the step, and the remedies with their commands."""
-    from pipejax.analysis.step.faults import ROUNDING
-
     parts = [
         part for part in explanation.parts if abs(part.seconds) > ROUNDING * explanation.step_time
     ]

@@ -616,6 +616,7 @@ class Launcher(NamedTuple):
     stack: str = ""  # the stack whose kernels it has by default, if one is known
     # options by precision of the products; 16 bits as the job has them
     precisions: Mapping[str, Options] = {PRECISIONS[0]: {}}
+    compiled: str = ""  # the stack whose kernels it has with its option of a compiler
 
     def launch(self, job: _Job) -> Launch:
         """Return the options that run a job, and what the launcher lacks for it."""
@@ -751,6 +752,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
             },
             uneven="takes them by names of modules",
             stack="torchtitan-2024-eager",
+            compiled="torchtitan-2024",
         ),
         Launcher(
             "DeepSpeed",
@@ -819,6 +821,17 @@ def launcher_defaults(
     alone = launcher.alone if workers == 1 else {}
     defaults = {**launcher.workload, **software.workload, **alone}
     return software.model(model), software, defaults
+
+
+def compiled_software(stack: str, model: Model, system: System) -> tuple[str, Model, System] | None:
+    """Return stack, model and system with the kernels that a launcher's compiler fuses."""
+    launcher = next((item for item in LAUNCHERS.values() if stack and item.stack == stack), None)
+    if launcher is None:
+        return None
+    eager, compiled = load_stack(stack), load_stack(launcher.compiled)
+    if model.unfused == eager.unfused:  # not the model's own kernels
+        model = dataclasses.replace(model, unfused=compiled.unfused)
+    return compiled.name, model, compiled.on(system)
 
 
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
+from pipejax.costs.model.launchers import compiled_software
 from pipejax.costs.model.workload import Workload, assign_layers, with_stage_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.sources import HALVED
@@ -368,11 +369,12 @@ def in_flight(run: Candidate) -> Iterator[Candidate]:
 
 
 def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate]:
-    """Yield candidates with other recomputation, sequence parallelism or overlap."""
+    """Yield candidates with other recomputation, sequence parallelism, overlap or kernels."""
     # Less recomputation that does not fit in memory is also tried with settings that save memory.
     workload = run.scenario.source.workload
     if workload is None:
         return
+    yield from _compiled(run, workload)
     for what, fields in _other_settings(workload):
         other = _with_fields(run, workload, what, fields)
         if other is None:
@@ -387,6 +389,19 @@ def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate
             if saved is not None and memory.fits(saved):
                 yield saved
                 break
+
+
+def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
+    """Yield the candidate with compiled kernels, if an option of its launcher turns them on."""
+    source, system = run.scenario.source, run.scenario.source.system
+    software = system and compiled_software(source.stack, workload.model, system)
+    if software:
+        stack, model, machine = software
+        workload = dataclasses.replace(workload, model=model)
+        fields = {"workload": workload, "system": machine, "stack": stack}
+        files = {**run.scenario.files, "stack": stack}
+        scenario = run.scenario.replace(costs=dataclasses.replace(source, **fields), files=files)
+        yield run.changed("compiled kernels", scenario)
 
 
 def _with_fields(

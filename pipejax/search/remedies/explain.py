@@ -3,21 +3,14 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.faults import (
-    JOINT,
-    NEGLIGIBLE,
-    PIPELINE_PARTS,
-    WHY,
-    Fault,
-    pipeline_ends,
-)
+from pipejax.analysis.step.faults import JOINT, NEGLIGIBLE, WHY, Fault, pipeline_ends
 from pipejax.analysis.step.step_report import Part, breakdown
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import as_tuple, check_types, wrong
@@ -96,6 +89,7 @@ TREATMENTS: Mapping[str, Mapping[str, str]] = {
     "blocking": {"messages": "another order of messages"},
     "uneven microbatches": {"order": "another order of microbatches"},
 }
+PLACES = ("imbalance", "link")  # kinds of causes that may hide each other
 PARTS = {"link": "messages"}  # part of the step of a cause, if it has another name
 MIN_SHORTENED = 0.1  # of a cause, from which a remedy shortens it
 MIN_DIFFERENCE = 0.05  # of the larger time, from which two effects are unequal
@@ -515,18 +509,18 @@ class _Shelves:
         ]
 
     def built_in_order(self) -> Candidate | None:
-        """Return the schedule of the same sizes that fills the gaps of a table's order best."""
-        # The table may leave gaps to save memory: without a limit, more memory than now is allowed.
+        """Return the schedule of the same sizes that fills the gaps of the run's order best."""
+        # A table of its own may leave gaps to save memory: without a limit, it is no limit here.
         memory, base = self.memory, self.memory.begin
-        gaps = base.parts["gaps"]
-        if isinstance(base.scenario.schedule, str) or gaps <= NEGLIGIBLE * base.step_time:
+        gaps, has_own_order = base.parts["gaps"], not isinstance(base.scenario.schedule, str)
+        if gaps <= NEGLIGIBLE * base.step_time:
             return None
         faster = [
             candidate
             for candidate in self.allowed("schedule")
             if candidate.table.num_stages == base.table.num_stages
             and candidate.step_time < (1 - NEGLIGIBLE) * base.step_time
-            and (memory.limit is None or memory.fits(candidate))
+            and (memory.fits(candidate) or (has_own_order and memory.limit is None))
         ]
         enough = [c for c in faster if base.step_time - c.step_time >= gaps] or faster
 
@@ -536,11 +530,21 @@ class _Shelves:
 
         return min(enough, key=rank, default=None)
 
+    def can_change(self, candidate: Candidate) -> bool:
+        """Return whether the launcher, if there is one, has all that a candidate changes."""
+        if self.launcher is None:
+            return True
+        old, new = (
+            next(launch for launch in run.launches if launch.launcher == self.launcher)
+            for run in (self.memory.begin, candidate)
+        )
+        return {*new.lacks} <= {*old.lacks}
+
     def faults(self) -> list[Fault]:
         """List the faults, those that cost most first."""
         memory, base = self.memory, self.memory.begin
-        faults = [*base.faults, *_faults_of_layers(base)]
-        faults += _faults_of_settings(memory, self.allowed("settings"))
+        settings = filter(self.can_change, self.candidates("settings", base))
+        faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
         rivals = [*self.allowed("schedule"), *self.allowed("microbatches")]
         rivals = [candidate for candidate in rivals if memory.fits(candidate)]
         faults = _with_pipeline(base, faults, rivals, self.built_in_order())
@@ -548,8 +552,15 @@ class _Shelves:
         if memory.limit is None:
             schedules = [c for c in schedules if self.launchers("schedule", base, c)]
         faults += _faults_of_memory(memory, schedules)
-        is_too_large = not memory.fits(base)
-        return sorted(faults, key=lambda f: (not (is_too_large and f.kind == "memory"), -f.seconds))
+        # two causes that hide each other save more together than each alone
+        joint = max((fault.seconds for fault in faults if fault.kind == JOINT), default=0.0)
+
+        def rank(fault: Fault) -> tuple[bool, float, float]:
+            is_too_large = fault.kind == "memory" and not memory.fits(base)
+            saves = max(fault.seconds, joint) if fault.kind in PLACES else fault.seconds
+            return not is_too_large, -saves, -fault.seconds
+
+        return sorted(faults, key=rank)
 
     def combine(self, has_options: bool) -> Remedy | None:
         """Combine candidates of several kinds; return the best combination, if two kinds help."""
@@ -591,7 +602,7 @@ def _step_time(candidate: Candidate) -> float:
     return candidate.step_time
 
 
-def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:
+def _faults_of_settings(memory: Memory, settings: Iterable[Candidate]) -> Iterator[Fault]:
     """Yield recomputation as a fault if the step fits in memory with less of it."""
     base = memory.begin
     workload = base.scenario.source.workload
@@ -625,11 +636,10 @@ def _with_pipeline(
 ) -> list[Fault]:
     """Add the gaps of a table's order, and the start and end that a fitting rival shortens."""
     parts, step = base.parts, base.step_time
-    names = PIPELINE_PARTS
     if order is not None:
-        gaps = Fault("gaps", min(parts["gaps"], step - order.step_time), GAPS)
-        faults, names = [*faults, gaps], ("start", "end")
-    ends, why = pipeline_ends(parts, step, names)
+        gaps = min(parts["gaps"], step - order.step_time)
+        faults = [*faults, Fault("gaps", gaps, GAPS)]
+    ends, why = pipeline_ends(parts, step)
     best = min(rivals, key=_step_time, default=base)
     saved = min(ends, step - best.step_time)
     if ends < LARGE_ENDS * step or saved <= NEGLIGIBLE * step:
@@ -673,6 +683,8 @@ def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterato
 
 def _schedule_fault(base: Candidate) -> Fault:
     """Return pipeline start and end as the fault of a run that has no other fault."""
+    if base.table.num_workers == 1:
+        return Fault("schedule", 0.0, "nothing stands out: the step has no pipeline")
     ends, why = pipeline_ends(base.parts, base.step_time)
     size = f"as this schedule has them with {base.run.microbatches} microbatches"
     return Fault("schedule", ends, f"nothing stands out: {why}, {size}")

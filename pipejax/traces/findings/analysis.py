@@ -263,7 +263,6 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
     return find_pipelines(usual)
 
 
-PIPELINE_CAUSES = ("schedule", "microbatches", "gaps")
 MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
 MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
 
@@ -285,7 +284,7 @@ def _first_finding(
     ]
     rows = [row for row in costly if row.place != {"step": first_step}]
     # a slow place matters beside a longer start and end of the pipeline
-    fault = next((fault for fault in faults if fault.kind not in PIPELINE_CAUSES), None)
+    fault = next((fault for fault in faults if fault.kind not in ("schedule", "gaps")), None)
     rows += [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
     first = next(iter([*rows, *costly]), None)  # a warm-up comes last
     seconds = 0.0 if first is None else first.seconds
