@@ -1,6 +1,7 @@
 """Settings of launchers for a layout: their names, and what they lack."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -892,3 +893,50 @@ def test_a_run_without_remedies_says_so_in_a_sentence(call, workers):
     lines = call(*line)[1].splitlines()
     assert "no change with the same number of workers makes the step shorter" in lines
     assert ("the step has no pipeline" in lines[0]) == (workers == 1)
+
+
+HIDDEN_EXPERTS = ("1f1b", "interleaved-1f1b", "combined-1f1b")
+SPREAD = {"expert_parallel": 8, "data_parallel": 8, "zero": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "launcher", "fields"),
+    [
+        ("mixtral-8x22b", "Megatron-LM", {"tensor_parallel": 2, "sequence_parallel": True}),
+        ("mixtral-8x7b", "Megatron-LM", {}),
+        ("qwen3-30b-a3b", "Megatron-Bridge", {"overlap": 1.0}),
+        ("qwen3-30b-a3b", "Megatron-LM", {"recompute": "full"}),
+    ],
+)
+def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
+    """Megatron runs combined-1f1b where experts exchange tokens beside compute."""
+    system = pj.load_system("h200")
+    short = dataclasses.replace(pj.load_model(model), sequence=4096)
+    workload = pj.Workload(short, minibatch=8, **SPREAD | fields)
+    size = {"num_workers": 4, "num_microbatches": 8}
+    table = pj.schedules.build("1f1b", **size)
+    how = {"schedules": HIDDEN_EXPERTS, "launcher": launcher}
+    result = pj.explain(table, workload, system=system, **how)
+    steps = {}
+    for remedy in result.remedies:
+        if remedy.launchers:
+            text = next(launch.text for launch in remedy.launches if launch.launcher == launcher)
+            again = remedy.scenario.replace().evaluate().step_time
+            assert steps.setdefault(text, again) == again == remedy.step_time
+            is_hidden = "overlap-moe" in text or "overlap_moe" in text
+            assert is_hidden == (remedy.scenario.schedule == "combined-1f1b")
+    # the best of all numbers of stages with any other overlap
+    seconds = []
+    for count, overlap in itertools.product(range(2, 13), ({}, {"overlap": 1.0})):
+        other = dataclasses.replace(workload, **overlap)
+        combined = pj.schedules.build("combined-1f1b", **size, stages_per_worker=count)
+        if count * 4 > workload.model.layers:
+            break
+        if pj.costing.launches(other, combined, launcher)[0].lacks:
+            continue
+        if pj.memory_bytes(other, combined).max() <= result.memory.limit:
+            costs = pj.stage_costs(other, system, combined)
+            seconds.append(pj.evaluate(combined, costs).step_time)
+    steps = [remedy.step_time for remedy in result.remedies if remedy.launchers]
+    assert len(seconds) > 2 or workload.recompute == "full"  # which Megatron lacks here
+    assert min(steps) <= min([result.step_time, *seconds]) * (1 + 1e-9)

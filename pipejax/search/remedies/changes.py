@@ -13,7 +13,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
-from pipejax.costs.model.launchers import compiled_software
+from pipejax.costs.model.launchers import COMBINED, compiled_software
 from pipejax.costs.model.workload import Workload, assign_layers, with_stage_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.sources import HALVED
@@ -53,6 +53,9 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
     ops = table.num_workers * table.num_microbatches
     if names is None:
         names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
+        workload = scenario.source.workload
+        if workload is not None and _can_hide_experts(workload) and not workload.expert_overlap:
+            names.append(COMBINED)
     has_host = scenario.table_costs().offload is not None
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     counts = _stage_counts(run)
@@ -375,7 +378,7 @@ def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate
     if workload is None:
         return
     yield from _compiled(run, workload)
-    for what, fields in _other_settings(workload):
+    for what, fields in _other_settings(workload, run.table.num_workers):
         other = _with_fields(run, workload, what, fields)
         if other is None:
             continue
@@ -430,7 +433,7 @@ def _memory_savings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
             yield title, {"zero": zero, "sequence_parallel": True}
 
 
-def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
+def _other_settings(workload: Workload, num_workers: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a title and changed fields of the workload for each alternative setting."""
     # flash attention recomputes anyway, so that "selective" adds nothing
     has_scores = not workload.model.flash_attention
@@ -450,8 +453,14 @@ def _other_settings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
         for spread in (workload.expert_parallel, workload.expert_parallel * workload.expert_tensor):
             fields = {"expert_parallel": spread, "expert_tensor_parallel": 1}
             yield f"whole experts on {spread} accelerators", fields
-    if workload.has_experts and workload.expert_parallel > 1 and workload.expert_overlap < 1:
+    # in a pipeline, the schedule combined-1f1b has the order in which this happens
+    if num_workers == 1 and _can_hide_experts(workload):
         yield "experts beside compute of another microbatch", {"expert_overlap": 1.0}
+
+
+def _can_hide_experts(workload: Workload) -> bool:
+    """Return whether accelerators exchange tokens that compute could hide."""
+    return workload.has_experts and workload.expert_parallel > 1 and workload.expert_overlap < 1
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

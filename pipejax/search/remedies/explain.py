@@ -580,7 +580,9 @@ class _Shelves:
         base = best = self.memory.begin
         names: set[str] | None = None
         titles = []
-        for kind in kinds:
+        queue = [*kinds]
+        while queue:
+            kind = queue.pop(0)
             max_time = best.step_time - changes.MIN_GAIN * base.step_time
             options = self.candidates(kind, best)
             better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
@@ -591,6 +593,8 @@ class _Shelves:
                 if len(candidate.assumes) <= MAX_ASSUMPTIONS and (common_names or not has_options):
                     best, names = candidate, common_names
                     titles.append(candidate.what)
+                    if kind == "settings":
+                        queue.insert(0, kind)  # settings add to each other
                     break
         if len(titles) < 2:
             return None
