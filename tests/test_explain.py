@@ -950,3 +950,34 @@ def test_a_launcher_is_not_blamed_for_recomputation_that_it_cannot_change():
             fits = pj.memory_bytes(other, table).max() <= result.memory.limit
             can_change |= bool(fits and not lacks)
         assert any(fault.kind == "recompute" for fault in result.faults) == can_change
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "factor"),
+    [
+        (("1f1b", 6, 18, {}), 3, 1.15),
+        (("1f1b", 4, 16, {}), 0, 1.3),
+        (("gpipe", 4, 24, {}), 2, 1.1),
+        (("interleaved-1f1b", 4, 16, {"stages_per_worker": 2}), 7, 1.4),
+        (("zb-h1", 4, 12, {}), 1, 1.2),
+    ],
+)
+def test_a_slow_stage_has_one_number_as_cause_and_as_repair(schedule, stage, factor):
+    """It costs what the step is longer than with this stage at the median of the others."""
+    table = built(*schedule)
+    rng = np.random.default_rng(stage)
+    forward = rng.uniform(0.98, 1.02, table.num_stages)
+    forward[stage] *= factor
+
+    def step(times):
+        costs = pj.Costs(forward=times, input_grad=1.1 * times, weight_grad=0.9 * times)
+        return costs, pj.evaluate(table, costs).step_time
+
+    repaired = forward.copy()
+    repaired[stage] = np.median(np.delete(forward, stage))
+    costs, before = step(forward)
+    result = pj.explain(table, costs, schedules=["1f1b"])
+    (cause,) = (fault for fault in result.faults if fault.kind == "imbalance")
+    (remedy,) = (remedy for remedy in result.remedies if remedy.kind == "repair")
+    assert cause.stage == stage
+    assert cause.seconds == remedy.saves == pytest.approx(before - step(repaired)[1], rel=1e-9)

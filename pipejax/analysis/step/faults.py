@@ -192,8 +192,7 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     is_large = single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even
     if single is not None and is_large and not _is_shared(single, ratios, table):
         why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
-        rules = single.rules if single.seconds >= saved_by_even else even_rules
-        yield single._replace(seconds=max(saved_by_even, single.seconds), why=why, rules=rules)
+        yield single._replace(why=why)
         return
     stages = np.flatnonzero((table.placement == busiest).any(axis=0))
     equals = np.flatnonzero(times.workers >= EQUAL_LOAD * times.workers.max()).tolist()
