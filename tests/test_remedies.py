@@ -13,6 +13,7 @@ from daily import daily
 from launch_reader import read_launch
 
 import pipejax as pj
+from pipejax.cli.output.remedies import _best_rows as best_rows
 
 H100 = pj.load_system("h100")
 LLAMA = pj.load_model("llama3-8b")
@@ -421,3 +422,16 @@ def test_measured_layers_give_the_numbers_of_stages_per_worker(layers, best):
     assert remedy.what == f"schedule interleaved-1f1b, stages per worker {best}"
     assert remedy.launchers
     assert remedy.step_time == pytest.approx((8 + 3 / best) * 3)
+
+
+def remedy_row(kind, saves):
+    return {"kind": kind, "saves": saves, "launchers": [], "shelf": "code"}
+
+
+@pytest.mark.parametrize(
+    ("step", "single", "both", "is_shown"),
+    [(100, 1.0, 2.0, True), (100, 1.0, 1.99, False), (8, 0.5, 0.625, True), (8, 0, 0.07, False)],
+)
+def test_a_combination_counts_from_a_hundredth_of_the_step(step, single, both, is_shown):
+    rows = [remedy_row("schedule", single), remedy_row("combined", both)]
+    assert best_rows(rows, step) == [rows[is_shown]]

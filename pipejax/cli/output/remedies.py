@@ -221,7 +221,7 @@ def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[s
     for row in rows:
         for group in row["launchers"] or [row["shelf"]]:
             added = row["saves"] - best.setdefault(group, row)["saves"]
-            if row["kind"] == "combined" and added > WORTH_COMBINING * step:
+            if row["kind"] == "combined" and added >= WORTH_COMBINING * step:
                 best[group] = row
     best_rows = [row for row in rows if any(row is other for other in best.values())]
     return sorted(best_rows, key=lambda r: (not r["launchers"], bool(r["launchers"]) * -r["saves"]))
