@@ -204,6 +204,7 @@ def to_jaxpp(table: ScheduleTable) -> str:
 
 def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
     """Yield rows with unsplit backwards on stage 0; warn of weight gradients that this moves."""
+    # 0I0 1F1 0W0 becomes 0B0 1F1, so the weight gradient runs earlier: it moves.
     num_moved = 0
     for row in table.rows():
         ops = [op for cell in row for op in cell]
@@ -411,6 +412,7 @@ def _ops(table: ScheduleTable) -> list[Op]:
 
 def _check_matching(table: ScheduleTable, name: str) -> None:
     """Check that each rank receives messages in the order in which another rank sends them."""
+    # By (sender, receiver): the RECV cells that the sender's SEND cells ask for, and those posted.
     workers = table.placement[0]
     expected: dict[tuple[int, int], list[Op]] = {}
     posted: dict[tuple[int, int], list[Op]] = {}

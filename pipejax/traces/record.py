@@ -176,6 +176,7 @@ MESSAGE_ENDS: Dependencies = ((("SEND_F",), ("RECV_F",), 1), (("SEND_B",), ("REC
 
 def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]:
     """Match producers with consumers; return both as slice numbers, of equal length."""
+    # A dependency ("F", "F", 1) says that F of a stage has F of the next stage as its consumer.
     _, step = np.unique(trace.step, return_inverse=True)
     num_stages, microbatches = trace.stages + 2, int(trace.microbatch.max(initial=0)) + 1
     pipeline = step * (int(trace.replica.max(initial=0)) + 1) + trace.replica

@@ -284,8 +284,8 @@ def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
     """Return the order of microbatches by their gradients, and the fields of these gradients."""
-    # Values have an entry per microbatch, or (microbatches, stages). Gradients of one update on a
-    # stage are collected, and the last of them applies it.
+    # Fields have the shape (microbatches) or (microbatches, stages). An update of a stage collects
+    # several gradients; the last of them applies it. A run is one of LocalSGD's models.
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
     first_end = finish.ravel()[table.backward_end_cells].min(axis=0)
@@ -378,7 +378,7 @@ class _ReplaySettings(NamedTuple):
     noisy: bool
 
 
-@functools.partial(compiled, static_argnames="how")
+@functools.partial(compiled, static_argnames="settings")
 def _train_all(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
@@ -388,10 +388,12 @@ def _train_all(
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
     places: tuple[Int[Array, " samples"], Int[Array, " gradients"]],
-    how: _ReplaySettings,
+    settings: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Train all runs; return gaps at samples, losses of gradients, and the rest of `_train`."""
-    train = functools.partial(_train, noise=noise, events=events, sampled=sampled, how=how)
+    train = functools.partial(
+        _train, noise=noise, events=events, sampled=sampled, settings=settings
+    )
     gaps_and_losses, *results = over_runs(train, objective, 0)(
         objective, step_sizes, seeds, batches
     )
@@ -407,10 +409,10 @@ def _train(
     noise: Float[Array, ""],
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
-    how: _ReplaySettings,
+    settings: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
     """Train once; all runs share events and samples, so `vmap` keeps branches as branches."""
-    depth, each_run, noisy = how
+    depth, each_run, noisy = settings
     start = objective.init(start_key(seed))
     step_size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
@@ -419,7 +421,7 @@ def _train(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
         """Compute a gradient at the weights that the event reads; make the updates that are due."""
-        # weights (runs, versions, stages, width) are a ring; stages may read different versions
+        # weights (runs, versions, stages, width): at depth 8, version 9 is at place 1 of versions
         weights, collected, largest = state
         weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)
         run_weights = weights[event.run]

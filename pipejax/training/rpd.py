@@ -134,7 +134,7 @@ def sweep_randomized_pipedream(
     order, deviation = resolve_choice(batches, RANDOM_ORDERS, "batches"), checked_noise(noise)
     oldest = int(law.max())
     depth = oldest + _longest_rest(seed_array, updates, objective.num_stages)
-    how = _RandomizedSettings(
+    settings = _RandomizedSettings(
         window=oldest + 1,
         depth=1 << (depth - 1).bit_length(),  # few different depths: each is compiled anew
         samples=updates // interval,
@@ -143,7 +143,7 @@ def sweep_randomized_pipedream(
         cyclic=order == "cyclic",
         noisy=deviation > 0,
     )
-    results = _train_all(objective, sizes, seed_array, law, deviation, how)
+    results = _train_all(objective, sizes, seed_array, law, deviation, settings)
     gap, diverged, blocks, largest, mean, loss = results
     update = interval * np.arange(updates // interval + 1)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
@@ -152,8 +152,9 @@ def sweep_randomized_pipedream(
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
     """Return the longest interval, in updates, in which some stage is not updated."""
-    # Block s < S is the start of stage s, block S + k comes from update k, and the run ends before
-    # block S + K. With S = 2 and updates of stages 1 1 0: stage 0 has 0 4 5, stage 1 has 1 2 3 5.
+    # Block s < S is the start of stage s, and block S + k comes from update k. The run ends before
+    # block S + K. With S = 2 and updates of stages 1 1 0, stage 0 has the blocks 0 4, stage 1 has
+    # 1 2 3, and 5 ends both: the longest interval is 4 updates.
     stages = np.arange(num_stages)
     end = np.full(num_stages, num_stages + updates)
     number = np.concatenate([stages, num_stages + np.arange(updates), end])
@@ -224,17 +225,17 @@ class _Choice(NamedTuple):
     noise: Float[Array, "*updates width"]  # added to the gradient, or () without noise
 
 
-@functools.partial(compiled, static_argnames="how")
+@functools.partial(compiled, static_argnames="settings")
 def _train_all(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
     seeds: UInt[Array, " seeds"],
     law: Int[Array, "..."],
     noise: Float[Array, ""],
-    how: _RandomizedSettings,
+    settings: _RandomizedSettings,
 ) -> Outcome:
     """Train for all step sizes, seeds and delay distributions in one compiled call."""
-    train = over_runs(functools.partial(_train, noise=noise, how=how), objective, None)
+    train = over_runs(functools.partial(_train, noise=noise, settings=settings), objective, None)
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))
     return train(objective, step_sizes, seeds, law)
@@ -247,9 +248,9 @@ def _train(
     law: Delays,
     *,
     noise: Float[Array, ""],
-    how: _RandomizedSettings,
+    settings: _RandomizedSettings,
 ) -> Outcome:
-    """Train once with random stages and delays; `how` has the static settings."""
+    """Train once with random stages and delays; `settings` has the static settings."""
     # A model is a row of block versions, one per stage: version s < num_stages is the start of
     # stage s, and update k makes version num_stages + k. With 2 stages, updates 0 and 1 of stage 1
     # lead from the model [0 1] to [0 2] and [0 3].
@@ -261,31 +262,33 @@ def _train(
     )
 
     def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
-        """Draw the choices of all updates until the next sample; `models` are the latest models."""
-        k = first + jnp.arange(how.interval, dtype=jnp.int32)
+        """Draw the choices of the updates from `first` to the next sample; return new `models`."""
+        # `models` (window, stages) are those before the last updates. The version of a stage only
+        # grows, so a running maximum of new versions gives the model after each update. Row
+        # window - 1 of `latest` is the model before update `first`.
+        k = first + jnp.arange(settings.interval, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
-        # the model after each update: running maxima of versions, as numbers only grow
         new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
-        newest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
-        read = newest[draws.read - first + how.window - 1, stages[None]]
-        batch = k % objective.num_batches if how.cyclic else draws.batch
-        added = jnp.zeros(how.interval, start.dtype)
-        if how.noisy:
+        latest = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(new_block), models[-1:])])
+        read = latest[draws.read - first + settings.window - 1, stages[None]]
+        batch = k % objective.num_batches if settings.cyclic else draws.batch
+        added = jnp.zeros(settings.interval, start.dtype)
+        if settings.noisy:
             added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
-        return newest[-how.window :], _Choice(k, draws.stage, batch, read, added)
+        return latest[-settings.window :], _Choice(k, draws.stage, batch, read, added)
 
     def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
         """Update the block of the drawn stage by a gradient at the drawn versions."""
         k, stage, batch, read, added = choice
-        mixed = state.history[read % how.depth]
+        mixed = state.history[read % settings.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
         gradient = gradients[stage] + added
         total = state.total
-        if how.norms:
+        if settings.norms:
             total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
         new_block = state.blocks[stage] - size * gradient
         return _State(
-            state.history.at[(num_stages + k) % how.depth].set(new_block),
+            state.history.at[(num_stages + k) % settings.depth].set(new_block),
             state.blocks.at[stage].set(new_block),
             jnp.maximum(state.largest, gradient @ gradient),
             total,
@@ -300,14 +303,14 @@ def _train(
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
-    history = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
-    models = jnp.broadcast_to(stages, (how.window, num_stages))
-    firsts = how.interval * jnp.arange(how.samples, dtype=jnp.int32)
+    history = jnp.zeros((settings.depth, width), start.dtype).at[:num_stages].set(start)
+    models = jnp.broadcast_to(stages, (settings.window, num_stages))
+    firsts = settings.interval * jnp.arange(settings.samples, dtype=jnp.int32)
     initial = _State(history, start, zero, zero), models
     (state, _), (gaps, losses) = jax.lax.scan(to_sample, initial, firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
-    mean = state.total / (how.samples * how.interval) if how.norms else None
+    mean = state.total / (settings.samples * settings.interval) if settings.norms else None
     return gap, diverged, state.blocks, state.largest, mean, jnp.append(jnp.nan, losses)
 
 

@@ -118,6 +118,7 @@ def best_step_size(
       [0.05, 0.0137]
     """
     a, b, c = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
+    # start above the root: the smaller of the roots without c and without b
     without_delay, without_noise = np.sqrt(a / b), np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
     gamma = np.where(c > 0, np.minimum(without_delay, without_noise), without_delay)
     for _ in range(NEWTON_STEPS):

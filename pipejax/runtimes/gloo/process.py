@@ -181,7 +181,7 @@ class SlowLinks:
         posted = []
         for message in messages:
             sends = message.op is dist.isend
-            peer = {"group_dst" if sends else "group_src": message.group_peer}
+            peer = {("group_dst" if sends else "group_src"): message.group_peer}
             work = message.op(message.tensor, group=message.group, tag=message.tag, **peer)
             if message.peer not in self._links:
                 self._links[message.peer] = SlowLink()

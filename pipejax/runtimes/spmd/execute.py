@@ -204,6 +204,8 @@ def _store_arrivals(
     buffer: Array, value: Array, places: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
     """Send a value to the workers at each distance (shift), and store what arrives."""
+    # With 4 workers and shift 1, workers 0 1 2 3 send to 1 2 3 0. A receiver that needs nothing
+    # stores the value in its spare entry.
     for lane, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrival = jax.lax.ppermute(value, WORKERS, ring) if shift else value
@@ -232,8 +234,8 @@ def execute(
     sizes: SpmdSizes,
 ) -> WorkerState:
     """Run a table with one device per worker; return the final state, with a worker axis."""
-    # Instructions are (slots, workers, ...).
-    # all fields but the last two have an entry for each of the two ops of a slot
+    # Instructions have the shape (slots, workers, ...). All fields but the last two have an entry
+    # for each of the two ops of a slot.
     op_fields = Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, target: Array) -> WorkerState:

@@ -86,7 +86,7 @@ def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     return start.astype(np.int32)
 
 
-def stage_copies(table: ScheduleTable) -> Int[NumpyArray, "workers stages"]:
+def local_stage_index(table: ScheduleTable) -> Int[NumpyArray, "workers stages"]:
     """Number the stages of each worker, in their order; `NOWHERE` marks the other stages."""
     # Two pipes may place a stage on one worker: they share the copy.
     is_held = np.zeros((table.num_workers, table.num_stages), bool)
@@ -96,7 +96,7 @@ def stage_copies(table: ScheduleTable) -> Int[NumpyArray, "workers stages"]:
 
 def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
     """Return the sizes of a program for a table on `workers` devices, at least its workers."""
-    num_copies = int(stage_copies(table).max()) + 1  # of a worker, at most
+    num_copies = int(local_stage_index(table).max()) + 1  # of a worker, at most
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
         workers=workers,
@@ -150,7 +150,7 @@ def _place_ops(table: ScheduleTable) -> _PlacedOps:
     ops = table.ops
     worker = ops.cell // table.num_slots
     step = (np.arange(len(ops.cell)) >= np.count_nonzero(table.phase)).astype(np.int32)
-    copy = stage_copies(table)[worker, ops.stage]
+    copy = local_stage_index(table)[worker, ops.stage]
     place = copy * table.num_microbatches + ops.microbatch
     return _PlacedOps(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, place)
 
@@ -168,7 +168,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     def put(
         name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray | bool = True
     ) -> None:
-        """Write values to a field of the instructions, for masked ops of the given phases."""
+        """Write values (ops) to a field of the instructions, for masked ops of some phases."""
         is_selected = np.isin(ops.phase, [*phases]) & mask
         getattr(written, name)[placed.take(is_selected).at] = values[is_selected]
 
@@ -207,6 +207,6 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
         stage = ops.stage + hop
         receiver = table.placement[ops.pipe, stage]
         lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
-        copy = stage_copies(table)[receiver, stage]
+        copy = local_stage_index(table)[receiver, stage]
         # a receiver's buffer has a place for each microbatch, once for each copy of a stage
         field[slot, receiver, lane] = copy * table.num_microbatches + ops.microbatch

@@ -30,8 +30,8 @@ from pipejax.runtimes.spmd.instructions import (
     LEFT_OUT,
     SpmdSizes,
     instruct,
+    local_stage_index,
     sizes_for,
-    stage_copies,
 )
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.ops import Phase
@@ -61,20 +61,22 @@ def check_devices(workers: int) -> None:
 
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
     """Run one training step in the order of a table, in a program compiled for given sizes."""
+    # `local_index` (workers, stages) numbers the stages of each worker, or is NOWHERE: 0 - 1 - and
+    # - 0 - 1 for stages 0 1 2 3 on workers 0 1 0 1.
     check_devices(sizes.workers)
-    copies, data = stage_copies(table), _data(table, model)
+    local_index, data = local_stage_index(table), _data(table, model)
     state = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
-        _initial_state(table, model, sizes, copies, data),
-        jnp.asarray(_pad(data.target, sizes.microbatches + 1)),
+        _initial_state(table, model, sizes, local_index, data),
+        jnp.asarray(_pad(data.target, sizes.microbatches + 1)),  # the last one is never read
         sizes,
     )
     state = jax.tree.map(np.asarray, state)
-    worker, stage = np.nonzero(copies != NOWHERE)  # of each copy of a stage
+    worker, stage = np.nonzero(local_index != NOWHERE)  # of each copy of a stage
 
     def sum_copies(leaf: NumpyArray) -> NumpyArray:
         total = np.zeros((table.num_stages, *leaf.shape[2:]))
-        np.add.at(total, stage, leaf[worker, copies[worker, stage]])
+        np.add.at(total, stage, leaf[worker, local_index[worker, stage]])
         return total
 
     last_worker = table.placement[table.pipe_of_microbatch, -1]
@@ -96,22 +98,23 @@ def _initial_state(
     table: ScheduleTable,
     model: SmallModel,
     sizes: SpmdSizes,
-    copies: Int[NumpyArray, "workers stages"],
+    local_index: Int[NumpyArray, "workers stages"],
     data: TrainingData,
 ) -> WorkerState:
     """Return the initial buffers of all workers: weights, and inputs of the first stage."""
+    # Buffers end with a spare entry, which unused instructions read and write.
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
     gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
     microbatch = np.arange(table.num_microbatches)
     first_worker = table.placement[table.pipe_of_microbatch, 0]
-    place = copies[first_worker, 0] * table.num_microbatches + microbatch
+    place = local_index[first_worker, 0] * table.num_microbatches + microbatch
     activations[first_worker, place] = data.input
-    worker, stage = np.nonzero(copies != NOWHERE)  # of each copy of a stage
+    worker, stage = np.nonzero(local_index != NOWHERE)  # of each copy of a stage
 
     def held(leaf: NumpyArray) -> Array:
         weights = np.full((sizes.workers, sizes.copies, *leaf.shape[1:]), np.nan)
-        weights[worker, copies[worker, stage]] = leaf[stage]
+        weights[worker, local_index[worker, stage]] = leaf[stage]
         return jnp.asarray(weights)
 
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)

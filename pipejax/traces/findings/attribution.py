@@ -237,9 +237,9 @@ class JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return times [s] that each name's nodes save if ideal, and add to ideal others."""
-        # First, the nodes of a name take their ideal times and all others recorded ones; then the
-        # reverse. `masks` select the nodes of a name.
+        """Return the seconds that each name saves without its faults, and adds by them alone."""
+        # A name such as ("worker", "3") selects nodes by its mask. First these nodes take their
+        # ideal times, and all others their recorded times; then the reverse.
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
         shape = len(names), len(self.steps)
         without_fault, fault_alone = np.zeros(shape), np.zeros(shape)

@@ -149,7 +149,8 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
     """Return medians of all other values, excesses over them, and these in standard errors."""
-    # `errors` are standard errors of the values; the spread of the other values adds to them.
+    # Values 1 2 9 have the other medians 5.5 5 1.5, and excesses -4.5 -3 7.5. `errors` are standard
+    # errors of the values; the spread of the other values adds to them.
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
@@ -243,7 +244,7 @@ class _MicrobatchTimes(NamedTuple):
         return bool((excess.mean(axis=(0, 2)) > np.log(MIN_RATIO)).all())
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
-        """Return the factor on each slice of the trace that speeds up cells by a ratio."""
+        """Return the factor on each slice of the trace that makes cells `ratio` times faster."""
         ops, recorded, result = self.ops, self.seconds.copy(), np.ones(len(self.trace))
         faster = recorded / np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
         first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
@@ -328,6 +329,8 @@ def _separate(
     float,
 ]:
     """Separate the excess that most stages of a microbatch share, and estimate the noise."""
+    # A long microbatch takes long on all stages: `common`. A slow worker makes the rest exceed the
+    # median of its stage.
     excess = logs - _stage_medians(logs)
     # lower quartile over stages: one interrupted op makes no microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
@@ -464,7 +467,8 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
     """Drop the workers, stages and links that a starved host makes slow."""
-    # a host that launches one op late is named with that op
+    # A host is starved if its device waits for launches. A host that launches one op late is named
+    # with that op, as a "launch".
     late = [row.place["worker"] for row in suspects if row.kind == "launch"]
     suspects = [row for row in suspects if row.kind != "host" or row.place["worker"] not in late]
     hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
@@ -481,6 +485,7 @@ def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> li
 
 def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> Iterator[Suspect]:
     """Drop places that are no outliers once the first suspect is as fast as its peers."""
+    # Example: a slow worker makes its only stage slow too, so the stage alone stands for both.
     kinds = ("worker", "stage", "replica", "microbatch")
     first = next((row for row in suspects if row.kind in kinds and "step" not in row.place), None)
     if first is None:

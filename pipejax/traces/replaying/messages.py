@@ -161,7 +161,9 @@ class Messages:
 
     def evidence(self, end: Ends) -> MessageEvidence:
         """Return observed message times [s], and how strong this evidence is."""
-        # `end` (nodes, runs) are the ends of ops and messages [s].
+        # `end` (nodes, runs) are the ends of ops and messages [s]. A message takes at most from the
+        # time at which it could be sent (`ready`) to the start of its op. It took just that long if
+        # the op waited for nothing else: the worker was `free` before.
         preds, start = self.graph.preds, self.start[self.consumer]
         ready = end[preds[self.message]].max(axis=1)
         free = end[self.other_preds].max(axis=1)

@@ -104,8 +104,8 @@ class Pipelines:
     @functools.cached_property
     def gaps(self) -> Float[NumpyArray, " slices"]:
         """Return every op's usual launch time after its worker and inputs are ready [s]."""
-        # Ops without a message, behind an op that sends none, show it; more than `MAX_GAP` medians
-        # is a stall. Other ops take the mean.
+        # An op shows its launch time if neither it nor the op before has a message, since then only
+        # the launch delays it; more than `MAX_GAP` medians are a stall. Other ops take the mean.
         trace, gaps = self.trace, np.zeros(len(self.trace))
         producers, consumers = transfers(trace, OP_INPUTS)
         is_remote = trace.worker[producers] != trace.worker[consumers]

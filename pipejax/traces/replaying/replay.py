@@ -280,6 +280,8 @@ def _has_cause(
     pipelines: Pipelines, slices: Int[NumpyArray, " n"], delay: Float[NumpyArray, " slices"]
 ) -> Bool[NumpyArray, " n"]:
     """Return for each delay whether a non-op slice, or a pause of another worker, explains it."""
+    # `slices` are the n delayed ops; two delays are alike if they are about equally long, at about
+    # the same time in one step, on two workers: the whole job paused.
     trace = pipelines.trace
     ops = np.concatenate([run.slices for run in pipelines.pipelines])
     begin, end, seconds = trace.start[slices] - delay[slices], trace.start[slices], delay[slices]

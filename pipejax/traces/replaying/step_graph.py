@@ -125,6 +125,7 @@ def _add_pipeline(
     builder: _GraphBuilder, table: ScheduleTable, program: Program, replica: int
 ) -> list[Row]:
     """Add the ops and messages of a replica; return the node of each cell, by worker."""
+    # `node` maps nodes of the replica's program to nodes of the graph, which has all replicas.
     op = node_ops(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
     link = np.where(is_message, _cost_links(program, np.asarray(program.duration_index)), NONE)
