@@ -223,7 +223,7 @@ def test_an_error_names_the_option_of_its_file_or_of_its_argument():
         (ValueError("give backward (B), or weight_grad (W)"), "give B, or W"),
         (ValueError("W = B - I (weight_grad) is -1"), "W = B - I is -1"),
     ):
-        assert options.named(error) == message
+        assert options.error_text(error) == message
 
 
 def test_an_error_of_an_argument_is_its_text_and_travels_between_processes():

@@ -158,6 +158,7 @@ class Table:
         self._read_weights(data.get("weights", {}))
 
     def _read_weights(self, weights: Any) -> None:
+        """Read which weights gradients use: lag in updates, runs of LocalSGD, local steps."""
         keys = ("behind", "runs", "local_steps")
         is_rule = isinstance(weights, dict) and set(weights) <= set(keys)
         is_valid = is_rule and all(is_whole(weights.get(key, 1), 1) for key in keys[1:])

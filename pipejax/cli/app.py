@@ -166,10 +166,10 @@ def run(arguments: Sequence[str]) -> int:
         return error.code if error.is_left else _report(str(error), code=error.code)
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _report(options.named(OSError(text)) if options else text)
+        return _report(options.error_text(OSError(text)) if options else text)
     except (ValueError, OverflowError) as error:  # a ScheduleError keeps its table apart
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
-        return _report(options.named(error) if options else str(error), grid)
+        return _report(options.error_text(error) if options else str(error), grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
     except (RuntimeError, AssertionError) as error:  # of JAX, among others

@@ -47,8 +47,8 @@ class _Stream(io.FileIO):
 
 def open_streams() -> None:
     """Open closed standard streams, and escape letters that the locale's encoding lacks."""
-    # The system gives the lowest free number to the next file: without this, to one that would get
-    # our output. A closed stdout is opened for reading only, so that writing fails, not is lost.
+    # The system gives the lowest free number to the next file, which would then get our output. A
+    # closed stdout is opened for reading only: writing fails, and no output is lost in silence.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -66,8 +66,8 @@ def _text(number: int, stream: TextIO | None, errors: str) -> TextIO:
 
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "interrupted by SIGTERM"}
-PATIENCE = 1.3  # seconds to report the best result of an interrupted command
-STOP = 0.2  # seconds in which the main thread stops, unless it is in a call that takes longer
+REPORT_TIME = 1.3  # seconds to report the best result of an interrupted command
+STOP_TIME = 0.2  # seconds in which the main thread stops, unless it is in a longer call
 
 _has_stopped = threading.Event()
 
@@ -80,23 +80,25 @@ def watch_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-    threading.Thread(target=_attend, args=(read_end, write_end), daemon=True).start()
+    threading.Thread(target=_end_at_signal, args=(read_end, write_end), daemon=True).start()
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
-    """Keep the main thread from going on: nobody else writes while the last words are said."""
+    """Stop the main thread, so that only the last report is written from now on."""
     _has_stopped.set()
     while True:
-        time.sleep(PATIENCE)
+        time.sleep(REPORT_TIME)
 
 
-def _attend(read_end: int, write_end: int) -> None:
-    """Wait for a signal, and end: when all is said, at a second signal, or when time is up."""
+def _end_at_signal(read_end: int, write_end: int) -> None:
+    """Wait for a signal, report the best result, write an error line, and end the process."""
+    # The system writes the number of a signal to the pipe, and `report` a 0 at its end. So the
+    # report has time until it is complete, a second signal comes, or REPORT_TIME is over.
     number = signal.Signals(os.read(read_end, 1)[0])
     texts: list[str] = []
 
-    def speak() -> None:
-        _has_stopped.wait(STOP)
+    def report() -> None:
+        _has_stopped.wait(STOP_TIME)
         try:
             texts.append(act() or "")
             sys.stdout.flush()
@@ -104,12 +106,12 @@ def _attend(read_end: int, write_end: int) -> None:
             texts[:] = [f"not all that was found could be reported: {error}"]
         os.write(write_end, b"\0")
 
-    threading.Thread(target=speak, daemon=True).start()
-    select.select([read_end], [], [], PATIENCE)
+    threading.Thread(target=report, daemon=True).start()
+    select.select([read_end], [], [], REPORT_TIME)
     line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join("".join(texts).split()))))
     try:  # not through sys.stderr: the main thread may have stopped while it held it
         os.write(2, f"{line}\n".encode(errors="replace"))
-    finally:  # end without ado: threads of XLA and of solvers go on until then
+    finally:  # skip Python's shutdown, which would wait for threads of XLA and of solvers
         os._exit(128 + number)
 
 

@@ -124,6 +124,7 @@ class GivenTimes(CostSource):
         return [restaged_costs(costs, self.stages, table) for costs in levels]
 
     def _level(self, table: ScheduleTable, message: Mapping[str, float]) -> Costs:
+        """Return the costs of a table with the message times of one link level."""
         if self.per_worker:
             costs = Costs.per_worker(table, **self._fields(table), **message)
         else:

@@ -183,6 +183,7 @@ def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
 
 
 def _check(**values: Given) -> None:
+    """Refuse values that are not finite and positive; a delta may be 0."""
     for name, value in values.items():
         numbers = np.asarray(value, np.float64)
         is_allowed, allowed = numbers > 0, "above 0"

@@ -82,7 +82,7 @@ def compare(
     label_of_name = dict(zip(names, row_labels, strict=True))
     rows: list[dict[str, Any]] = []
     scenarios: list[pj.Scenario] = []
-    slots: dict[str, float] | None = None  # one ratio of B to F for all: that of the first row
+    slots: dict[str, float] | None = None  # times of the first row, in slots, for all rows
     with progress("evaluating", len(points)) as on_progress:
         for point in points:
             rows.append(_row(run, listed, point, slots, scenarios))
@@ -381,6 +381,7 @@ def _as_json(differences: "TableDifference", grammar: "Grammar") -> dict[str, An
 def _difference_view(
     differences: "TableDifference", result: dict[str, Any], grammar: "Grammar"
 ) -> Iterator[object]:
+    """Yield which of two runs is faster, their numbers, and how the tables differ."""
     first, other = result["tables"]
     names = [escape(table["schedule"]) for table in (first, other)]
     in_slots = result["unit"] == "slots"
@@ -400,6 +401,7 @@ def _difference_view(
 def _difference_details(
     differences: "TableDifference", result: dict[str, Any], grammar: "Grammar"
 ) -> dict[str, list[object]]:
+    """Return the first differences, and makespans with one row exchanged, by title."""
     details: dict[str, list[object]] = {}
     if differences.rows:
         details["first differences"] = [_first_differences(differences.rows, grammar)]

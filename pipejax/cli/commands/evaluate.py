@@ -256,6 +256,7 @@ def _view(
 def _details(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> dict[str, list[object]]:
+    """Return tables of workers, totals and parts of the step, by their titles."""
     rows = [
         ("idle over busy time", percent(result["bubble_overhead"])),
         ("first to last op of a worker", f"{seconds(result['max_span'])} at most"),
@@ -392,6 +393,7 @@ def _link(links: pj.Links) -> str:
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> TextTable:
+    """Show busy time, idle time and memory of each worker."""
     sizes, unit = held.stages, held.stages.unit
     if unit == "bytes":
         is_forward = evaluation.table.grammar.forward_only

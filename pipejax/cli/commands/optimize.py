@@ -318,6 +318,7 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
 
 
 def _search(outcome: Outcome) -> TextTable:
+    """Show how the search ended: bound, rounding, source and effort."""
     result, best = outcome.result, outcome.result.best
     rows = [
         ("status", best.status),
@@ -335,6 +336,7 @@ def _search(outcome: Outcome) -> TextTable:
 
 
 def _workers(outcome: Outcome) -> TextTable:
+    """Show busy time and peak memory of each worker, against the limits."""
     run, stages = outcome.run, outcome.room.stages
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(run.workers)),

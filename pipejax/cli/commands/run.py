@@ -90,6 +90,7 @@ def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", is_equal: bool) -> dict
 
 
 def _view(data: Mapping[str, Any], run: "RuntimeRun") -> Iterator[object]:
+    """Yield errors of gradients and loss, the step time, and what the runtime skips."""
     verdict = "equal those" if data["ok"] else "[red]differ from those[/]"
     yield (
         f"gradients {verdict} of the model without a pipeline: largest relative difference "

@@ -238,6 +238,7 @@ def _as_json(scene: Scene, missing: Mapping[str, str], *, several: bool) -> dict
 
 
 def _run_json(evaluation: "pj.Evaluation", held: HeldMemory | None) -> dict[str, Any]:
+    """Return ops, messages and memory curves of a run for `--json`."""
     from pipejax.analysis.runs.timeline import arrows, bars
 
     memory: dict[str, Any] = {}
@@ -267,6 +268,7 @@ def _run_json(evaluation: "pj.Evaluation", held: HeldMemory | None) -> dict[str,
 def _view(
     scene: Scene, missing: Mapping[str, str], out: Output, caption_out: Output, width: int | None
 ) -> Iterator[object]:
+    """Print the timelines or name the drawn runs; yield schedules that do not exist."""
     if out.path is None:
         _print(scene, width)
     else:

@@ -62,6 +62,7 @@ def staleness(
 def _view(
     table: pj.ScheduleTable, staleness: "pj.results.Staleness", data: Mapping[str, Any]
 ) -> Iterator[object]:
+    """Yield the delay of gradients and the largest number of weight versions."""
     links = f"{data['link']} links" if "link" in data else "unit slots"
     if table.updates_within:
         yield (
@@ -79,6 +80,7 @@ def _view(
 def _workers(
     staleness: "pj.results.Staleness", memory: Float[NumpyArray, " workers"] | None
 ) -> TextTable:
+    """Show weight versions and their lag on each worker."""
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),

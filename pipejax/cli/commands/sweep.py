@@ -238,6 +238,7 @@ def sweep_show(
 def _as_json(
     dataset: Path, results: "SweepResults", selected: Any, rank: str, answers: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return counts of points, answers and reasons for `--json`."""
     return {
         "store": dataset,
         "points": len(results.status),
@@ -312,6 +313,7 @@ def _pair(text: str, valid_names: Any, option: str, example: str) -> list[str]:
 def _counts(
     result: Mapping[str, Any], counts: Mapping[str, int], *, is_filtered: bool
 ) -> Iterator[str]:
+    """Yield the number of points by status, and how to complete the sweep."""
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     selected = f"; {result['selected']:,} keep the conditions" if is_filtered else ""
     yield f"{result['store']}: {result['points']:,} points: {parts}{selected}"
@@ -352,7 +354,7 @@ LONG_NAMES = {"memory_bytes": "most memory of an accelerator"}  # of measures, i
 
 
 def knee_line(results: "SweepResults", rank: str, axis: str, knee: "Knee", within: float) -> str:
-    """Return the values of an axis between which the cost is near its best."""
+    """Write the range of an axis, as a sentence, in which the cost is near its best."""
     scale = display_scale(results.units, axis, results.axes[axis].tolist())
     # costs of quantities that are better if larger are negative
     cost_scale = display_scale(results.units, rank, [abs(knee.best)])

@@ -200,6 +200,7 @@ def _next_commands(saved: "pj.Scenario", analysis: "pj.results.Analysis") -> tup
 
 
 def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
+    """Return the analysis of a measured run for `--json`."""
     pipelines, replay, shares = analysis.pipelines, analysis.replay, analysis.attribution
     forecast, advice, links = analysis.forecast, analysis.advice, replay.links
     forecast_json = None
@@ -275,6 +276,7 @@ def _against_json(shares: "pj.results.Attribution") -> dict[str, Any]:
 
 
 def _deal_json(deal: "pj.results.NewDeal") -> dict[str, Any]:
+    """Return the times before and after a redistribution of microbatches for `--json`."""
     times = (seconds.tolist() for seconds in (deal.before, deal.after, deal.least))
     return {
         "before": float(deal.before.mean()),

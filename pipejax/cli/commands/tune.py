@@ -188,6 +188,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
 def _view(
     tuned: "pj.results.Found[pj.results.TunedSetting]", result: Mapping[str, Any], capacity: float
 ) -> Iterator[object]:
+    """Yield the best setting, its memory, and times of the baselines."""
     best = tuned.best
     yield (
         f"[bold]{seconds(tuned.value)}[/] per step with {best.microbatches} microbatches of "
@@ -220,6 +221,7 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
 
 
 def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) -> TextTable:
+    """Show all microbatch sizes with their step times and memory."""
     sizes, best_size = tuned.best.details["sizes"], tuned.best.microbatch_size
     columns = (
         Column("b", "microbatch_size"),
@@ -253,8 +255,9 @@ def layers(
     """Split a model into the stages that make the step shortest, for Megatron and torchtitan.
 
     Options:
-      method: It replaces the proof; every stage keeps at least one layer.
-      microbatch_size: With --method, it replaces --microbatches. Default: the best one by itself.
+      method: The result is then not proven; every stage keeps at least one layer.
+      microbatch_size: Only with --method, in place of --microbatches. Default: the best one by
+        itself.
       out: All that --json prints (.json), or Megatron's layout alone (.txt), for
         `--pipeline-layout`.
 
@@ -262,7 +265,7 @@ def layers(
       pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16
       --tensor-parallel 2
     """
-    point = None  # of --method, which sizes microbatches too
+    point = None  # schedule and workers for --method, which also tunes the microbatch size
     if method is not None and run.table is None:
         schedule = run.name or "1f1b"
         workers = run.workers or (find(schedule).sizes or (8,))[0]
@@ -296,6 +299,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
     workload, system = tuned_model(scenario, "tune layers")
 
     def report(result: "pj.results.Found[pj.results.Partition]") -> Answer:
+        """Save a split, and answer with it, its proof and the launchers' options."""
         best = result.best
         launcher, stack = scenario.files.get("launcher"), scenario.source.stack
         launches = machine_launches(best.workload, table, system, stack, launcher)
@@ -344,6 +348,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 def _split_json(
     table: pj.ScheduleTable, links: pj.Links, result: "pj.results.Found[pj.results.Partition]"
 ) -> dict[str, Any]:
+    """Return the best split and the launchers' default splits for `--json`."""
     layout, best = result.best.layout, result.best
     has_mtp = layout.count("m").any()
     return {

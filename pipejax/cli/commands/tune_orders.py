@@ -148,6 +148,7 @@ def messages(
 def _messages_as_json(
     table: pj.ScheduleTable, result: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
+    """Return the best order of messages and the waits before it for `--json`."""
     return {
         **table_sizes(table),
         "queues": result.best.links.queues,
@@ -172,6 +173,7 @@ def _messages_as_json(
 
 
 def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> Iterator[object]:
+    """Yield the best order's makespan, its gain and the longest wait."""
     order = "the default order" if data["own_order"] == "default" else "the table's own order"
     times = {
         order: result.baselines["own"],
@@ -216,6 +218,7 @@ def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable:
+    """Show makespans by order of transfers and by kind of queue."""
     queues = makespans[BEST_KEY]
     columns = {
         order: [
@@ -363,6 +366,7 @@ def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
 
 
 def _draw_places(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> None:
+    """Draw workers on the machine, in order and in the best places."""
     if figure.path is None:
         return
     from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import

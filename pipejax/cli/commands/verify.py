@@ -52,6 +52,7 @@ def verify(
 
 
 def _view(verdict: "pj.results.Verdict", problems: list[str]) -> Iterator[object]:
+    """Yield whether the claims hold, and the first wrong claims."""
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
     claims = "all claims hold" if verdict.ok else f"[red]{len(problems)} claims do not hold[/]"
     makespan = "" if verdict.makespan is None else f": makespan {time(verdict.makespan)}"

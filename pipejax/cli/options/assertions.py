@@ -81,6 +81,7 @@ def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:
 
 
 def _parse(command: str, text: str) -> Assertion:
+    """Parse a condition such as "makespan < 0.75 s" for the answer of a command."""
     where = f"--assert {text!r}"
     condition = split_condition(text)
     if condition is None:

@@ -95,11 +95,11 @@ class LineOptions:
             self._check()
         self._check_effects()
 
-    def asks_for(self, name: str) -> bool:
+    def has_value(self, name: str) -> bool:
         """Return whether an option has a value from the line or the file."""
         return any(name == option for option, _ in self.values)
 
-    def typed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def typed_values(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the options that are given, as the command gets them."""
         flat: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -110,7 +110,7 @@ class LineOptions:
             else:
                 flat[name] = list(value) if isinstance(value, tuple) else value
         # printed commands have their options in the order of the help
-        return {name: flat[name] for name in (*BARE, *CATALOGUE) if self.asks_for(name)}
+        return {name: flat[name] for name in (*BARE, *CATALOGUE) if self.has_value(name)}
 
     def _check(self) -> None:
         """Refuse empty values."""
@@ -133,45 +133,46 @@ class LineOptions:
                 lacks = f"{flag(other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
-    def named(self, error: Exception) -> str:
-        """Return the text of an error, with the option in place of the wrong argument.
-
-        The error may stand in the text of another, which says where. What a file says is left
-        alone, behind the option that names the file.
-        """
+    def error_text(self, error: Exception) -> str:
+        """Return the text of an error, with the option in place of the wrong argument."""
+        # "num_workers must be .." becomes "--workers must be ..", also inside another error. A text
+        # about a file, "runs.csv: ..", gets only the option of the file before it.
         message = str(getattr(error, "reason", error))
         options = [(name, value) for name, value in self.values if name in CATALOGUE]
         parts = [(name, part) for name, value in options for part in value.split(",")]
         for name, value in [*options, *parts]:
             is_file = "." in value and message.startswith((f"{value} ", f"{value}, "))
             if message.startswith(f"{value}: ") or is_file:
-                return f"{flag(name)} {_in_letters(message)}"
+                return f"{flag(name)} {_with_phase_letters(message)}"
         cause: BaseException | None = error
         while cause is not None and not (isinstance(cause, ArgumentError) and cause.argument):
             cause = cause.__context__
         if isinstance(cause, ArgumentError):
             text = str(getattr(cause, "reason", cause))
-            message = message.replace(text, self._called(cause, text, alone="--" not in message))
-        return _in_letters(message)
+            message = message.replace(
+                text, self._with_option(cause, text, alone="--" not in message)
+            )
+        return _with_phase_letters(message)
 
-    def _called(self, error: ArgumentError, text: str, *, alone: bool) -> str:
+    def _with_option(self, error: ArgumentError, text: str, *, alone: bool) -> str:
         """Return the text of an error with an option in place of its argument."""
-        name = self._option(error)
+        # `alone`: no option is named yet, so one goes in front if the text lacks the argument.
+        name = self._argument_option(error)
         if name is None:
             return text
         if isinstance(error, UnknownNameError):
             return f"{flag(name)}: {text}" if alone else text
-        called = name.upper() if name in BARE else flag(name)
-        message = re.sub(rf"\b{error.argument}\b", called, text, count=1)
-        if message == text and alone and self.asks_for(name):
+        option = name.upper() if name in BARE else flag(name)
+        message = re.sub(rf"\b{error.argument}\b", option, text, count=1)
+        if message == text and alone and self.has_value(name):
             return f"{flag(name)} {dict(self.values)[name]}: {text}"
         return message
 
-    def _option(self, error: ArgumentError) -> str | None:
-        """Return the option of an argument: one that is given, if the command has several."""
+    def _argument_option(self, error: ArgumentError) -> str | None:
+        """Return the option of an argument: one with a value, if the command has several."""
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         options = [name for name in names if name in self.takes]
-        on_line = [name for name in options if self.asks_for(name)]
+        on_line = [name for name in options if self.has_value(name)]
         option = next(iter(on_line or options), None)
         if option is None or not isinstance(error, UnknownNameError):
             return option
@@ -184,8 +185,8 @@ class LineOptions:
         return option if option in holding else next(iter(holding), option)
 
 
-def _in_letters(message: str) -> str:
-    """Name costs by their letters alone, where a text names them for Python too."""
+def _with_phase_letters(message: str) -> str:
+    """Replace names of costs by letters: "input_grad (I)" becomes "I"."""
     from pipejax.schedules.cells.ops import KINDS, TIMED  # needs no JAX: that may be what is wrong
 
     for phase in TIMED:
@@ -233,7 +234,7 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: 
     assertions = parse_assertions(options.command, common.get("assert_") or ())
     outputs = check_outputs(command, arguments, force=common.get("force", False))
     format = None if "format" in parameters else common.get("format")  # else that of its file
-    typed_options = options.typed({**common, **arguments})
+    typed_options = options.typed_values({**common, **arguments})
     style = {name: common[name] for name in ("json", "details")}
     with printing(format, **style, options=typed_options, outputs=outputs):
         result = command(*bound.args, **bound.kwargs)

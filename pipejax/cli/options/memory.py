@@ -123,7 +123,7 @@ class Room(NamedTuple):
         return float((self.limits.min() - stages.at_work[0].max()) / whole.max())
 
     def search_limits(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
-        """Return (workers) the limits of a search, which takes and frees at F, I and W alone."""
+        """Return the limits of a search, less the memory held while B, I and W run (workers)."""
         work = self.stages.at_work
         if work.any() and (self.stages.weight_share > 1).any():
             raise ValueError(
@@ -182,7 +182,7 @@ class MemoryLimit(NamedTuple):
         activations: ActivationOptions,
         workload: "pj.Workload | None",
     ) -> Float[NumpyArray, " workers"]:
-        """Return it in the unit in which memory curves are shown; raises as `room` does."""
+        """Return the limit in the unit of the shown memory curves; raises as `room` does."""
         limits = self.room(table, activations, workload).limits
         counts_in_bytes = shown.unit == "bytes" and not self.in_bytes
         return limits * shown.sizes.max() if counts_in_bytes else limits

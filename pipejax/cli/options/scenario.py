@@ -119,6 +119,7 @@ SIZES = ("workers", "microbatches")
 
 
 def _parse_table(run: Any, settings: "TableOptions") -> Options:
+    """Return the schedule with its sizes, or the table file, as fields of a scenario."""
     if (run.schedule is None) == (run.table is None):
         raise ValueError(
             "give either --schedule with --workers and --microbatches, or --table FILE"
@@ -131,6 +132,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
                 raise ValueError(f"--schedule needs {flag(size)}")
         numbers = {f"num_{size}": getattr(run, size) for size in SIZES}
         return {"schedule": run.name, **numbers}
+    # from here on there is a file of one table, which states sizes and options itself
     extra = [flag(name) for name in SIZES if getattr(run, name) is not None]
     extra += [option_text(name) for name in settings.options if name not in settings.run_options]
     if extra:
@@ -163,6 +165,7 @@ def _table_options(scenario: "pj.Scenario") -> Options:
 
 
 def _json_text(value: Any) -> str:
+    """Write a value of --schedule-options, without quotes where these are not needed."""
     try:
         is_text = isinstance(value, str) and json.loads(value) is None
     except ValueError:
@@ -370,6 +373,7 @@ def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -
 def _parse_model(
     run: Any, places: tuple[int, ...], microbatches: "pj.costing.Microbatches"
 ) -> "CostSource":
+    """Read a model on a system as source of costs, with defaults of its launcher."""
     if run.system is None or run.minibatch is None:
         raise ValueError(f"--model needs {'--system' if run.system is None else '--minibatch'}")
     fields = workload_fields(run, WORKLOAD)
@@ -426,6 +430,7 @@ def load_with(model: str, sequence: int | None) -> "pj.Model":
 
 
 def _source_options(scenario: "pj.Scenario") -> Options:
+    """Return the options that give the costs; raise if no option can."""
     source = scenario.source
     if source.workload is not None:
         return _model_options(scenario)
@@ -442,6 +447,7 @@ def _source_options(scenario: "pj.Scenario") -> Options:
 
 
 def _times_options(source: Any) -> Options:
+    """Return op and message times as options, such as stage_times: "F=1,B=2"."""
     from pipejax.costs.costs import TIME_FIELDS
 
     letters = {field: letter for letter, field in TIME_FIELDS.items()}
@@ -505,6 +511,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
 
 
 def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
+    """Read lengths, factors and order of microbatches."""
     if run.lengths is not None and run.microbatch_scale is not None:
         raise ValueError("--lengths and --microbatch-scale both say how long they are: give one")
     lengths = None if run.lengths is None else pj.files.read_lengths(run.lengths)
@@ -530,6 +537,7 @@ def _parse_order(text: str) -> list[int]:
 
 
 def _parse_host_times(run: Any, source: "CostSource") -> "pj.costing.HostTimes":
+    """Read the times of offloads and loads [s]; by the host link for "system"."""
     if run.offload == BY_LINK:
         if source.workload is None:
             raise ValueError("--offload system needs --model, and a --system with a host_link")
@@ -605,6 +613,7 @@ _WRITERS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _edit_options(scenario: "pj.Scenario") -> Options:
+    """Return the options that make the edits of a scenario."""
     writers: Mapping[type, Callable[[Any], Options]] = {
         pj.costing.RecomputeCells: lambda _: {"recompute_cells": True},
         pj.costing.ShardingCells: lambda edit: (

@@ -118,7 +118,7 @@ class TableOptions(NamedTuple):
         return times | {letter: time for letter, time in more.items() if time is not None}
 
     def called(self, schedule: str) -> str:
-        """Name a schedule with those of its options that are not as by default."""
+        """Name a schedule with its options that differ from the defaults: "hanayo waves=4"."""
         usual = inspect.signature(self.builder(schedule).function).parameters
         other = {
             name: value
@@ -235,6 +235,7 @@ def _parse_options(text: str) -> dict[str, Any]:
 
 
 def _parse_slots(text: str) -> dict[str, float]:
+    """Parse slots such as "F=1,B=2"; B is I + W, or I and W are half of B."""
     form = "--slots: expected F, B, I, W once each, above 0"
     texts = parse_pairs(text, form)
     slots = {letter: parse_number(value, f"--slots: {letter}") for letter, value in texts.items()}
@@ -308,14 +309,16 @@ class ScheduleList(NamedTuple):
         return cls(options, names, workers)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
-        """Give each its size: as asked for, else that of its table, else that of all tables."""
+        """Return each schedule with its workers and microbatches, once for each count of those."""
+        # A count is that of the option, else that of the schedule's own table (a file has a fixed
+        # size), else that of all tables if these agree. Sizes are pairs (workers, microbatches).
         table_sizes = {name: self.options.builder(name).sizes for name in self.names}
         tables = [sizes for sizes in table_sizes.values() if sizes is not None]
-        alike = [{sizes[k] for sizes in tables} for k in range(2)]
         options = [None if self.workers is None else [self.workers], microbatches]
         counts_by_name: dict[str, list[Sequence[int]]] = {name: [] for name in table_sizes}
         for place, option in enumerate(("--workers", "--microbatches")):
-            common = sorted(alike[place]) if len(alike[place]) == 1 else None
+            distinct = {sizes[place] for sizes in tables}
+            common = sorted(distinct) if len(distinct) == 1 else None
             for name, sizes in table_sizes.items():
                 from_table = None if sizes is None else [sizes[place]]
                 counts = options[place] or from_table or common
@@ -333,7 +336,7 @@ class ScheduleList(NamedTuple):
     def build(
         self, run: Any, points: Iterable[SizedSchedule]
     ) -> "tuple[dict[str, pj.Scenario], dict[str, str]]":
-        """Build every schedule; one that does not exist for these numbers says why instead."""
+        """Return the scenarios of all points by name, and why others do not exist, by name."""
         scenarios: dict[str, pj.Scenario] = {}
         missing: dict[str, str] = {}
         for point in points:

@@ -223,8 +223,11 @@ def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[s
             added = row["saves"] - best.setdefault(group, row)["saves"]
             if row["kind"] == "combined" and added >= WORTH_COMBINING * step:
                 best[group] = row
-    best_rows = [row for row in rows if any(row is other for other in best.values())]
-    return sorted(best_rows, key=lambda r: (not r["launchers"], bool(r["launchers"]) * -r["saves"]))
+    selected = {id(row) for row in best.values()}  # a row may be the best of several groups
+    best_rows = [row for row in rows if id(row) in selected]
+    with_launcher = [row for row in best_rows if row["launchers"]]
+    others = [row for row in best_rows if not row["launchers"]]
+    return [*sorted(with_launcher, key=lambda row: -row["saves"]), *others]
 
 
 def _needs(row: Mapping[str, Any]) -> str:
@@ -277,6 +280,7 @@ LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
 def _remedy_text(
     row: Mapping[str, Any], explanation: "Explanation", step: float | None = None
 ) -> str:
+    """Return what a remedy saves, the memory that it needs, and its name."""
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
     needs = "" if is_same else f", {row['memory']:.3g} times the memory"
     is_uneven = row["kind"] == "layers" and row["what"].endswith("equally long")

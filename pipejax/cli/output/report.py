@@ -208,6 +208,8 @@ def format_table(table: TextTable, format: str) -> str:
 def _markdown(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: list[bool], titles: list[str]
 ) -> str:
+    """Write a table in Markdown; `right` says which columns are aligned to the right."""
+
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
@@ -319,6 +321,7 @@ def _parts(min_widths: Sequence[int], num_keys: int, width: int) -> Iterator[lis
 
 def _share_width(min_widths: Sequence[int], max_widths: Sequence[int], width: int) -> list[int]:
     """Share a width among columns, those first that lack least to their largest width."""
+    # min 4 4, max 6 10, width 12: 4 are spare, so the first gets 6, and the second 6
     widths, spare = list(min_widths), width - sum(min_widths)
     lacking = [largest - least for least, largest in zip(min_widths, max_widths, strict=True)]
     for k in sorted(range(len(widths)), key=lambda k: lacking[k]):

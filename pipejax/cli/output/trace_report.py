@@ -271,6 +271,7 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
 
 
 def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
+    """Return the schedule, sizes and fit of the replay on which a report rests."""
     name = analysis.schedule or "no schedule of the registry"
     orders = f", {result['orders']} orders" if result["orders"] > 1 else ""
     num_parts = len(analysis.left_out)
@@ -310,6 +311,7 @@ def _time(value: float) -> str:
 
 
 def _forecast(analysis: "Analysis") -> Iterator[object]:
+    """Yield the step time predicted from the first half of the steps."""
     forecast = analysis.forecast
     if forecast is not None:
         title, only = ("failed forecast", "only ") if forecast.has_failed else ("forecast", "")
@@ -322,6 +324,7 @@ def _forecast(analysis: "Analysis") -> Iterator[object]:
 
 
 def _clocks(analysis: "Analysis") -> Iterator[object]:
+    """Yield the clocks that were corrected, with their lead."""
     for offset in analysis.offsets:
         if offset.step == NONE:
             yield plain(
@@ -444,6 +447,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
 
 
 def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
+    """Return a heat map of the cost of each worker or stage (`kind`), by step."""
     from pipejax.plots.heat_maps import HeatMap
 
     order, shares_by_name = np.argsort(shares.steps), shares.by_name(kind)

@@ -110,6 +110,7 @@ class IncrementalPath:
             self._set_waits(node, preds)  # the same predecessors, in the order of `waits`
 
     def _set_waits(self, node: int, waits: Waits) -> None:
+        """Set the predecessors of a node, and update successors and ends."""
         if waits == self.waits[node]:
             return
         for pred in self.waits[node]:

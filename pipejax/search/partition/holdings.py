@@ -171,6 +171,7 @@ class _Pricing:
         return costs, stage_bytes(*arguments, stages)
 
     def _stages(self, holding: Holding) -> Stages:
+        """Describe stages that all have the same holding."""
         ones = np.ones(self.table.num_stages)
         recomputed = min(holding.layers, self.max_recomputed) * self.recomputed
         assigned = StageLayers(holding.layers * ones, recomputed)

@@ -288,7 +288,7 @@ class BlockSearch:
     """Search over random building blocks, which draws near the best blocks so far."""
 
     def __init__(self, problem: Problem, num_dropped: int) -> None:
-        # `num_dropped` microbatches of the complete problem are not in this one
+        """Start without good draws; `num_dropped` microbatches are not in this problem."""
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
         self.legs, self.min_interval = num_legs(work), least_interval(work)

@@ -181,6 +181,7 @@ class _EventCollector:
                 self.add(begin | {"ph": "X", "dur": end - start})
 
     def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
+        """Append a labelled slice, or count why its times are wrong."""
         start, length = self._time(event, "ts"), self._time(event, "dur")
         end, step = start + length, _arguments(event).get("step_num")
         self.threads.add(str(event.get("tid")))

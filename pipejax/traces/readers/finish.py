@@ -233,6 +233,7 @@ def place_ranks(
     faults: list[ArgumentError] = []
 
     def list_traces(replicas: int) -> list[Trace]:
+        """Return the traces of all placements, and collect the faults of others."""
         traces = []
         for places in _list_placements(ranks, ops, world, replicas):
             try:
