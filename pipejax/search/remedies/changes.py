@@ -401,9 +401,9 @@ def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
     if software:
         stack, model, machine = software
         workload = dataclasses.replace(workload, model=model)
-        fields = {"workload": workload, "system": machine, "stack": stack}
         files = {**run.scenario.files, "stack": stack}
-        scenario = run.scenario.replace(costs=dataclasses.replace(source, **fields), files=files)
+        costs = dataclasses.replace(source, workload=workload, system=machine, stack=stack)
+        scenario = run.scenario.replace(costs=costs, files=files)
         yield run.changed("compiled kernels", scenario)
 
 
