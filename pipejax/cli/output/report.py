@@ -446,7 +446,7 @@ def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     """Return the heading of a report: the schedule, its edits and its sizes."""
     names = ("workers", "stages", "microbatches")
     counts = ", ".join(
-        f"{sizes[name]} {name.removesuffix('s' * (sizes[name] == 1))}" for name in names
+        f"{sizes[name]} {name.removesuffix('s') if sizes[name] == 1 else name}" for name in names
     )
     return (
         f"[bold]{escape(sizes['schedule'])}[/]{note}, {counts}"
