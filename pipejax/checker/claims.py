@@ -111,7 +111,6 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
     """Return the memory changes at start and at end of ops, by letters: {"F": 1.0, ..}, {..}."""
-    # These ops are on the microbatch and stage of `op`.
     letters, rules = op.letters, run.rules
     # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
     stage, microbatch = -1 if isinstance(op.stage, str) else op.stage, max(op.microbatch, 0)

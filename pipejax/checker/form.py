@@ -116,11 +116,8 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
         require(is_valid, f"{where}: {name}", "two numbers", bounds)
         is_valid = all(bound is None or is_time(bound) for bound in bounds)
         require(is_valid, f"{where}: {name}", "numbers of at least 0 or null", bounds)
-    fixed_axes = [  # a parameter that is fixed at 0 says nothing about h
-        names.index(name)
-        for name, (low, high) in box.items()
-        if low == high and low is not None and low > 0
-    ]
+    fixed = [name for name, (low, high) in box.items() if low is not None and 0 < low == high]
+    fixed_axes = [names.index(name) for name in fixed]  # a parameter fixed at 0 does not give h
     dims = len(names) + 1 if box and not fixed_axes else len(names)
     scale_axis, scale = dims - 1, Fraction(1)  # h = scale * x[scale_axis]
     if fixed_axes:

@@ -145,8 +145,8 @@ class Run:
 
     def _add_step_end(self) -> None:
         """Add gradient all-reduces and optimizer updates, if any of them takes time."""
-        # An all-reduce waits for the last gradient of its stage on each worker that has a copy; an
-        # update on a worker waits for the all-reduce and for the worker's last op.
+        # An all-reduce waits for the last gradient of its stage on each of its workers; an update
+        # on a worker waits for the all-reduce, and for the worker's last op.
         times = [*self.seconds["A"]]
         for update in self.seconds["U"]:
             times += update if depth(update) else [update]
@@ -222,8 +222,7 @@ class Run:
 
     def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
         """Add the message from a producer to an op of another worker, by number of its rule."""
-        # The message waits for its producer, the op for the message, and in each queue a message
-        # for the one before it, by a sort key. `rank` sorts the messages of one worker.
+        # In each queue, a message waits for the one before it, by a sort key.
         source, target = self.table.cell[producer], self.table.cell[op]
         sender, receiver = source.worker, target.worker
         route = self.rules.route(producer.stage, op.stage)

@@ -117,8 +117,7 @@ def _end_at_signal(read_end: int, write_end: int) -> None:
 
 def leave(code: int) -> NoReturn:
     """Exit at once with a code after a command; signals are ignored from now on."""
-    # Python would free memory object by object: with JAX loaded that takes longer than many a
-    # command.
+    # Python would free memory object by object, which takes long with JAX loaded.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OutputError):  # has been said

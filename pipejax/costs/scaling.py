@@ -435,8 +435,7 @@ def _restaged_messages(
     name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
     """Convert message times for `stages` stages to those of a table, (2, 1, boundaries, ..)."""
-    # Each pair of workers keeps its longest message; a pair without messages gets the longest of
-    # all. Old stages 0 1 2 on workers 0 1 0 have the boundaries of the pairs (0, 1) and (1, 0).
+    # A pair of workers keeps its longest message, and a new pair gets the longest of all.
     if np.ndim(times) == 0:
         return times
     while times.ndim < 3:

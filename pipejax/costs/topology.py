@@ -213,8 +213,7 @@ class PlacedCosts(NamedTuple):
 
     def batch(self, places: Places) -> Costs:
         """Return the costs of several placements as a batch for `makespans`, the first axis."""
-        # Link levels choose message times: 0 inside a node, 1 between nodes, and so on. All-reduces
-        # depend on whether the copies of a stage, and the first and last stage, share a node.
+        # levels: 0 inside a node, 1 between nodes, ..; sharing a node: copies, first and last stage
         levels = self._boundary_levels(places)
         shares_node, ends_share = self._node_sharing(places)
         direction, pipe, boundary = np.ogrid[:2, : levels.shape[1], : levels.shape[2]]

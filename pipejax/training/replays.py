@@ -285,7 +285,7 @@ def _gradients(
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
     """Return the order of microbatches by their gradients, and the fields of these gradients."""
     # Fields have the shape (microbatches) or (microbatches, stages). An update of a stage collects
-    # several gradients; the last of them applies it. A run is one of LocalSGD's models.
+    # gradients; the last of them applies it. A run is one of LocalSGD's models.
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
     first_end = finish.ravel()[table.backward_end_cells].min(axis=0)

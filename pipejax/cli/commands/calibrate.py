@@ -131,7 +131,6 @@ def calibrate(
 
 
 def _as_json(fit: "Calibration") -> dict[str, Any]:
-    """Return the errors of a fit for `--json`."""
     return {
         "as_is": fit.as_is._asdict(),
         "left_out": None if fit.left_out is None else fit.left_out._asdict(),
@@ -146,7 +145,6 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
 
 
 def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
-    """Show fitted numbers with standard errors, and whether rows or priors determine them."""
     numbers = list(numbers)
     columns = [
         ("number", [number.name for number in numbers]),
@@ -204,7 +202,6 @@ def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[
 
 
 def _error_table(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:
-    """Show the errors [%] of several parts of the rows."""
     rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
     columns = (

@@ -133,7 +133,6 @@ class TimingSettings:
 
 def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
     """Add a row for each corner: makespan, lateness, and number of ops with least slack there."""
-    # index of the corner in which each op has its least slack
     binding = [row["corner"] for row in op_rows(evaluation, "corner", corners.binding)]
     worst_slack, lateness = corners.slack.min(axis=1), corners.total_negative_slack
     rows: list[dict[str, Any]] = []
@@ -393,7 +392,6 @@ def _link(links: pj.Links) -> str:
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> TextTable:
-    """Show busy time, idle time and memory of each worker."""
     sizes, unit = held.stages, held.stages.unit
     if unit == "bytes":
         is_forward = evaluation.table.grammar.forward_only

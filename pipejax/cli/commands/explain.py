@@ -132,7 +132,6 @@ def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
 
 
 def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
-    """Return causes, remedies and memory for `--json`; `files` has the written tables."""
     # JSON has no infinity: null if any time is tolerated
     is_finite = math.isfinite(explanation.tolerated or math.inf)
     return {

@@ -264,7 +264,6 @@ def _view(
 
 
 def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, pj.results.Jittered]") -> TextTable:
-    """Show quantiles of the step time of each schedule."""
     columns = [
         Column("schedule", "schedule"),
         Column("no jitter", "deterministic", seconds),

@@ -336,7 +336,6 @@ def _search(outcome: Outcome) -> TextTable:
 
 
 def _workers(outcome: Outcome) -> TextTable:
-    """Show busy time and peak memory of each worker, against the limits."""
     run, stages = outcome.run, outcome.room.stages
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(run.workers)),

@@ -201,7 +201,6 @@ def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
 
 
 def _draw(planned: "PlanResult", figure: Output) -> None:
-    """Draw step times of layouts against their memory, if a figure is requested."""
     if figure.path is None:
         return
     from pipejax.plots.fronts import draw_plan  # matplotlib is an extra

@@ -142,7 +142,6 @@ def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> 
 def _draw(
     out: Output, name: str, step_time: float, ends: Mapping[str, Ends], factors: Factors
 ) -> None:
-    """Draw a tornado chart of the step times at both ends of each parameter."""
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow
 
     with drawing(out, 2, 3.6) as (figure, axes):

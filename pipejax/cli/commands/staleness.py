@@ -80,7 +80,6 @@ def _view(
 def _workers(
     staleness: "pj.results.Staleness", memory: Float[NumpyArray, " workers"] | None
 ) -> TextTable:
-    """Show weight versions and their lag on each worker."""
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),

@@ -238,7 +238,6 @@ def sweep_show(
 def _as_json(
     dataset: Path, results: "SweepResults", selected: Any, rank: str, answers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return counts of points, answers and reasons for `--json`."""
     return {
         "store": dataset,
         "points": len(results.status),

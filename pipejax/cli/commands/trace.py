@@ -200,7 +200,6 @@ def _next_commands(saved: "pj.Scenario", analysis: "pj.results.Analysis") -> tup
 
 
 def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
-    """Return the analysis of a measured run for `--json`."""
     pipelines, replay, shares = analysis.pipelines, analysis.replay, analysis.attribution
     forecast, advice, links = analysis.forecast, analysis.advice, replay.links
     forecast_json = None

@@ -221,7 +221,6 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
 
 
 def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) -> TextTable:
-    """Show all microbatch sizes with their step times and memory."""
     sizes, best_size = tuned.best.details["sizes"], tuned.best.microbatch_size
     columns = (
         Column("b", "microbatch_size"),
@@ -348,7 +347,6 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 def _split_json(
     table: pj.ScheduleTable, links: pj.Links, result: "pj.results.Found[pj.results.Partition]"
 ) -> dict[str, Any]:
-    """Return the best split and the launchers' default splits for `--json`."""
     layout, best = result.best.layout, result.best
     has_mtp = layout.count("m").any()
     return {

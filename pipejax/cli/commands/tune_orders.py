@@ -148,7 +148,6 @@ def messages(
 def _messages_as_json(
     table: pj.ScheduleTable, result: "Found[TransferOrder]", waits: "TransferWaits"
 ) -> dict[str, Any]:
-    """Return the best order of messages and the waits before it for `--json`."""
     return {
         **table_sizes(table),
         "queues": result.best.links.queues,
@@ -218,7 +217,6 @@ def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable:
-    """Show makespans by order of transfers and by kind of queue."""
     queues = makespans[BEST_KEY]
     columns = {
         order: [
@@ -366,7 +364,6 @@ def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
 
 
 def _draw_places(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> None:
-    """Draw workers on the machine, in order and in the best places."""
     if figure.path is None:
         return
     from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import
@@ -452,10 +449,7 @@ def lookahead(
                 savings("lookahead", "makespan", result.baselines, result.value),
             ],
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
-            details={
-                "workers": [grid(workers)],
-                "search": search_end(result, "tables"),
-            },
+            details={"workers": [grid(workers)], "search": search_end(result, "tables")},
         )
 
     return run_search(search, iterations, time_limit, report)

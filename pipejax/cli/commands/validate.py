@@ -162,7 +162,6 @@ WORST = (
 
 
 def _draw(figure: Output, validation: "pj.results.Validation") -> None:
-    """Draw predicted against measured step times."""
     from pipejax.plots.charts import draw_predictions  # matplotlib is an extra, slow to import
 
     timed = validation.take(np.isfinite(validation.measured.seconds))

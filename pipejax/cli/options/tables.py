@@ -302,7 +302,6 @@ class ScheduleList(NamedTuple):
             if names.count(name) > 1:
                 option = "--schedules" if tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
-        # whether an option that says something of runs too has an effect, the command knows
         options._replace(run_options=(*options.run_options, *OF_RUNS)).check(names)
         if repair and all(options.builder(name).sizes is None for name in names):
             raise ValueError(f"--repair {repair} has no effect without a table")

@@ -10,13 +10,7 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.output.report import (
-    Column,
-    TextTable,
-    grid,
-    rows_table,
-    seconds,
-)
+from pipejax.cli.output.report import Column, TextTable, grid, rows_table, seconds
 
 
 def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System") -> dict[str, Any]:

@@ -170,7 +170,6 @@ def _row(
         if not line.shows(bar.start, bar.finish):
             continue
         first, size = line.place(bar.start, bar.finish)
-        # the ops of a fused pair share its cells
         widths = [size - size // 2, size // 2] if len(bar.ops) == 2 else [size]
         edge = CRITICAL_EDGE if bar.is_critical else EDGE
         for op, width in zip(bar.ops, widths, strict=True):

@@ -311,7 +311,6 @@ def _time(value: float) -> str:
 
 
 def _forecast(analysis: "Analysis") -> Iterator[object]:
-    """Yield the step time predicted from the first half of the steps."""
     forecast = analysis.forecast
     if forecast is not None:
         title, only = ("failed forecast", "only ") if forecast.has_failed else ("forecast", "")
@@ -324,7 +323,6 @@ def _forecast(analysis: "Analysis") -> Iterator[object]:
 
 
 def _clocks(analysis: "Analysis") -> Iterator[object]:
-    """Yield the clocks that were corrected, with their lead."""
     for offset in analysis.offsets:
         if offset.step == NONE:
             yield plain(
@@ -494,7 +492,6 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
             *(x[slices].tolist() for x in (trace.stage, trace.phase, trace.microbatch)), strict=True
         )
     ]
-    # both ops of a fused pair, which are successive slices, get one label
     for k in np.flatnonzero(is_second).tolist():
         labels[k - 1] += f" {labels[k]}"
     first = slices[~is_second]

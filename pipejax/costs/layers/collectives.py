@@ -114,8 +114,7 @@ def _pairs(spread: Spread) -> Route:
 
 def _steps(spread: Spread) -> Route:
     """Return the route of a ring exchange: n - 1 sends to the next of n accelerators."""
-    # One accelerator of a node sends to another node, by its share of a NIC; all others stay
-    # inside.
+    # One accelerator of a node sends to another node, by its share of a NIC; others stay inside.
     steps, far = spread.size - 1, spread.multinode
     near_bytes = (spread.inside > 1) * spread.sent_bytes
     return Route((1 - far) * steps, far * steps, near_bytes, far * spread.sent_bytes)
@@ -258,26 +257,21 @@ def _tensor_exchanges(
     unit_bytes: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
     """List tensor-parallel collectives before and after `count` pairs of matrix products."""
-    # Of a pair, the first product reads whole inputs, and the sum of the second is whole outputs;
-    # `units` are the widths of both. Without sequence parallelism, sums are all-reduces.
-    num_scattered = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
-    num_reduced = count - num_scattered
-    num_regathered = layout.trains_layers * num_scattered  # of inputs for W
+    # The first product of a pair reads whole inputs, the second makes sums; `units`: both widths.
+    scatters = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
+    reduces = count - scatters
+    regathers = layout.trains_layers * scatters  # of inputs for W
     input_bytes, output_bytes = (unit_bytes * width for width in units)
     inputs, outputs = _in_all_phases(input_bytes), _in_all_phases(output_bytes)
-    both_scattered = Phases(forward=num_scattered, input_grad=num_scattered)
+    both_scatters = Phases(forward=scatters, input_grad=scatters)
     gathered = Phases(input_bytes, output_bytes, input_bytes)
     return (
-        Collective("all_reduce", "tensor", outputs, Phases(forward=num_reduced)),
-        Collective("all_reduce", "tensor", inputs, Phases(input_grad=num_reduced), "weight_grad"),
-        Collective("all_gather", "tensor", gathered, both_scattered),
-        Collective("reduce_scatter", "tensor", outputs, Phases(forward=num_scattered)),
-        Collective(
-            "reduce_scatter", "tensor", inputs, Phases(input_grad=num_scattered), "weight_grad"
-        ),
-        Collective(
-            "all_gather", "tensor", inputs, Phases(weight_grad=num_regathered), "input_grad"
-        ),
+        Collective("all_reduce", "tensor", outputs, Phases(forward=reduces)),
+        Collective("all_reduce", "tensor", inputs, Phases(input_grad=reduces), "weight_grad"),
+        Collective("all_gather", "tensor", gathered, both_scatters),
+        Collective("reduce_scatter", "tensor", outputs, Phases(forward=scatters)),
+        Collective("reduce_scatter", "tensor", inputs, Phases(input_grad=scatters), "weight_grad"),
+        Collective("all_gather", "tensor", inputs, Phases(weight_grad=regathers), "input_grad"),
     )
 
 
@@ -294,12 +288,12 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     narrow = _in_all_phases(unit_bytes * layout.lora_rank)
     wide = _in_all_phases(unit_bytes * model.hidden)
     count = count * (layout.tensor > 1)
-    num_scattered = layout.sequence_parallel * count
+    scatters = layout.sequence_parallel * count
     return (
         Collective("all_gather", "tensor", narrow, Phases(forward=count)),
         Collective("all_reduce", "tensor", narrow, Phases(count, 2 * count, 0.0)),
-        Collective("all_gather", "tensor", wide, Phases(forward=count, input_grad=num_scattered)),
-        Collective("all_reduce", "tensor", wide, Phases(input_grad=count - num_scattered)),
+        Collective("all_gather", "tensor", wide, Phases(forward=count, input_grad=scatters)),
+        Collective("all_reduce", "tensor", wide, Phases(input_grad=count - scatters)),
     )
 
 
@@ -307,9 +301,8 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
     unit_bytes = model.element_bytes * accelerator_tokens(model, layout) / layout.tensor
     ring_bytes = layout.context * unit_bytes * (model.kv_hidden + model.value_hidden)
     volume = Phases(ring_bytes, 2 * ring_bytes, 0.0)
-    return (
-        Collective("ring", "context", volume, Phases(forward=1.0, input_grad=1.0), "attention"),
-    )
+    counts = Phases(forward=1.0, input_grad=1.0)
+    return (Collective("ring", "context", volume, counts, "attention"),)
 
 
 def _expert_exchanges(
@@ -320,7 +313,6 @@ def _expert_exchanges(
     slots = model.moe.slots
     routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots
     volume = model.element_bytes * routed_tokens * model.hidden
-    # passes through the experts in each phase
     passes = Phases(forward=1.0, input_grad=2.0 if recomputes else 1.0)
     counts = Phases(*(2 * count for count in passes))  # to the experts and back
     copies = layout.dispatch_per_node * slots
@@ -359,8 +351,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the collectives of the embedding: t accelerators share its vocabulary."""
-    # F sums their outputs. Under sequence parallelism each keeps a part of the sum, so W gathers
-    # the gradient of all outputs.
+    # F sums outputs; under sequence parallelism each keeps a part, so W gathers gradients.
     hidden = _in_all_phases(model.element_bytes * accelerator_tokens(model, layout) * model.hidden)
     scatters = layout.sequence_parallel  # 0 or 1
     regathers = layout.trains_base * scatters
@@ -376,9 +367,8 @@ def whole_layer_collectives(
 ) -> tuple[Collective, ...]:
     """List the collectives of a layer priced as a single op: two all-reduces in F and in I."""
     volume = boundary_bytes(model, dataclasses.replace(layout, sequence_parallel=0.0))
-    all_reduce = Collective(
-        "all_reduce", "tensor", _in_all_phases(volume), Phases(forward=2.0, input_grad=2.0)
-    )
+    counts = Phases(forward=2.0, input_grad=2.0)
+    all_reduce = Collective("all_reduce", "tensor", _in_all_phases(volume), counts)
     experts = _expert_exchanges(model, layout) if kind == "moe" and model.moe is not None else ()
     adapters = _adapter_exchanges(model, layout, 1 + _num_split_mlps(model, kind))
     return (all_reduce, *adapters, *_context_exchanges(model, layout), *experts)

@@ -211,16 +211,13 @@ def layer_weight_grad_bytes(
     heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
     split = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + flash_output
     if model.mla is not None:
-        # inputs of the up projections, and of their norms
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
         unsplit += (e + operand) * rank + e * model.mla.rope_width
-    # of an MLP: outputs and inputs of its activation function
     activation_input = (2 if model.gated_mlp else 1) * e
     if kind == "moe" and moe is not None:
         keeps_shared = not modules & {"moe", "shared_experts"}
         shared_width = moe.shared_experts * moe.expert_hidden
         split += keeps_shared * (operand + activation_input) * shared_width
-        # input and output of every expert that a token is sent to
         activation_output = operand * ("moe_act" not in modules)
         # accelerators that split an expert hold a part of its width for all their tokens
         n = layout.expert_gather
@@ -249,7 +246,6 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
     attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
         num_ups = 1 if model.mla.query_rank is None else 2
-        # down projections of queries, and of keys and values; the output projection
         attention = 3 + num_ups * ("mla_up_proj" not in modules)
     if kind == "moe" and model.moe is not None:
         keeps_shared = "moe" not in modules and "shared_experts" not in modules

@@ -19,12 +19,7 @@ import numpy as np
 from pipejax.base.checks import wrong
 from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
-from pipejax.costs.layers.formulas import (
-    OPERAND_BYTES,
-    Phases,
-    accelerator_tokens,
-    operand_bytes,
-)
+from pipejax.costs.layers.formulas import OPERAND_BYTES, Phases, accelerator_tokens, operand_bytes
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload_fields import PRECISIONS

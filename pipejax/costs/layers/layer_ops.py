@@ -114,8 +114,7 @@ def adapter_ops(
 ) -> tuple[LayerOp, ...]:
     """List the ops of LoRA adapters: two narrow products and a scaled sum per linear layer."""
     # They have the name of their linear layer, and are recomputed with it. The router has none.
-    # source: LoRA (arXiv:2106.09685), section 4.1; Megatron-Bridge's peft/utils.py,
-    # ParallelLinearAdapter.
+    # source: LoRA (arXiv:2106.09685), 4.1; ParallelLinearAdapter in Megatron-Bridge's peft/utils.py
     if not layout.lora_rank:
         return ()
     linear_ops = [op for op in _base_ops(model, layout, kind) if op.name in ADAPTED]
@@ -152,8 +151,7 @@ AFTER_NORM = (
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
     """Return the ops, with an op for all casts if the precision is below 16 bits."""
-    # A cast reads a tensor once, and writes it by row, and by column for W. In I every product's
-    # gradient is cast.
+    # A cast reads a tensor once, and writes it by row, and by column for W. I casts all gradients.
     if layout.precision in WIDE:
         return ops
     copies = 1 + layout.trains_base

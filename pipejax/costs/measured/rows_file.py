@@ -128,7 +128,6 @@ class RowReader:
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
         """Convert the cells of a row, with defaults, to the columns of `MeasuredRows`."""
-        # `cells` has only those that the file states.
         if not self.stack and "stack" not in cells:
             self.without_stack.append(number)
         columns: dict[str, Any] = {name: self._count(cells, name) for name in COUNTS}
@@ -247,8 +246,7 @@ class RowReader:
 
 def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
     """Return op, stage and batch of a row; an op without a batch gets the smallest legal batch."""
-    # `columns` are values with defaults, `cells` those in the file. A time of one op says nothing
-    # of the batch: a microbatch for each worker is enough. A step without a batch was refused.
+    # `columns` has defaults, `cells` what the file states; a step without a batch was refused
     op, stage = (cells.get(name, COLUMNS[name].default) for name in ("op", "stage"))
     stages = columns["pipeline"] * columns["stages_per_worker"]
     whole_number(stage, "stage", minimum=0, maximum=stages - 1)

@@ -245,10 +245,8 @@ class TrainerLog(NamedTuple):
             size = batch or self._whole_batch(line["batch"], columns)
             # sequences per second, from which a line without seconds gets them
             rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
-            seconds = size / rate if rate else 0.0
-            if line.get("steps"):
-                seconds = 1 / line["steps"]
-            seconds = line.get("seconds", seconds)
+            by_rate = size / rate if rate else 0.0
+            seconds = line.get("seconds", 1 / line["steps"] if line.get("steps") else by_rate)
             timed.append(TimedLine(size, seconds, line.get("step", math.nan)))
         rows, notes = rows_by_batch(self.path, timed)
         if cut := len(self.iterations) - len(lines):

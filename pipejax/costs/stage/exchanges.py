@@ -55,8 +55,7 @@ def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
     """Compute the times of all collectives of a step; messages are not included."""
-    # Dense weights and experts have different groups of replicas; copies of a stage in other pipes
-    # are replicas too.
+    # Weights and experts have different replicas; copies of a stage in other pipes are some, too.
     weights, trained = (
         xp.stack([*stacked_trees(list(counts))], axis=1) * work.element_bytes  # (parts, groups)
         for counts in ([part.weights for part in work.parts], [part.trained for part in work.parts])

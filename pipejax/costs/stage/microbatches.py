@@ -46,7 +46,6 @@ def by_length(
     price: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
     """Price microbatches, equal lengths once; return arrays whose last axis is microbatches."""
-    # lengths 2048, [1024, 1024]: the second has 2048 tokens in sequences of 1024
     packed = Packed.from_lengths(lengths)
     check_count("lengths", lengths, table.num_microbatches)
     # a packed microbatch is priced as tokens / sequence sequences of that equivalent length

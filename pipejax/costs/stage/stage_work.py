@@ -288,7 +288,6 @@ def stage_bytes(
     is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
     if workload.weight_share is None or is_again:
         return memory
-    # the workload's share is of all memory while I runs
     activations: Any = memory.activations
     _, held_in_input_grad, _ = memory.at_work
     in_input_grad = activations + held_in_input_grad
@@ -324,7 +323,6 @@ def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     for (kind, kind_layout), count in zip(layer_kinds(model, layout), layers, strict=True):
         size = layer_activation_bytes(model, kind_layout, kind=kind)
         largest_layer = xp.maximum(largest_layer, size * (count > 0))
-    # logits of the last token of each sequence
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
     fields: dict[str, Any] = dict.fromkeys(StageBytes._fields, zeros)
     fields |= {"weights": memory.weights, "gathered": memory.gathered}
@@ -342,8 +340,7 @@ def bytes_of_stages(
     has_r: Any = np.False_,
 ) -> StageBytes:
     """Compute the memory of stages without a table; numbers may be traced, arrays padded."""
-    # A layer without recomputation keeps `after_f` bytes from F on; a recomputed layer, or a group
-    # of them, keeps its input, and `running` bytes while its backward runs. W needs `for_w` of it.
+    # A layer keeps `after_f` bytes from F on, or its input if recomputed; W needs `for_w` bytes.
     first, last = stages.first, stages.last
     embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)

@@ -247,7 +247,6 @@ class _Fitting(NamedTuple):
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Return log(predicted / measured) by row, and its slopes by whitened parameters."""
         names = self.parameters.names[: self.num_system_numbers]
-        # NaN stands for the number of the system
         values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
         self.after_step()
@@ -344,7 +343,6 @@ def _choose_fitted_numbers(
         for names in LADDER:
             candidate = sample._replace(free=np.isin(problem.parameters.names, names))
             fold_residual = _fit_folds(candidate, folds, np.zeros(len(candidate.free)))
-            # of each row, the residual of the fit without it
             residual = fold_residual[folds.left_out.argmax(axis=0), np.arange(len(sample_rows))]
             if np.abs(np.expm1(residual)).mean() < np.abs(np.expm1(best_residual)).mean():
                 best_free, best_residual = candidate.free, residual
@@ -387,7 +385,6 @@ def _result(
     fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_system_numbers)
     numbers = tuple(itertools.compress(fitted[: problem.num_system_numbers], problem.free))
     layer_factors = fitted[problem.num_system_numbers :]
-    # of each fold, the residuals of the rows that it leaves out
     by_fold = [row[is_out] for row, is_out in zip(fold_residual, folds.left_out, strict=True)]
     left_out_residual = (fold_residual * folds.left_out).sum(axis=0)
     num_folds = folds.left_out.sum(axis=0)  # that leave out a row

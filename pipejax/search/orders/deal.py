@@ -65,9 +65,8 @@ class StepCosts(NamedTuple):
     @classmethod
     def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
         """Stack the costs of steps; each step gets an artificial microbatch of least costs."""
-        # A member is a microbatch of any step: with 5 members a step (4 microbatches and the
-        # artificial one), step 1 has the members 5 to 9. Fields that the program does not read are
-        # dropped.
+        # Members number the microbatches of all steps: step 1 of 4 microbatches and an artificial
+        # one has the members 5 to 9. Fields that the program does not read are dropped.
         phases = {*program.layout.phases, *program.layout.paired_phases}
         unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
         by_member, by_step = {}, {}
@@ -313,7 +312,6 @@ class DealSearch(LocalSearch[list[Deal]]):
         deals = np.concatenate([fixed, random.reshape(NUM_RANDOM, *self._shape)])
         orders = self._first_member + deals
         times = self.times(orders)
-        # improve the order inside each replica of the greedy deal: groups of one replica
         self._order, self._times = orders[2].copy(), times[2].copy()
         all_steps = np.arange(steps)
         single_replicas = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
@@ -388,7 +386,6 @@ class DealSearch(LocalSearch[list[Deal]]):
         # many moves give a replica the same members in the same order: run each such row once
         size = members.shape[-1]
         rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
-        # (steps, groups, moves, replicas)
         times = self.times(sequences[..., rows])[..., move_rows.reshape(moves.shape[:2])]
         # the slowest replica of a group decides; the other times count a little
         rank = times.max(axis=3) + FASTER_WEIGHT * times.sum(axis=3)

@@ -284,7 +284,6 @@ def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int
     totals = []
     for k in range(size):
         longest = work[:, num_members - k * replicas - 1 :]
-        # the k + 1 shortest of the k R + 1 longest, and the shortest ones of all
         totals.append(longest[:, : k + 1].sum(axis=1) + work[:, : size - k - 1].sum(axis=1))
     return float((seconds_around + np.max(totals, axis=0)).max())
 

@@ -38,7 +38,6 @@ class IncrementalPath:
 
     def __init__(self, preds: Preds, duration: Times) -> None:
         """Compute all finish times; nodes are numbered in topological order."""
-        # by node: finish time, duration, predecessors
         self.finish: list[float] = finish_times(preds, duration).tolist()
         self._duration: list[float] = duration.tolist()
         self.waits = [to_waits(row) for row in preds.tolist()]
@@ -82,7 +81,6 @@ class IncrementalPath:
 
     def _recompute(self, nodes: Iterable[int]) -> None:
         """Recompute finish times of nodes and, if they change, of their successors."""
-        # The topological order is walked once: nodes to recompute are flags (dirty) by position.
         finish, duration, waits = self.finish, self._duration, self.waits
         order, positions, finish_time = self._order, self._positions, self.finish.__getitem__
         is_dirty = bytearray(len(order))  # flags by position in the order
@@ -126,8 +124,7 @@ class IncrementalPath:
 
     def _reorder(self, tail: int, head: int, old_slices: Slices) -> None:
         """Move `tail` before `head` in the topological order, with as few nodes as possible."""
-        # For a new edge from tail to head, which stands earlier: head x tail becomes x tail head if
-        # x does not depend on head. A path from head to tail would be a cycle.
+        # head x tail becomes x tail head if x does not depend on head; a path back makes a cycle
         positions, low, high = self._positions, self._positions[head], self._positions[tail]
         # two searches between both positions: ancestors of the tail, descendants of the head
         ancestors, descendants = {tail}, {head}
@@ -193,7 +190,6 @@ class SwapSearch:
         self._size = len(nodes)
         self._carrier = number[carrier]
         self._transfer = {node: k for k, node in enumerate(self._carrier.tolist())}
-        # the one or two queues of each transfer
         self._node_queues = {node: (*{*queues[k]},) for node, k in self._transfer.items()}
         self._previous: list[dict[int, int]] = [{} for _ in range(graph.num_queues)]
         self._next: list[dict[int, int]] = [{} for _ in range(graph.num_queues)]

@@ -93,7 +93,6 @@ class PathCuts:
 
     def _costs_before(self, run: HostRun, node: int) -> list[int]:
         """List positions in the cost vector along the longest path to the end of a node."""
-        # Walk back from the node: the predecessor that ends last, with its lag, delayed it.
         program, positions = self.program, []
         while node != SOURCE:
             column = int((run.finish[run.preds[node]] + run.lag[node]).argmax())
@@ -314,8 +313,7 @@ class SplitProgram:
 
 def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
     """Solve a mixed integer program within a time limit [s], up to a relative gap."""
-    # Arguments and result are those of `scipy.optimize.milp`, with bounds and constraints as
-    # tuples.
+    # Arguments and result are those of `scipy.optimize.milp`; bounds and constraints are tuples.
     from scipy.optimize import milp  # at first use: it takes a while
 
     options = {"mip_rel_gap": gap, "time_limit": max(min(seconds, IN_PROCESS), 0.01)}

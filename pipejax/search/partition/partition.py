@@ -170,8 +170,7 @@ class SplitSearch:
 
     def _relax(self, deadline: float) -> Shares | None:
         """Raise the lower bound by runs of mixed stages; return the shares of the last mixture."""
-        # A mixture gives a stage shares of several holdings, such as half 3 and half 4 layers. Cuts
-        # at the mean of past solutions (centre) make the bound converge in fewer rounds.
+        # A mixture is half 3 and half 4 layers, say; the centre is the mean of past solutions.
         centre: Shares | None = None
         shares: Shares | None = None
 

@@ -50,11 +50,9 @@ class ScheduleModel:
         self.is_offloaded: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
         self._input_end: dict[Key, Variable] = {}  # end of I, or of B
         self._gradient_end: dict[Key, Variable] = {}  # end of W, or of B
-        # intervals during which a resource is in use
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
         self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # by workers that share the link
         self._on_link: dict[tuple[int, int], list[Interval]] = {}  # by (sender, receiver)
-        # memory of each worker: intervals, and the parts of memory that they take
         self._held: list[list[tuple[Interval, int]]] = [[] for _ in range(problem.num_workers)]
         self.objective = self._time("objective")
         self._paths = paths(problem)
@@ -178,8 +176,7 @@ class ScheduleModel:
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
         """Add a message to the next stage, as a delay or as an interval on its link."""
-        # `direction` 0 leads from stage key[0] to the next one, and 1 back. The message can leave
-        # at `ready`; the op that begins at `use` waits for it.
+        # `direction` 0 leads from stage key[0] to the next, 1 back; the op at `use` waits for it.
         boundary, pipe = key[0], self._pipe(key[1])
         index = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])

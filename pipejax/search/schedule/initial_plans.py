@@ -262,9 +262,8 @@ def _short_run(problem: Problem, per_worker: int) -> int:
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
     """Schedule all ops in the order of a draw: building block, interval and priorities."""
-    # A building block holds the ops of one microbatch; repeated at an interval, it is a schedule.
-    # A leg is a series of stages on different workers: a V has two, with a turn between them. The
-    # draw says how long a microbatch waits in each leg, forwards and backwards, and at each turn.
+    # A building block has the ops of one microbatch, and is repeated at an interval. The draw says
+    # how long it waits in each leg, a series of stages on different workers, and between legs.
     work = list_work(problem, problem.limits)
     legs = num_legs(work)
     half_op = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2

@@ -110,7 +110,6 @@ def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.G
 
 def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
     """Yield pairs of ops that are not free and follow each other on a worker or a host link."""
-    # An op that is free may move; all other ops keep their order.
     ends = _ends(problem, plan)
     worker_by_op, first_of_link = problem.worker, np.arange(problem.num_workers)
     for workers in problem.host_links:

@@ -179,8 +179,7 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
         parts.append((code, stage, microbatch, worker, start[mask], end, position))
     *ops, start, end, position = map(np.concatenate, zip(*parts, strict=True))
     microbatch = ops[2]  # of code, stage, microbatch, worker
-    # groups: 0 if no F without length of the microbatch starts then; 1 if the microbatch passes
-    # completely then; 2 else
+    # groups: 0 if no F without length of the microbatch starts then; 1 if all its ops do; 2 else
     is_instant = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
     passes = input_grad_end(problem, plan)[0, microbatch] == start
     group = np.where(is_instant.any(axis=0), np.where(passes, 1, 2), 0)

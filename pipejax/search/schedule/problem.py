@@ -247,7 +247,6 @@ def build_problem(
     times = {name: seconds(name, stages) for name in names}
     if objective == "span":  # the span ends before all-reduce and update
         times |= {name: np.zeros(stages) for name in ("all_reduce", "update")}
-    # within a worker nothing is sent
     is_sent = table.placement[:, :-1] != table.placement[:, 1:]
     lag, transmit = (
         seconds(name, 2, table.num_pipes, stages - 1) * is_sent for name in ("latency", "transmit")

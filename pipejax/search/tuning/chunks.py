@@ -232,7 +232,6 @@ class _ChunkSearch:
 
     def _equal_times(self, count: int) -> Float[NumpyArray, " chunks"]:
         """Return chunk sizes [tokens] that take equal times and add up to the prompt."""
-        # a chunk of n tokens after p others takes a + b n + c (n p + n^2 / 2) + g p
         _, b, c, g = (float(time.mean()) for time in self.times)
         if not b + c > 0:
             return np.full(count, self.tokens / count)
@@ -278,9 +277,8 @@ class _ChunkSearch:
 
     def _value_and_grad(self, points: Points) -> tuple[Float[NumpyArray, " starts"], Points]:
         """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
-        # By the chain rule: the engine returns d makespan / d time of an op, which counts its ops
-        # on longest paths. Factors are d time / d size, for the chunk and all later chunks, whose
-        # prefix contains it, and d size / d logarithm.
+        # Chain rule: the engine gives d makespan / d time, the count of ops on the longest path.
+        # Factors: d time / d size, of the chunk and of later chunks (prefix), d size / d logarithm.
         sizes, (_, b, c, g) = self._sizes(points), self.times
         costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
         values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))

@@ -314,8 +314,7 @@ def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
     """Yield a worker's different rows with sharding cells, by residency, then lookahead."""
-    # Residency is the number of stages whose weights are gathered at a time; lookahead the number
-    # of uses by which a gather stands before its own use.
+    # residency: stages that are gathered at a time; lookahead: uses between a gather and its use
     compute = grammar.compute
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))

@@ -192,7 +192,6 @@ class JobSteps:
         self.duration = durations[self.slice]
         self.duration[:, non_op_nodes] = self.non_ops.seconds[:, graph.non_op[non_op_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
-        # factors on message times (steps, replicas, links)
         shape = len(pipelines.pipelines), len(replayed.link_times)
         scales = np.broadcast_to(pipelines.link_scales, shape)
         self.link_scales = scales[np.array([*positions.values()])]

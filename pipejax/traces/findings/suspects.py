@@ -324,13 +324,10 @@ class _MicrobatchTimes(NamedTuple):
 def _separate(
     logs: Float[NumpyArray, "runs stages microbatches"],
 ) -> tuple[
-    Float[NumpyArray, "runs microbatches"],
-    Float[NumpyArray, "runs stages microbatches"],
-    float,
+    Float[NumpyArray, "runs microbatches"], Float[NumpyArray, "runs stages microbatches"], float
 ]:
     """Separate the excess that most stages of a microbatch share, and estimate the noise."""
-    # A long microbatch takes long on all stages: `common`. A slow worker makes the rest exceed the
-    # median of its stage.
+    # A long microbatch exceeds the median of most stages (`common`), a slow worker that of its own.
     excess = logs - _stage_medians(logs)
     # lower quartile over stages: one interrupted op makes no microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
@@ -485,7 +482,6 @@ def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> li
 
 def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> Iterator[Suspect]:
     """Drop places that are no outliers once the first suspect is as fast as its peers."""
-    # Example: a slow worker makes its only stage slow too, so the stage alone stands for both.
     kinds = ("worker", "stage", "replica", "microbatch")
     first = next((row for row in suspects if row.kind in kinds and "step" not in row.place), None)
     if first is None:

@@ -57,8 +57,7 @@ def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
     """Yield the events of a trace; add the file's other keys to `header`, and count its faults."""
-    # A file is a list of events, or an object that holds this list as "traceEvents". `pieces` are
-    # parts of its text; `why` is the fault to count if the text ends before its last bracket.
+    # A file is a list of events, or an object that holds it as "traceEvents"; it may end early.
     parts, why = [], EARLY
     try:
         for piece in pieces:

@@ -381,8 +381,7 @@ def _epoch(cell: str) -> float:
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     """Refuse a trace whose last stage waits before its first backward: a later stage is missing."""
-    # The true last stage runs a backward right after its forward, and any other stage waits for
-    # the next stage. A pipeline is a replica in a step; `gap` is the idle time before an op.
+    # Only the true last stage runs a backward right after its forward. `gap`: idle before an op.
     phase_kinds = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
     rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
     rows = rows[phase_kinds[columns["phase"][rows]] != NONE]

@@ -122,5 +122,4 @@ def _compare(
         spread = float(np.quantile(np.abs(np.array(values) - lead), _SPREAD_QUANTILE))
         if spread < _MAX_SPREAD:
             matches.append(ClockMatch(lead, spread, len(values)))
-    # one collective alone has no spread
     return min(matches, key=lambda match: (match.num_collectives == 1, match.spread), default=None)

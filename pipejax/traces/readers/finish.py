@@ -216,8 +216,7 @@ def place_ranks(
 ) -> Trace:
     """Assign ranks to replicas so that every op starts after its inputs; return that trace."""
     # `parts` are the ops of each rank; `build` makes a trace from the places of the ranks and the
-    # number of workers. `replicas` is the stated number, or 0. Two replicas of two workers are the
-    # ranks 0 2 and 1 3 (by turns) or 0 1 and 2 3 (by blocks).
+    # number of workers. `replicas` is the stated number, or 0.
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts

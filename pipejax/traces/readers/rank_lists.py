@@ -197,7 +197,6 @@ def _read_series(entry: Mapping[str, Any], name: str) -> Columns | None:
         return None
     columns: Columns = {}
     for key, values in lists.items():
-        # the file may lack microbatches and chunks: these are unknown
         numbers = values if len(values) == size else [None] * size
         columns[key] = np.array([n if is_number(n, least=-np.inf) else np.nan for n in numbers])
     return columns | {key: columns[key] * _MILLISECOND for key in TIMES}

@@ -58,9 +58,8 @@ class _Reading(NamedTuple):
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
     """Add the missing columns step, worker, stage and microbatch; return notes on them."""
-    # `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. A reading is one way
-    # to number all ops; exactly one must be possible. With `by_step`, clocks of workers restart in
-    # every step.
+    # `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. A reading numbers all
+    # ops; exactly one must be possible. With `by_step`, clocks of workers restart in every step.
     missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
@@ -152,7 +151,6 @@ def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
 
 def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
     """Yield all possible numberings of the ops (readings); `missing` names columns to infer."""
-    # `turn` numbers the ops that no column distinguishes; it is divided into step and turn in it.
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
@@ -361,7 +359,6 @@ def _violation(trace: Trace) -> float:
     size = is_usual.sum() * len(np.unique(keys[1])) * trace.stages * (int(keys[3].max()) + 1)
     if keys.shape[1] != size or np.unique(keys, axis=1).shape[1] != size or keys[3].min() < 0:
         return np.inf
-    # times of two clocks are not compared
     clock = trace.step if trace.has_step_clocks else np.zeros_like(trace.step)
     rows = np.lexsort([trace.end, trace.start, clock, trace.worker, trace.replica])
     start, end = trace.start[rows], trace.end[rows]

@@ -138,7 +138,6 @@ class Pipelines:
     @functools.cached_property
     def starved_hosts(self) -> Mapping[tuple[int, int], float]:
         """Return how much longer than others a device waits for launches, by rank [s]."""
-        # Only ranks with more than `MIN_STARVED` of a step are listed.
         steps = {pipeline.step for pipeline in self.pipelines}
         by_rank: dict[tuple[int, int], list[float]] = {}
         for budget in self.trace.budgets:

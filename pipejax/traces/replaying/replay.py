@@ -119,7 +119,6 @@ class Replay:
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
         """Return each op's start minus its replayed start [s]; 0 for other slices."""
-        # Both starts count from the first start of the pipeline.
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replay(self.link_times[None])

@@ -200,7 +200,6 @@ class NonOps(NamedTuple):
 
 def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> NonOps:
     """Match slices that are neither op nor message over steps, and find their usual places."""
-    # A step has one pipeline per replica; replicas run the same tables in all steps.
     trace = pipelines.trace
     slices_by_worker = _other_slices(trace)
     # replica, worker, phase and occurrence identify a slice in every step
