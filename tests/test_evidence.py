@@ -174,7 +174,7 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
         ("llama3-8b", "h100", "h100 with megatron-core-2024, 1.1 % off, bias +0.188 %\n"),
         ("llama3-8b", "h200", "bias +0.188 %; your run differs: h200\n"),
-        ("llama3-8b", "h100", "on Hopper, and wider classes); nearest"),
+        ("llama3-8b", "h100", "on Hopper, and wider classes)\nnearest"),
         ("llama3-8b", "gb200", "on Blackwell, and wider classes)"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
         ("llama3-8b", "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),

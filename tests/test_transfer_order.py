@@ -405,7 +405,7 @@ def test_command_reports_and_writes(capsys, tmp_path):
         "one per direction",
         "by producer",
         "transfers wait",
-        "with messages that block nobody",
+        "as if messages blocked nobody",
     ):
         assert part in text
 
@@ -436,7 +436,7 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
     ).transfers[0]
-    assert f"{worst.cell} waits {worst.wait:.3g} s behind {worst.front}" in text
+    assert f"{worst.wait:.3g} s, of {worst.cell} behind {worst.front}" in text
 
 
 def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):

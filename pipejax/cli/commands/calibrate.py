@@ -159,12 +159,12 @@ def _view(fit: "Calibration") -> Iterator[object]:
     """Yield the errors before and after the fit, and those on rows held out."""
     before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
     yield (
-        f"[bold]{after} %[/] off in the mean after the fit to {fit.fit.rows} runs ({before} % as "
-        f"it was), {len(fit.parameters)} numbers fitted"
+        f"step times are [bold]{after} %[/] off in the mean after the fit ({before} % before), "
+        f"with {len(fit.parameters)} numbers fitted to {fit.fit.rows} runs"
     )
     held_out = fit.held_out or fit.left_out
     if held_out is not None:
-        yield f"{digits(held_out.mape)} % off on rows that were held out"
+        yield f"runs predicted without their own rows are {digits(held_out.mape)} % off"
     for percent, share in fit.coverage.items():
         yield f"{digits(share)} % of the rows held out lie in their {percent} % band"
     yield from map(plain, fit.remarks)

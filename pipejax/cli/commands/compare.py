@@ -108,7 +108,7 @@ def compare(
         draw_runs(dict(zip(evaluated, runs, strict=True)), figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
-    details = {"why the three bubbles differ": _reasons(rows, slots)}
+    details = {"bubbles by three definitions": _reasons(rows, slots)}
     return Answer(result, view, details=details)
 
 
@@ -158,7 +158,7 @@ def _view(
     ranked = _ranked(rows)
     yield from _winners(ranked, best, compared)
     shared_sizes = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
-    yield plain(", ".join([*shared_sizes, f"{link} links"]))
+    yield plain(f"{', '.join(shared_sizes)}; links: {link}")
     if "unequal_stages" in rows[0]:
         yield (
             "not ranked together: times are of a stage, and schedules with more stages do more "
@@ -393,7 +393,7 @@ def _difference_view(
     cells = "; the tables have the same cells in the same order" if differences.is_none else ""
     yield f"{names[1]} {verdict}{cells}"
     unit = ", in units of F = I = W = 1, B = 2: no times are given" if in_slots else ""
-    yield f"A is {names[0]}, B is {names[1]}, {result['link']} links{unit}"
+    yield f"A is {names[0]}, B is {names[1]}; links: {result['link']}{unit}"
     yield _run_table(first, other, time)
     yield from map(plain, _sentences(differences, grammar))
 

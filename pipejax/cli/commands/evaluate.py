@@ -21,7 +21,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import JSON, NO_OUTPUT, Output, certify
 from pipejax.cli.output.plans import (
     evidence_json,
-    evidence_line,
+    evidence_lines,
     launch_json,
     launch_lines,
     layout_json,
@@ -51,7 +51,8 @@ from pipejax.cli.output.runs import (
     step_json,
     values_by_phase,
 )
-from pipejax.schedules.table.links import LINK_OPTIONS, format_pairs
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, format_pairs
 
 if TYPE_CHECKING:
     from pipejax.analysis.uncertainty.corners import Corners
@@ -219,32 +220,36 @@ def _view(
         slowest = max(result["corners"], key=lambda corner: corner["makespan"])
         corner = f" ({seconds(slowest['makespan'])} in corner {slowest['name']})"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
-    yield f"{heading(result)}, {_link(evaluation.links)} links"
+    yield f"{heading(result)}; links: {_link(evaluation.links)}"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {short_percent(share)}" for name, share in path)
+    words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
+    shares = ", ".join(f"{words.get(name, name)} {short_percent(share)}" for name, share in path)
     yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
     if scenario.workload is not None and scenario.system is not None:
         yield plain(
             f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
-            f"accelerators; MFU {percent(result['mfu'])} of {result['precision']} (causal "
-            "attention counted in full), "
-            f"{quantity(result['flops_per_accelerator'], 'FLOP/s')} each"
+            f"accelerators; {quantity(result['flops_per_accelerator'], 'FLOP/s')} each, MFU "
+            f"{percent(result['mfu'])} of {result['precision']} (causal attention counted in full)"
         )
         fullest = int(np.argmax(result["memory_bytes"]))
         sizes = {name: float(part[fullest]) for name, part in result["memory_parts"].items()}
         parts = (f"{k} {gigabytes(v)}" for k, v in sizes.items() if v > 0 and k != "reserve")
         need = gigabytes(result["memory_bytes"][fullest])
-        yield plain(f"worker {fullest} needs {need}: {', '.join(parts)}")
+        room = gigabytes(float(scenario.system.memory_available))
+        yield plain(
+            f"memory: an accelerator of worker {fullest} needs {need} of {room}: {', '.join(parts)}"
+        )
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:
             yield plain(
                 f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
                 "not of the whole job"
             )
-        yield evidence_line(result["evidence"], result["regime"], scenario.system.name)
+        yield from evidence_lines(result["evidence"], result["regime"], scenario.system.name)
     else:
         peak = result["peak_in_flight"]
-        yield f"at most {peak.max()} microbatches in flight, on worker {peak.argmax()}"
+        scope = " of a stage" if evaluation.stages > evaluation.workers else ""
+        yield f"worker {peak.argmax()} holds activations of {peak.max()} microbatches{scope}"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
@@ -381,12 +386,13 @@ def summary(
 
 def _link(links: pj.Links) -> str:
     """Return the link model, and all that differs from its defaults."""
-    notes = [f"one queue per {links.queues}"] if links.is_rendezvous else []
+    notes = [LINK_MODELS[links.model].meaning]
+    notes += [f"one queue per {links.queues}"] if links.is_rendezvous else []
     for name, value in links.changed().items():
         if name not in ("model", "queues"):
             text = value if isinstance(value, str) else seconds(value)
             notes.append(f"{name.replace('_', ' ')} {text}")
-    return f"{links.model} ({'; '.join(notes)})" if notes else links.model
+    return f"{links.model} ({'; '.join(notes)})"
 
 
 def _workers(

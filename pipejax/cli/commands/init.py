@@ -83,11 +83,10 @@ def init(
         command += " --system SYSTEM"
     view = [
         *(plain(f"  {note}") for note in notes),
-        "The documentation explains its keys. Try:",
-        plain(f"  {command}"),
+        plain(f"next: {command}"),
     ]
     if command.endswith("SYSTEM"):
-        view.append("SYSTEM is the machine of the runs, which their log does not say.")
+        view.append(plain("SYSTEM is the machine of the runs, which their log does not say."))
     result = {"kind": kind, "used_by": command}
     return Answer(result | ({"notes": notes} if is_read else {}), view)
 

@@ -243,8 +243,9 @@ def _view(
     best = min(allowed, key=lambda rank: rank.makespan_rank)
     run = next(iter(runs.values()))
     replicas = f", each the slowest of {run.replicas} replicas" if run.replicas > 1 else ""
+    verdict = " is the fastest under jitter" if len(ranked) > 1 else " under jitter"
     yield (
-        f"[bold]{best.schedule}[/] is the fastest under jitter: {level} {seconds(best.makespan)}, "
+        f"[bold]{best.schedule}[/]{verdict}: {level} {seconds(best.makespan)}, "
         f"{percent(best.slowdown - 1)} above its time without jitter"
     )
     yield f"{len(run.makespans)} samples of each schedule{replicas}, seed {run.seed}"
@@ -256,7 +257,7 @@ def _view(
         ("rank by time", (rank.makespan_rank for rank in ranked)),
         (f"{level} slowdown", (f"{rank.slowdown:.3f}" for rank in ranked)),
         ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
-        ("fastest in", (percent(rank.fastest_share) for rank in ranked)),
+        ("fastest in samples", (percent(rank.fastest_share) for rank in ranked)),
     ]
     if not all(rank.fits for rank in ranked):
         columns.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))

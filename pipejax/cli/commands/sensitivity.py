@@ -128,7 +128,8 @@ def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> 
     first = ranked[0]
     view = [
         f"[bold]{seconds(run.step_time)}[/] per step; {first['what']} of {first['place']} matters "
-        f"most: {factors[1]:g} times as long makes it {seconds(first['step_times'][-1])}",
+        f"most: if it takes {factors[1]:g} times as long, the step takes "
+        f"{seconds(first['step_times'][-1])}",
         f"{first['place']} is {percent(first['share'])} of the critical path",
     ]
     columns = (

@@ -118,14 +118,14 @@ def _run_answer(
         "reasons": reasons,
     }
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    sizes = ", ".join(f"{name} {length}" for name, length in sweep.sizes.items())
+    sizes = " x ".join(f"{length} {name}" for name, length in sweep.sizes.items())
     speed = f"evaluated {new_points:,} in {seconds:.3g} s: {rate:,.0f} points/s"
     if new_points == 0:
         speed = "nothing was left to evaluate"
     elif compile_seconds > 0:
         rate = new_points / max(seconds - compile_seconds, 1e-9)
         speed = f"evaluated {new_points:,} in {seconds:.3g} s, {compile_seconds:.3g} s of it "
-        speed += f"compiling; then {rate:,.0f} points/s"
+        speed += f"compiling: {rate:,.0f} points/s without it"
     view = [
         plain(f"{sweep.num_points:,} points in {out} ({decimal(size)}): {parts}"),
         f"grid: {sizes}",

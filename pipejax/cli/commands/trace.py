@@ -67,7 +67,7 @@ def trace(
     profiler (one file a rank) and SQLite exports of Nsight Systems; the content says which.
 
     Options:
-      columns: Names of columns, if they differ, as replica=dp,start=begin, and of phases, as
+      columns: Names of columns in the files, as replica=dp,start=begin, and of phases, as
         W=param_grad.
       stages_per_worker: Needed if the files do not say it.
       microbatches: Per pipeline and step; needed if the files do not say it.
@@ -134,7 +134,7 @@ def trace(
     before_command: list[object] = []
     if analysis.advice is not None and save.path is None:
         next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
-        note = f"the next command writes {folder}, which the one after it reads:"
+        note = f"two commands, in this order: the first writes {folder}, the second reads it"
         before_command = [plain(note), plain(f"next: {next_commands[0]}")]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)

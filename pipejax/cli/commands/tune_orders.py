@@ -178,19 +178,20 @@ def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> I
         order: result.baselines["own"],
         "in the order of their producers": result.baselines["by producer"],
     }
-    gain = f"while {order} deadlocks"
-    if data["gain"] is not None:
-        gain = f"{percent(data['gain'])} less than in {order}"
+    if data["gain"] is None:
+        text = f"in the best order of messages, while {order} deadlocks"
+    elif data["gain"] > 0:
+        text = f"in the best order of messages, {percent(data['gain'])} less than in {order}"
+    else:
+        text = f"in {order} of messages, which no other order improves"
     yield (
-        f"[bold]{seconds(result.value)}[/] in the best order of messages, {gain} "
+        f"[bold]{seconds(result.value)}[/] {text} "
         f"({escape(data['schedule'])}, {data['workers']} workers, one queue per {data['queues']})"
     )
     yield savings("order of messages", "makespan", times, result.value)
     yield from _longest_wait(data)
-    yield (
-        f"with messages that block nobody: {seconds(data['free_bound'])}, "
-        f"{percent(data['free_gap'])} less than the best order"
-    )
+    bound = f"no order takes less than {seconds(data['free_bound'])}"
+    yield f"{bound}, as if messages blocked nobody ({percent(data['free_gap'])} less)"
 
 
 def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
@@ -206,12 +207,12 @@ def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
 def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
     """Yield the longest wait of a transfer, and the sum of all waits before and after."""
     if not data["waits"]:
-        yield "before: no transfer waits"
+        yield "no transfer waits in the order of now"
         return
     longest, (before, after) = data["waits"][0], data["wait"].values()
     yield (
-        f"before: {longest['cell']} waits {seconds(longest['wait'])} behind {longest['front']} on "
-        f"worker {longest['worker']}; "
+        f"longest wait in the order of now: {seconds(longest['wait'])}, of {longest['cell']} "
+        f"behind {longest['front']} on worker {longest['worker']}; "
         f"transfers wait {seconds(before)} in all, {seconds(after)} in the best order"
     )
 
@@ -499,11 +500,13 @@ def chunks(
     def report(result: "Found[PromptChunks]") -> Answer:
         sizes, durations = result.best.sizes, np.asarray(result.best.costs.forward)[0]
         ends = np.cumsum(sizes)
+        cut = f"{len(sizes)} chunks of {min(sizes)} to {max(sizes)} tokens"
+        cut = "the whole prompt at once" if len(sizes) == 1 else cut
         best = {"sizes": sizes, "ends": ends, "seconds": durations}
         data = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
         view = [
-            f"[bold]{seconds(result.value)}[/] until the first token with {len(sizes)} chunks of "
-            f"{min(sizes)} to {max(sizes)} tokens on {workers} workers",
+            f"[bold]{seconds(result.value)}[/] until the first token with {cut} on {workers} "
+            "workers",
             savings("chunks", "first token", result.baselines, result.value),
         ]
         columns = [("chunk", range(len(sizes))), ("tokens", sizes), ("ends at", ends)]

@@ -163,7 +163,7 @@ class MemoryLimit(NamedTuple):
         """Return the limit less static memory: the memory for activations."""
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
-            raise ValueError(f"{LIMIT_OPTION} in bytes needs --model, which says what they hold")
+            raise ValueError(f"{LIMIT_OPTION} in bytes needs --model for the bytes of stages")
         stages = activations.stage_sizes(table, workload if self.in_bytes else None)
         if stages.static is None:
             return Room(limits, stages)

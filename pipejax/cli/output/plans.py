@@ -85,6 +85,14 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
 MAX_TIES = 2  # other layouts of an idea that a row names
 MAX_SOURCES = 2  # publications that a line names
 MAX_BREAK_EVEN = 2  # numbers of the machine that a report names
+LIMITS = {  # what a number of the machine limits, by its section
+    "compute": "arithmetic",
+    "memory": "memory bandwidth",
+    "node": "links inside a node",
+    "rack": "links inside a rack",
+    "network": "links between nodes",
+    "host": "launches by the host",
+}
 OVERLAPS = (  # fields of a workload, name of the traffic, and the option
     ("overlap", "exchange of gradients and weights", "--overlap"),
     ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
@@ -101,19 +109,20 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         f"[bold]{seconds(best.step_time)}[/] per step{band} for {request.model.name} on "
         f"{request.gpus} {request.system.name}: {_long_text(best)}"
     )
+    limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
     yield plain(
         f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
-        f"{gigabytes(best.memory_bytes)}; bound by {best.bound_by}"
+        f"{gigabytes(best.memory_bytes)}; limit: {limit} ({best.bound_by})"
     )
     yield from _measured_memory(plan)
     best_evidence = evidence_json(best.evidence, best.step_time)
-    yield evidence_line(best_evidence, best.regime, request.system.name)
+    yield from evidence_lines(best_evidence, best.regime, request.system.name)
     yield _memory_limit(plan)
     yield from _assumptions(plan)
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        why = f"not ranked, {_reason_not_ranked(entry)}"
+        why = f"left out, as {_reason_not_ranked(entry)}"
         if best.memory_bytes <= request.sure_room < entry.memory_bytes:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
@@ -124,7 +133,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
 def _reason_not_ranked(entry: "PlannedLayout") -> str:
     evidence = entry.evidence
     if evidence is None or evidence.differs or not evidence.is_many:
-        return f"{entry.regime} is not measured on this machine with this software"
+        return f"nobody measured {entry.regime} on this machine with this software"
     return f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
 
 
@@ -178,22 +187,22 @@ def _measured_memory(plan: "PlanResult") -> Iterator[object]:
     )
 
 
-def evidence_line(record: Mapping[str, Any] | None, regime: str, system: str) -> object:
+def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -> Iterator[object]:
     """Write the range of a step time and its nearest measured runs, from `evidence_json`."""
     if record is None:
-        return plain(
-            f"extrapolated: nobody measured such runs ({regime}) on machines like {system}"
-        )
+        yield plain(f"extrapolated: nobody measured such runs ({regime}) on machines like {system}")
+        return
     sources = ", ".join(record["sources"])
     if len(record["sources"]) > MAX_SOURCES:
         sources = f"{len(record['sources'])} sources"
     differs = f"; your run differs: {', '.join(record['differs'])}" if record["differs"] else ""
-    expected = "extrapolated"
+    expected = "extrapolated: no range is known"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
         expected = f"expect {ends} (90 % range by {record['range_basis']})"
-    return plain(
-        f"{expected}; nearest measured: {record['configurations']} configurations of {sources} "
+    yield plain(expected)
+    yield plain(
+        f"nearest measured: {record['configurations']} configurations of {sources} "
         f"({record['regime']}) on {record['system']} with {record['stack']}, "
         f"{record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
     )
@@ -203,11 +212,11 @@ def _memory_limit(plan: "PlanResult") -> object:
     """Return the memory that tensors may take, and why."""
     request = plan.request
     if request.memory_limit is not None:
-        return plain(f"tensors may take {gigabytes(request.room)} (--memory-limit)")
+        return plain(f"memory limit: {gigabytes(request.room)} (--memory-limit)")
     available = gigabytes(float(request.system.memory_available))
     return plain(
-        f"tensors may take {gigabytes(request.room)}: {100 * request.headroom:g} % of {available} "
-        "stay free for fragmentation (--headroom)"
+        f"memory limit: {gigabytes(request.room)}, {available} less {100 * request.headroom:g} % "
+        "for fragmentation (--headroom)"
     )
 
 
@@ -217,17 +226,17 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
     for name, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
         when = {0.0: "after", 1.0: "beside"}.get(share, f"{100 * share:g} % beside")
-        overlaps.append(f"{traffic} {when} compute ({flag})")
+        overlaps.append(f"{traffic} {when} compute (change: {flag})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join(overlaps)}; gradients of {gradient_bits:g} bits")
     cases = "; ".join(
-        f"{' and '.join(entry.launchers)} {8 * entry.gradient_bytes:g} bits, "
-        f"{seconds(entry.step_time)}, {gigabytes(entry.memory_bytes)}"
-        f"{'' if entry.fits else ', which does not fit'}"
+        f"{' and '.join(entry.launchers)} {seconds(entry.step_time)}, "
+        f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else ' (does not fit)'}, gradients of "
+        f"{8 * entry.gradient_bytes:g} bits"
         for entry in plan.under_launchers
     )
     if cases:
-        yield plain(f"by default of launchers: {cases} (--launcher NAME searches under its own)")
+        yield plain(f"this layout with the defaults of launchers (--launcher NAME): {cases}")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
@@ -242,14 +251,14 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         return
     lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     cases = [
-        f"{case.number} is {quantity(case.value, number_dimension(case.number))} "
-        f"({case.factor:.3g} times)"
+        f"{case.number} is {quantity(case.value, number_dimension(case.number))}, "
+        f"{case.factor:.3g} times today's"
         for case in plan.break_even_factors[:MAX_BREAK_EVEN]
     ]
     when = "and stays behind if any one number of the machine is up to 8 times off"
     if cases:
         when = f"and wins if {', or if '.join(cases)}"
-    yield plain(f"the second layout is {percent(lag)} slower, {when}")
+    yield plain(f"next best: {_long_text(plan.runners_up[0])}, {percent(lag)} slower, {when}")
 
 
 def _table(layouts: "Sequence[PlannedLayout]") -> object:

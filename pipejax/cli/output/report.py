@@ -467,7 +467,7 @@ def savings(head: str, value: str, times: Mapping[str, float | None], best: floa
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
-    return grid([(head, all_times), (value, texts), ("the best saves", shares)])
+    return grid([(head, all_times), (value, texts), ("saved by the best", shares)])
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:

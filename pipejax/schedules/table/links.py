@@ -88,16 +88,19 @@ class LinkModel:
     lag: str  # time from the end of the occupancy to the arrival: "message", "latency" or ""
     blocks: bool = False  # whether the next op of the sender waits for the end of the occupancy
     is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
+    meaning: str = ""  # how messages hold each other up, in words
 
 
+SENDER_WAITS = "a sender waits until its message is transmitted"
+BOTH_QUEUES = "a message holds a queue of both workers"
 # all link models by name, the simplest first
 LINK_MODELS: dict[str, LinkModel] = {
     model.name: model
     for model in (
-        LinkModel("delay", occupancy="", lag="message"),
-        LinkModel("queued", occupancy="transmit", lag="latency"),
-        LinkModel("blocking", occupancy="transmit", lag="latency", blocks=True),
-        LinkModel("rendezvous", occupancy="message", lag="", is_rendezvous=True),
+        LinkModel("delay", occupancy="", lag="message", meaning="messages overlap freely"),
+        LinkModel("queued", "transmit", "latency", meaning="a link takes one message at a time"),
+        LinkModel("blocking", "transmit", "latency", blocks=True, meaning=SENDER_WAITS),
+        LinkModel("rendezvous", "message", "", is_rendezvous=True, meaning=BOTH_QUEUES),
     )
 }
 LINKS = tuple(LINK_MODELS)

@@ -158,7 +158,7 @@ def tune(
     over = ",".join(parts)
     method = None if method is None else resolve_choice(method, METHODS, "method")
     if microbatch_size is not None and "size" in parts:
-        raise wrong("microbatch_size", f"does not go with tuning {over}")
+        raise wrong("microbatch_size", f"is chosen by tuning {over}: leave it out")
     if workload.pipeline_layout and "layers" in parts:
         raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
     if (eager_below := scenario.links.eager_below) > 0:
