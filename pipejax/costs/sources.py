@@ -10,10 +10,11 @@ from pipejax.base.checks import ArgumentError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
 from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
-from pipejax.costs.model.workload import Workload
+from pipejax.costs.model.workload import Workload, find_stages
 from pipejax.costs.scaling import restaged_costs
 from pipejax.costs.system.system import System
 from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
 Places = tuple[int, ...]
@@ -180,8 +181,7 @@ class ModelCosts(CostSource):
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Price a table; the list has one entry, because the system determines all links."""
-        # most runs start without them
-        from pipejax.costs.stage.stage_costs import price_key, stage_costs
+        from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
 
         if table.grammar.lane_sharding and self.workload.zero < 2:
             raise ArgumentError(
@@ -190,9 +190,14 @@ class ModelCosts(CostSource):
                 "gathers and reductions beside compute need split weights: give zero 3, or 2 for "
                 f"gradients alone, got {self.workload.zero}",
             )
-        prices = vars(self).setdefault("_prices", {})  # shared by tables of equal stages
-        key = price_key(self.workload, table) if self.lengths is None else None
-        if key is None or key not in prices:
+        # tables of equal stages share their costs; lengths go with the microbatches of one table
+        stages, has_r = find_stages(self.workload, table, None), is_recomputed(table).max(axis=1)
+        sizes = table.offloads, table.num_microbatches, table.grammar.slices
+        cells = [phase in table.used_phases for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)]
+        arrays = *stages, table.placement, has_r, cells, *sizes
+        key = tuple(np.asarray(item).tobytes() for item in arrays)
+        prices = vars(self).setdefault("_prices", {})
+        if key not in prices or self.lengths is not None or not table.grammar.is_usual:
             prices[key] = stage_costs(self.workload, self.system, table, lengths=self.lengths)
         costs = prices[key]
         if kinds := _kinds_without_time(costs, table):

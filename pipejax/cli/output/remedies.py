@@ -151,41 +151,17 @@ def _with_share(time: float, explanation: "Explanation", step: float | None = No
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, and the best remedy of each launcher and shelf."""
-    from pipejax.analysis.step.faults import pipeline_ends
-
     yield from effects_view(explanation)
-    worst = explanation.bottleneck
-    ends, text = pipeline_ends(
-        {p.name: p.seconds for p in explanation.parts}, explanation.step_time
-    )
-    kinds = {worst.kind, *(fault.kind for fault in explanation.faults)}
+    worst, kinds = explanation.bottleneck, {fault.kind for fault in explanation.faults}
+    ends = sum(part.seconds for part in explanation.parts if part.name in ("start", "end"))
     if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
-        yield plain(f"also: {text}; no schedule that fits makes the step shorter")
+        text = f"also: start and end of the pipeline take {_with_share(ends, explanation)}"
+        yield plain(f"{text}; no schedule that fits makes the step shorter")
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:
             yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
-    yield from _other_cause(explanation, rows)
     yield from remedies_view(explanation, rows, rows)
-
-
-def _other_cause(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
-    """Yield a line on the first cause, if the first remedy does not shorten it."""
-    from pipejax.search.remedies.explain import shortens
-
-    best_rows, remedies = _best_rows(rows, explanation.step_time), explanation.remedies
-    if not best_rows or explanation.bottleneck.seconds <= 0:
-        return
-    if shortens(remedies[rows.index(best_rows[0])], explanation):
-        return
-    other = next((remedy for remedy in remedies if shortens(remedy, explanation)), None)
-    if other is None:
-        yield "no remedy shortens this cause; the first one shortens other parts of the step"
-        return
-    saves = _with_share(other.saves, explanation)
-    yield plain(
-        f"the first remedy does not shorten this cause; {other.what} does, and saves {saves}"
-    )
 
 
 def remedies_view(
@@ -202,6 +178,8 @@ def remedies_view(
         yield text + ("shorter" if fits else "fit; other layouts of the job may")
         return
     best_rows = _best_rows(named, explanation.step_time)
+    if step is None:
+        yield from _other_cause(explanation, rows.index(best_rows[0]))
     for row in best_rows:
         assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
         yield plain(f"{_needs(row)}: {_remedy_text(row, explanation, step)}{assumes}")
@@ -213,6 +191,18 @@ def remedies_view(
         yield f"next: the command of remedy {place + 1}, of {len(command)} letters (--details)"
     else:
         yield plain(f"next: {command}")
+
+
+def _other_cause(explanation: "Explanation", first: int) -> Iterator[object]:
+    """Yield a line on the first cause, if the first remedy does not shorten it."""
+    from pipejax.search.remedies.explain import shortens
+
+    remedies = explanation.remedies[first], *explanation.remedies
+    if explanation.bottleneck.seconds > 0 and not shortens(remedies[0], explanation):
+        text = "the first remedy does not shorten this cause"
+        if other := next((r for r in remedies if shortens(r, explanation)), None):
+            text += f"; {other.what} does, and saves {_with_share(other.saves, explanation)}"
+        yield plain(text)
 
 
 def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[str, Any]]:

@@ -822,17 +822,6 @@ def launcher_defaults(
     return software.model(model), software, defaults
 
 
-def compiled_software(stack: str, model: Model, system: System) -> tuple[str, Model, System] | None:
-    """Return stack, model and system with the kernels that a launcher's compiler fuses."""
-    launcher = next((item for item in LAUNCHERS.values() if stack and item.stack == stack), None)
-    if launcher is None:
-        return None
-    eager, compiled = load_stack(stack), load_stack(launcher.compiled)
-    if model.unfused == eager.unfused:  # not the model's own kernels
-        model = dataclasses.replace(model, unfused=compiled.unfused)
-    return compiled.name, model, compiled.on(system)
-
-
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Merge fields into defaults; a pipeline layout resets embedding_units and loss_units."""
     units = {"embedding_units": 0, "loss_units": 0} if fields.get("pipeline_layout") else {}

@@ -7,7 +7,7 @@ exchanges of one kind are priced as one array, which keeps the compilation short
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from pipejax.costs.model.workload import (
     StageLayers,
     Workload,
     assign_layers,
-    find_stages,
 )
 from pipejax.costs.precision import in_float64, is_traced
 from pipejax.costs.scaling import GROWING, check_workers, scaled_costs
@@ -50,10 +49,9 @@ from pipejax.costs.stage.exchanges import (
 )
 from pipejax.costs.stage.microbatches import Lengths, by_length
 from pipejax.costs.stage.slices import by_slice, check_whole, sliced_model
-from pipejax.costs.stage.stage_work import PerKind, StageWork, in_cells, stage_work
+from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system.parts import Contention, Flag
 from pipejax.costs.system.system import Number, Numbers, System
-from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
@@ -438,16 +436,6 @@ def stage_costs(
     size = workload.microbatch_size(table)
     costs = with_leaves(costs_of_microbatch(first, system, no_stragglers, table, size), varying)
     return scaled_costs(costs, table, workers=dict(workload.stragglers))
-
-
-def price_key(workload: Workload, table: ScheduleTable) -> Hashable:
-    """Return all of a table that the costs of a workload depend on; None for unusual tables."""
-    if not table.grammar.is_usual or table.grammar.slices > 1:
-        return None
-    cells, stages = in_cells(table), find_stages(workload, table, None)
-    arrays = *stages, table.placement, is_recomputed(table).max(axis=1), cells
-    sizes = table.num_workers, table.num_microbatches, table.offloads
-    return *sizes, *(None if array is None else np.asarray(array).tobytes() for array in arrays)
 
 
 def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:

@@ -1,7 +1,7 @@
 """Changes that may shorten a step: functions from a candidate to changed candidates."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
-from pipejax.costs.model.launchers import COMBINED, compiled_software
+from pipejax.costs.model.launchers import COMBINED, LAUNCHERS
+from pipejax.costs.model.stack import load_stack
 from pipejax.costs.model.workload import Workload, assign_layers, with_stage_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.sources import HALVED
@@ -54,16 +55,15 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
     if names is None:
         names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
         workload = scenario.source.workload
-        if workload is not None and _can_hide_experts(workload) and not workload.expert_overlap:
+        if workload is not None and workload.has_experts and workload.expert_parallel > 1:
             names.append(COMBINED)
     has_host = scenario.table_costs().offload is not None
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    counts = _stage_counts(run)
     for name in names:
         takes = find(name).options
         if "slices" in takes or ("offload" in takes and not has_host):
             continue  # ops of slices take other times
-        for options in stage_options(name, counts):
+        for options in _stage_options(run, name):
             if (name, options) == (scenario.schedule, scenario.options):
                 continue
             option_text = "".join(f", {k.replace('_', ' ')} {v}" for k, v in options.items())
@@ -82,31 +82,22 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
             yield other.changed(other.what, other.scenario, *_assumptions(run, other))
 
 
-def _stage_counts(run: Candidate) -> list[int]:
-    """List the numbers of stages per worker, above one, that the run's layers allow."""
-    workload, workers, limit = run.scenario.source.workload, run.table.num_workers, MAX_STAGES
-    if workers == 1:
-        return []  # more stages change nothing
-    if workload is not None and not workload.pipeline_layout:
+def _stage_options(run: Candidate, name: str) -> list[dict[str, int]]:
+    """List a schedule's options for all numbers of stages per worker that the run may have."""
+    builder, workload, workers = find(name), run.scenario.source.workload, run.table.num_workers
+    if builder.planned or not {"stages_per_worker", "waves"} & {*builder.options}:
+        return [{}]
+    limit = MAX_STAGES if workers > 1 else 0  # on one worker, more stages change nothing
+    if workload is not None:
         units = workload.embedding_units + workload.loss_units
         limit = min(limit, (int(workload.model.layers) + units) // workers)
-    elif not run.layers:
-        least = MAX_UNKNOWN_STAGES if workload is None else 1
-        limit = max(least, run.table.stages_per_worker)
-    counts = range(2, limit + 1)
-    if not run.layers:
-        return [*counts]
-    return [count for count in counts if restage_layers(run.layers, workers * count)]
-
-
-def stage_options(name: str, counts: Sequence[int]) -> list[dict[str, int]]:
-    """List the options with which a schedule has these numbers of stages per worker, if any."""
-    builder = find(name)
+    elif not run.layers and limit:
+        limit = max(MAX_UNKNOWN_STAGES, run.table.stages_per_worker)
+    layers, sizes = run.layers, range(2, limit + 1)
+    counts = [n for n in sizes if not layers or restage_layers(layers, workers * n)]
     if "waves" in builder.options:
-        return [{"waves": count // 2} for count in counts if count % 2 == 0]
-    if builder.planned or "stages_per_worker" not in builder.options:
-        return [{}]
-    return [{"stages_per_worker": count} for count in counts]
+        return [{"waves": n // 2} for n in counts if n % 2 == 0]
+    return [{"stages_per_worker": n} for n in counts]
 
 
 def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
@@ -396,15 +387,18 @@ def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate
 
 def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
     """Yield the candidate with compiled kernels, if an option of its launcher turns them on."""
-    source, system = run.scenario.source, run.scenario.source.system
-    software = system and compiled_software(source.stack, workload.model, system)
-    if software:
-        stack, model, machine = software
-        workload = dataclasses.replace(workload, model=model)
-        files = {**run.scenario.files, "stack": stack}
-        costs = dataclasses.replace(source, workload=workload, system=machine, stack=stack)
-        scenario = run.scenario.replace(costs=costs, files=files)
-        yield run.changed("compiled kernels", scenario)
+    source: Any = run.scenario.source
+    for launcher in LAUNCHERS.values():
+        if not launcher.stack or launcher.stack != source.stack:
+            continue
+        eager, compiled = load_stack(launcher.stack), load_stack(launcher.compiled)
+        if workload.model.unfused == eager.unfused:  # not the model's own kernels
+            model = dataclasses.replace(workload.model, unfused=compiled.unfused)
+            workload = dataclasses.replace(workload, model=model)
+        fields = {"workload": workload, "system": compiled.on(source.system)}
+        costs = dataclasses.replace(source, stack=compiled.name, **fields)
+        files = {**run.scenario.files, "stack": compiled.name}
+        yield run.changed("compiled kernels", run.scenario.replace(costs=costs, files=files))
 
 
 def _with_fields(
@@ -453,14 +447,10 @@ def _other_settings(workload: Workload, num_workers: int) -> Iterator[tuple[str,
         for spread in (workload.expert_parallel, workload.expert_parallel * workload.expert_tensor):
             fields = {"expert_parallel": spread, "expert_tensor_parallel": 1}
             yield f"whole experts on {spread} accelerators", fields
-    # in a pipeline, the schedule combined-1f1b has the order in which this happens
-    if num_workers == 1 and _can_hide_experts(workload):
+    # in a pipeline, combined-1f1b is the order in which this happens
+    is_spread = workload.has_experts and workload.expert_parallel > 1 and num_workers == 1
+    if is_spread and workload.expert_overlap < 1:
         yield "experts beside compute of another microbatch", {"expert_overlap": 1.0}
-
-
-def _can_hide_experts(workload: Workload) -> bool:
-    """Return whether accelerators exchange tokens that compute could hide."""
-    return workload.has_experts and workload.expert_parallel > 1 and workload.expert_overlap < 1
 
 
 def optimised(run: Candidate) -> Iterator[Candidate]:

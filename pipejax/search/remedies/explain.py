@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
-from pipejax.costs.model.launchers import Launch
+from pipejax.costs.model.launchers import COMBINED as COMBINED_1F1B, Launch
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_costs import stage_parts
@@ -89,8 +89,9 @@ TREATMENTS: Mapping[str, Mapping[str, str]] = {
     "blocking": {"messages": "another order of messages"},
     "uneven microbatches": {"order": "another order of microbatches"},
 }
-PLACES = ("imbalance", "link")  # kinds of causes that may hide each other
 PARTS = {"link": "messages"}  # part of the step of a cause, if it has another name
+ENDS = "start", "end"
+CAUSE_PARTS = {"link": ("messages", "blocking"), "schedule": ENDS, "microbatches": ENDS}
 MIN_SHORTENED = 0.1  # of a cause, from which a remedy shortens it
 MIN_DIFFERENCE = 0.05  # of the larger time, from which two effects are unequal
 
@@ -254,8 +255,8 @@ def explain(
     kinds = {**KINDS, **(SEARCHES if search else {})}
     kinds["settings"] = functools.partial(changes.settings, memory=memory)
     if schedules is not None or search:
-        names = [*REGISTRY] if schedules is None else [*map(named, as_tuple(schedules))]
-        kinds["schedule"] = functools.partial(changes.schedules, names=names)
+        names = [*REGISTRY, COMBINED_1F1B] if schedules is None else as_tuple(schedules)
+        kinds["schedule"] = functools.partial(changes.schedules, names=[*map(named, names)])
     shelved = _Shelves(memory, launcher, kinds)
     remedies: list[Remedy] = []
     with telling("explain", on_progress) as report:
@@ -273,12 +274,7 @@ def explain(
     order = [*SHELVES]
     remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
-    faults = shelved.faults()
-    # a single cause comes first; the memory of now is no limit of the machine
-    later = (JOINT,) if memory.limit is not None else (JOINT, "memory")
-    faults.sort(key=lambda fault: fault.kind in later)
-    causes = (fault for fault in faults if fault.kind not in later)
-    bottleneck = next(causes, None) or _schedule_fault(base)
+    faults, bottleneck = shelved.faults()
     return Explanation(
         run=base.run,
         parts=_parts_with_places(base),
@@ -328,29 +324,16 @@ def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> 
 
 
 def shortens(remedy: Remedy, explanation: Explanation) -> bool:
-    """Return whether a remedy of the run shortens its first cause, and not other parts alone."""
+    """Return whether a remedy of the run shortens its first cause, or may do so."""
     fault, base = explanation.bottleneck, explanation.memory.begin
-    changed = Candidate(remedy.scenario)
-    if remedy.kind in TREATMENTS.get(fault.kind, ()) or fault.kind == "memory":
-        return True
     if fault.kind == "recompute":
-        workloads = (candidate.scenario.source.workload for candidate in (base, changed))
-        return len({workload and workload.recompute for workload in workloads}) > 1
-    saved = _cause_time(base, fault.kind) - _cause_time(changed, fault.kind)
+        return "recomputation" in remedy.what
+    names = CAUSE_PARTS.get(fault.kind, (fault.kind,))
+    if remedy.kind in TREATMENTS.get(fault.kind, ()) or names[0] not in base.parts:
+        return True  # memory and exchanges inside layers are no parts
+    parts = Candidate(remedy.scenario).parts
+    saved = sum(base.parts[name] - parts.get(name, 0.0) for name in names)
     return saved > MIN_SHORTENED * fault.seconds
-
-
-def _cause_time(candidate: Candidate, kind: str) -> float:
-    """Return the time that a cause takes of a candidate's step [s]."""
-    parts = candidate.parts
-    if kind in IN_LAYERS:
-        source: Any = candidate.scenario.source
-        return breakdown(candidate.run, source.workload, source.system)[kind]
-    if kind == "link":
-        return parts["messages"] + parts["blocking"]
-    if kind in ("schedule", "microbatches"):
-        return pipeline_ends(parts, candidate.step_time)[0]
-    return parts.get(kind, 0.0)
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
@@ -359,10 +342,8 @@ def named_scenario(scenario: Scenario) -> Scenario:
         return scenario
     table = scenario.replace(edits=()).table()
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    counts = [table.stages_per_worker]
-    options = changes.stage_options(table.name, counts) if table.name in REGISTRY else ()
-    matches = [(table.name, variant) for variant in options]
-    for name, variant in filter(None, (registered(table), *matches)):
+    planned: Any = (table.name, {}) if table.name in REGISTRY else None
+    for name, variant in filter(None, (registered(table), planned)):
         match = scenario.replace(schedule=name, options=variant, **size)
         try:
             if is_same_table(match.replace(edits=()).table(), table):
@@ -501,66 +482,51 @@ class _Shelves:
     def allowed(self, kind: str) -> list[Candidate]:
         """List the changes of the run that rest on few assumptions and that the launcher has."""
         base = self.memory.begin
-        return [
-            candidate
-            for candidate in self.candidates(kind, base)
-            if len(candidate.assumes) <= MAX_ASSUMPTIONS
-            and (self.launcher is None or self.launchers(kind, base, candidate))
-        ]
+        few = (c for c in self.candidates(kind, base) if len(c.assumes) <= MAX_ASSUMPTIONS)
+        return [c for c in few if self.launcher is None or self.launchers(kind, base, c)]
 
     def built_in_order(self) -> Candidate | None:
         """Return the schedule of the same sizes that fills the gaps of the run's order best."""
         # A table of its own may leave gaps to save memory: without a limit, it is no limit here.
         memory, base = self.memory, self.memory.begin
-        gaps, has_own_order = base.parts["gaps"], not isinstance(base.scenario.schedule, str)
-        if gaps <= NEGLIGIBLE * base.step_time:
-            return None
-        faster = [
-            candidate
-            for candidate in self.allowed("schedule")
-            if candidate.table.num_stages == base.table.num_stages
-            and candidate.step_time < (1 - NEGLIGIBLE) * base.step_time
-            and (memory.fits(candidate) or (has_own_order and memory.limit is None))
-        ]
-        enough = [c for c in faster if base.step_time - c.step_time >= gaps] or faster
+        step, gaps = base.step_time, base.parts["gaps"]
+        is_free = memory.limit is None and not isinstance(base.scenario.schedule, str)
+        rivals = self.allowed("schedule") if gaps > NEGLIGIBLE * step else ()
+        fillers = (c for c in rivals if c.step_time < step - gaps / 2)
+        same = (c for c in fillers if c.table.num_stages == base.table.num_stages)
+        orders = [c for c in same if is_free or memory.fits(c)]
+        orders.sort(key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time))
+        return next(iter(orders), None)
 
-        def rank(candidate: Candidate) -> tuple[bool, float, float]:
-            has_options = bool(self.launchers("schedule", base, candidate))
-            return not has_options, memory.ratio(candidate), candidate.step_time
-
-        return min(enough, key=rank, default=None)
-
-    def can_change(self, candidate: Candidate) -> bool:
-        """Return whether the launcher, if there is one, has all that a candidate changes."""
-        if self.launcher is None:
-            return True
-        old, new = (
-            next(launch for launch in run.launches if launch.launcher == self.launcher)
-            for run in (self.memory.begin, candidate)
-        )
-        return {*new.lacks} <= {*old.lacks}
-
-    def faults(self) -> list[Fault]:
-        """List the faults, those that cost most first."""
+    def faults(self) -> tuple[list[Fault], Fault]:
+        """Return the faults, those that cost most first, and the first that is a single cause."""
         memory, base = self.memory, self.memory.begin
-        settings = filter(self.can_change, self.candidates("settings", base))
+        # a launcher is not blamed for what it cannot change
+        lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
+        settings = [c for c in settings if _lacks(c, self.launcher) <= lacks]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
-        rivals = [*self.allowed("schedule"), *self.allowed("microbatches")]
-        rivals = [candidate for candidate in rivals if memory.fits(candidate)]
-        faults = _with_pipeline(base, faults, rivals, self.built_in_order())
         schedules = self.allowed("schedule")
+        rivals = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
+        best, order = min(rivals, key=_step_time, default=base), self.built_in_order()
+        step, gaps = base.step_time, base.parts["gaps"]
+        if order is not None:
+            faults.append(Fault("gaps", min(gaps, step - order.step_time), GAPS))
+        ends, why = pipeline_ends(base.parts, step)
+        saved = min(ends, step - best.step_time)
+        if ends >= LARGE_ENDS * step and saved > NEGLIGIBLE * step:
+            if saved < ends:
+                why += f", of which {best.what} saves {100 * saved / step:.3g} %"
+            few = next((f for f in faults if f.kind == "microbatches"), Fault("schedule", 0.0, why))
+            others = [fault for fault in faults if fault is not few]
+            faults = [*others, few._replace(seconds=max(few.seconds, saved))]
         if memory.limit is None:
             schedules = [c for c in schedules if self.launchers("schedule", base, c)]
         faults += _faults_of_memory(memory, schedules)
-        # two causes that hide each other save more together than each alone
-        joint = max((fault.seconds for fault in faults if fault.kind == JOINT), default=0.0)
-
-        def rank(fault: Fault) -> tuple[bool, float, float]:
-            is_too_large = fault.kind == "memory" and not memory.fits(base)
-            saves = max(fault.seconds, joint) if fault.kind in PLACES else fault.seconds
-            return not is_too_large, -saves, -fault.seconds
-
-        return sorted(faults, key=rank)
+        # two causes in one come last, and the memory of now, which is no limit of the machine
+        fits, later = memory.fits(base), (JOINT, "memory" if memory.limit is None else JOINT)
+        faults.sort(key=lambda f: (f.kind in later, fits or f.kind != "memory", -f.seconds))
+        first = next((fault for fault in faults if fault.kind not in later), None)
+        return faults, first or _schedule_fault(base)
 
     def combine(self, has_options: bool) -> Remedy | None:
         """Combine candidates of several kinds; return the best combination, if two kinds help."""
@@ -606,16 +572,21 @@ def _step_time(candidate: Candidate) -> float:
     return candidate.step_time
 
 
-def _faults_of_settings(memory: Memory, settings: Iterable[Candidate]) -> Iterator[Fault]:
+def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:
     """Yield recomputation as a fault if the step fits in memory with less of it."""
     base = memory.begin
-    workload = base.scenario.source.workload
     rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
     best = min(rivals, key=_step_time, default=base)
     gain = base.step_time - best.step_time
-    if workload is not None and gain > NEGLIGIBLE * base.step_time:
+    if gain > NEGLIGIBLE * base.step_time:
+        workload: Any = base.scenario.source.workload
         why = f"activations are recomputed ({workload.recompute}) although {best.what} fits"
         yield Fault("recompute", gain, why)
+
+
+def _lacks(candidate: Candidate, launcher: str | None) -> set[str]:
+    """Return the features of a candidate that a launcher lacks; without one, none."""
+    return {text for row in candidate.launches if row.launcher == launcher for text in row.lacks}
 
 
 def _faults_of_layers(base: Candidate) -> list[Fault]:
@@ -633,28 +604,6 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
         gain = base.step_time - run.step_time
         faults.append(Fault(name, gain, f"no compute hides {IN_LAYERS[name]}"))
     return faults
-
-
-def _with_pipeline(
-    base: Candidate, faults: list[Fault], rivals: Sequence[Candidate], order: Candidate | None
-) -> list[Fault]:
-    """Add the gaps of a table's order, and the start and end that a fitting rival shortens."""
-    parts, step = base.parts, base.step_time
-    if order is not None:
-        gaps = min(parts["gaps"], step - order.step_time)
-        faults = [*faults, Fault("gaps", gaps, GAPS)]
-    ends, why = pipeline_ends(parts, step)
-    best = min(rivals, key=_step_time, default=base)
-    saved = min(ends, step - best.step_time)
-    if ends < LARGE_ENDS * step or saved <= NEGLIGIBLE * step:
-        return faults
-    if saved < ends:
-        why += f", of which {best.what} saves {100 * saved / step:.3g} %"
-    few = next((fault for fault in faults if fault.kind == "microbatches"), None)
-    if few is None:
-        return [*faults, Fault("schedule", saved, why)]
-    others = [fault for fault in faults if fault is not few]
-    return [*others, few._replace(seconds=max(few.seconds, saved))]
 
 
 def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterator[Fault]:
@@ -687,8 +636,7 @@ def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterato
 
 def _schedule_fault(base: Candidate) -> Fault:
     """Return pipeline start and end as the fault of a run that has no other fault."""
-    if base.table.num_workers == 1:
-        return Fault("schedule", 0.0, "nothing stands out: the step has no pipeline")
     ends, why = pipeline_ends(base.parts, base.step_time)
-    size = f"as this schedule has them with {base.run.microbatches} microbatches"
-    return Fault("schedule", ends, f"nothing stands out: {why}, {size}")
+    why += f", as this schedule has them with {base.run.microbatches} microbatches"
+    why = why if base.table.num_workers > 1 else "the step has no pipeline"
+    return Fault("schedule", ends, f"nothing stands out: {why}")

@@ -270,7 +270,7 @@ MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
 def _first_finding(
     suspects: Sequence[Suspect],
     shares: Attribution,
-    faults: Sequence[Fault],
+    fault: Fault | None,
     deal: NewDeal | None,
     first_step: int,
 ) -> Suspect | None:
@@ -283,8 +283,6 @@ def _first_finding(
         if row.kind != "clock" and counts[row.kind] < MAX_LISTED and row.seconds > MIN_COST * step
     ]
     rows = [row for row in costly if row.place != {"step": first_step}]
-    # a slow place matters beside a longer start and end of the pipeline
-    fault = next((fault for fault in faults if fault.kind not in ("schedule", "gaps")), None)
     rows += [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
     first = next(iter([*rows, *costly]), None)  # a warm-up comes last
     seconds = 0.0 if first is None else first.seconds
@@ -402,9 +400,9 @@ def analyse(
             is_short = round_work(replayed) <= MAX_WORK
             has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
             new_deal = rebalance(replayed) if has_uneven_data else None
-        faults = () if advice is None else advice.faults
-        first_step = all_pipelines.pipelines[0].step
-        finding = _first_finding(outliers, shares, faults, new_deal, first_step)
+        causes = () if advice is None else advice.faults
+        worst = next((fault for fault in causes if fault.kind not in ("schedule", "gaps")), None)
+        finding = _first_finding(outliers, shares, worst, new_deal, all_pipelines.pipelines[0].step)
         if advice is not None:  # reports have a row for a repair, but move layers of a stage
             remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
             if finding is not None and finding.kind == "stage":
