@@ -43,8 +43,8 @@ class Fault(NamedTuple):
       kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
         its name, rules of the table, microbatches (few), uneven microbatches, memory, recompute,
         joint (imbalance and a link that hide each other), host (it starts kernels late), an
-        exchange inside layers (tensor, context, expert, weights), or schedule where nothing else
-        is wrong.
+        exchange inside layers (tensor, context, expert, weights), gaps (of the order), or schedule
+        (start and end of the pipeline).
       seconds: time that the step would save without it [s]; of memory that rules out a schedule,
         the time that this would save beyond the best that fits.
       why: one sentence.
