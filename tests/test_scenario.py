@@ -213,6 +213,16 @@ def test_a_scenario_is_read_from_its_command_line(count, folder):
         assert read(line) == scenario, line
 
 
+@pytest.mark.parametrize("value", ["plain", "null", "3", "true", "NaN", '"a', None, 3, True])
+def test_options_without_a_flag_keep_their_type(value, tmp_path):
+    build = "def build(num_workers, num_microbatches, kind):\n    return []\n"
+    (tmp_path / "mine.py").write_text(build)
+    options = {"kind": value}
+    costs = GivenTimes({"forward": 1.0, "backward": 2.0})
+    scenario = pj.Scenario(f"{tmp_path}/mine.py:build", 4, 8, costs=costs, options=options)
+    assert read(command_line(scenario)).options == options
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -166,14 +166,16 @@ def _table_options(scenario: "pj.Scenario") -> Options:
 
 def _json_text(value: Any) -> str:
     """Write a value of --schedule-options, without quotes where these are not needed."""
-    try:
-        is_text = isinstance(value, str) and json.loads(value) is None
-    except ValueError:
-        is_text = True  # bare words need no quotes
-    text = value if is_text else json.dumps(value)
+    # Words that are no JSON are read as texts: plain needs no quotes, the text "3" does.
+    text = json.dumps(value)
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            text = value
     if "," in text:
         raise ValueError(f"no option has a value with commas, got {value!r}")
-    return str(text)
+    return text
 
 
 # options of builders that the command line calls otherwise: runs have these names too
