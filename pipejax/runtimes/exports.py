@@ -209,8 +209,9 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
     for row in table.rows():
         ops = [op for cell in row for op in cell]
         whole = {op: op._replace(phase=Phase.B) for op in ops if op[:2] == (Phase.I, 0)}
-        for op, next_op in zip(ops, [*ops[1:], None], strict=True):
-            num_moved += op in whole and next_op != Op(Phase.W, 0, op.microbatch)
+        for op, next_op in itertools.pairwise([*ops, None]):
+            if op in whole and next_op != Op(Phase.W, 0, op.microbatch):
+                num_moved += 1
         yield [tuple(whole.get(op, op) for op in cell if op[:2] != (Phase.W, 0)) for cell in row]
     if num_moved:
         warnings.warn(

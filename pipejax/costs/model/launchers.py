@@ -526,6 +526,25 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
         yield f"recomputation {workload.recompute} (none, full and uniform:N are there)"
 
 
+def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
+    """Return the part of each mesh axis inside nodes (ici) and the rest between them (dcn)."""
+    # Axes fill nodes in order: tensor 4 and data 4 on nodes of 8 accelerators are ici_tensor 4,
+    # ici_data 2 and dcn_data 2. Nodes stay full where the job fills them; on a node of 72, a job
+    # of 64 has axes inside that are divisors of their degrees.
+    options: Options = {}
+    accelerators = math.prod(degrees.values())
+    places_left = accelerators if per_node == math.inf else int(per_node)  # of a node
+    has_full_nodes = accelerators % places_left == 0
+    for name, degree in degrees.items():
+        divisors = (n for n in range(min(degree, places_left), 0, -1) if degree % n == 0)
+        inside = math.gcd(degree, places_left) if has_full_nodes else next(divisors)
+        places_left //= inside
+        for network, count in (("ici", inside), ("dcn", degree // inside)):
+            if count > 1:
+                options[f"{network}_{name}_parallelism"] = count
+    return options
+
+
 def _maxtext(job: _Job) -> Options:
     """Return the configuration of MaxText that runs a job."""
     workload = job.workload
@@ -538,21 +557,9 @@ def _maxtext(job: _Job) -> Options:
         "fsdp" if workload.zero else "data": replicas,
         "pipeline": job.workers,
     }
-    # An axis lies inside nodes (ici) as far as there is room, and between them (dcn) with the rest.
-    # Full nodes stay full; a node of 72 with 64 accelerators of the job holds an axis of 64.
-    options: Options = {}
-    accelerators = math.prod([*degrees.values()])
-    places_left = accelerators if job.per_node == math.inf else int(job.per_node)  # of a node
-    has_full_nodes = accelerators % places_left == 0
-    for name, degree in degrees.items():
-        divisors = (n for n in range(min(degree, places_left), 0, -1) if degree % n == 0)
-        inside = math.gcd(degree, places_left) if has_full_nodes else next(divisors)
-        places_left //= inside
-        for network, count in (("ici", inside), ("dcn", degree // inside)):
-            if count > 1:
-                options[f"{network}_{name}_parallelism"] = count
+    options = _mesh_of_maxtext(degrees, job.per_node)
     # a step has per_device_batch_size x devices sequences, times the steps of accumulation
-    device_batch = workload.data_parallel * job.microbatch_size / accelerators
+    device_batch = workload.data_parallel * job.microbatch_size / math.prod(degrees.values())
     if job.workers > 1:
         device_batch *= job.table.num_microbatches
         options["num_pipeline_microbatches"] = job.table.num_microbatches

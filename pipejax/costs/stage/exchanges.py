@@ -55,7 +55,8 @@ def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
     """Compute the times of all collectives of a step; messages are not included."""
-    # Weights and experts have different replicas; copies of a stage in other pipes are some, too.
+    # Dense weights and experts are two groups with different numbers of replicas. A stage that
+    # lies in two pipes (bidirectional schedules) has twice as many replicas of its gradients.
     weights, trained = (
         xp.stack([*stacked_trees(list(counts))], axis=1) * work.element_bytes  # (parts, groups)
         for counts in ([part.weights for part in work.parts], [part.trained for part in work.parts])

@@ -146,7 +146,8 @@ class JointProblem:
         return np.where(usage <= 1, times, NO_ROOM * usage)
 
     def pick(self, settings: Settings, times: PerConfiguration, evaluated: int) -> BestSetting:
-        """Return the setting of least time, penalties included; fail if it exceeds memory."""
+        """Return the setting of least time; fail if it exceeds memory, as then all tried do."""
+        # `times` come from the method `times`, so they contain penalties for exceeded memory
         best = int(times.argmin())
         (step_time,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)

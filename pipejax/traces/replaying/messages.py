@@ -117,8 +117,6 @@ class Messages:
     """
 
     def __init__(self, runs: TableRuns) -> None:
-        # Times are (nodes, runs). `latest` is the first start of a message's consumers; an op that
-        # waits for no message starts the usual delay after its last predecessor.
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
         begin = runs.start.min(axis=1)
@@ -126,6 +124,7 @@ class Messages:
         self.start[runs.ops] = (runs.start - begin[:, None]).T
         self.end[runs.ops] = (runs.end - begin[:, None]).T
         self.end[SOURCE] = 0.0
+        # one entry per pair of an op and a message that it takes
         row, column = np.nonzero(is_message[preds[runs.ops]])
         consumer, message = runs.ops[row], preds[runs.ops][row, column]
         order = np.argsort(self.graph.link[message], kind="stable")
@@ -142,6 +141,7 @@ class Messages:
         depth = finish_times(np.where(is_message[preds], preds, SOURCE), is_message.astype(float))
         nodes = nodes[np.argsort(depth[nodes], kind="stable")]
         self.levels = np.split(nodes, np.flatnonzero(np.diff(depth[nodes])) + 1)
+        # An op that takes no message starts the usual delay after its last predecessor.
         no_message = runs.ops[~is_message[preds[runs.ops]].any(axis=1)]
         delays = (self.start[no_message] - self.end[preds[no_message]].max(axis=1)).ravel()
         usual_delay = np.quantile(delays, USUAL_DELAY_QUANTILE) if len(delays) else 0.0
