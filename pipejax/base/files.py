@@ -65,6 +65,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
+    """Return the output of a git command in this package; None outside a repository."""
     import subprocess
 
     command = ["git", "-C", str(PACKAGE), *arguments]

@@ -232,6 +232,7 @@ class _Job(_Pipeline):
         self.global_batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
         self.layers: Int[NumpyArray, " stages"] = assigned.astype(int)
+        # embedding and loss take the place of so many layers (units) on first and last stage
         self.end_units = workload.embedding_units, workload.loss_units
         stage_units = self.layers.copy()
         stage_units[0] += self.end_units[0]

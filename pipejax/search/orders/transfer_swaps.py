@@ -108,7 +108,7 @@ class IncrementalPath:
             self._set_waits(node, preds)  # the same predecessors, in the order of `waits`
 
     def _set_waits(self, node: int, waits: Waits) -> None:
-        """Set the predecessors of a node, and update successors and ends."""
+        """Set the predecessors of a node; update successors, and `_ends` (nodes without any)."""
         if waits == self.waits[node]:
             return
         for pred in self.waits[node]:

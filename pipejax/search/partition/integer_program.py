@@ -302,7 +302,7 @@ class SplitProgram:
 
     @property
     def shares(self) -> Shares:
-        """Return the share of each holding in each stage; whole numbers if a split is required."""
+        """Return the shares of holdings in stages: 0 or 1, or between in a relaxed program."""
         values = self.point[: len(self.holding)]
         shares = np.zeros(self.may_hold.shape)
         shares[self.holding, self.stage] = (

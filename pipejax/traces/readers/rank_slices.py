@@ -202,6 +202,17 @@ def _are_pipeline(
     return is_whole and stages == {*range(len(stages))} and not _have_replicas(ranks, cells)
 
 
+def _with_steps(
+    by_rank: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
+) -> list[Rows]:
+    """Return the slices of all ranks with their steps; list those outside all steps."""
+    steps, why_outside = number_steps(by_rank, cells)
+    for rows, step in zip(by_rank, steps, strict=True):
+        if count := int(np.sum(step == OUTSIDE)):
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
+    return [rows._replace(step=step) for rows, step in zip(by_rank, steps, strict=True)]
+
+
 def join_ranks(
     files: Sequence[RankFile],
     cells: Sequence[Cell],
@@ -215,13 +226,12 @@ def join_ranks(
     ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:
         return empty_trace(left_out)
-    # labels without a microbatch, or without any place, leave the numbers to the readings
+    # otherwise the numbers of ops are inferred
+    forwards = [op for cell in cells for op in cell if op.phase == "F"]
     is_numbered = all(
-        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE)
-        for cell in cells
-        for op in cell
-        if op.phase == "F"
+        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE) for op in forwards
     )
+    # ranks 0, 4, 8, .. of one pipeline, with tensor parallelism of 4: a stride of 4
     stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
     has_replicas = _have_replicas(ranks, cells)
     hint = _REPLICAS_HINT if has_replicas else ""
@@ -240,11 +250,7 @@ def join_ranks(
     world = user_world or max(file_world, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
-        steps, why_outside = number_steps(by_rank, cells)
-        by_rank = [rows._replace(step=step) for rows, step in zip(by_rank, steps, strict=True)]
-        for rows, step in zip(by_rank, steps, strict=True):
-            if count := int(np.sum(step == OUTSIDE)):
-                left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
+        by_rank = _with_steps(by_rank, cells, left_out)
     merged = _time_by_kernels(by_rank, cells, left_out)
     phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
     parts = [_op_columns(rows, cells, phases) for rows in merged]
@@ -268,9 +274,11 @@ def join_ranks(
         return build([(0, rank) for rank in numbers], world)
     stated_places = [rows.place for rows in merged if rows.place]
     if len(stated_places) == len(merged):
+        # positions in the mesh without the axis of workers, numbered as replicas
         positions = sorted({position for position, _, _ in stated_places})
         places = [(positions.index(position), worker) for position, worker, _ in stated_places]
-        return build(places, stated_places[0][2])
+        _, _, num_workers = stated_places[0]
+        return build(places, num_workers)
     return place_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
 
 
