@@ -93,27 +93,39 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
         batches += file_batches
     if not batches:
         return empty_trace(left_out)
-    roles = {role for batch in batches for role in batch}
-    names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
-    position, phases = phase_positions(names, phase_names)
-    rows = {
-        role: np.concatenate(
-            [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
-        )
-        for role in roles - {"phase"}
-    }
-    rows["phase"] = np.concatenate([_encode(batch["phase"], position) for batch in batches])
+    rows, phases = _join_batches(batches, phase_names)
     _check_one_run(rows, paths)
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
     notes += _count_from_zero(rows, np.isin(phases, OPS)[rows["phase"]])
-    trace = finish_trace(rows, phases, sizes, left_out, notes)
+    return _with_workers(finish_trace(rows, phases, sizes, left_out, notes), sizes.world)
+
+
+def _join_batches(
+    batches: Sequence[Columns], phase_names: Mapping[str, str]
+) -> tuple[Columns, tuple[str, ...]]:
+    """Concatenate batches, with NaN for columns that a batch lacks; return phases apart."""
+    names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
+    position, phases = phase_positions(names, phase_names)
+    roles = {role for batch in batches for role in batch} - {"phase"}
+    rows = {
+        role: np.concatenate(
+            [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
+        )
+        for role in roles
+    }
+    rows["phase"] = np.concatenate([_encode(batch["phase"], position) for batch in batches])
+    return rows, phases
+
+
+def _with_workers(trace: Trace, world: int) -> Trace:
+    """Return a trace with its number of workers: from a stated `world`, else as in the rows."""
     replicas = int(trace.replica.max(initial=0)) + 1
-    workers, rest = divmod(sizes.world, replicas)
-    if sizes.world and (rest or workers < trace.workers):
+    workers, rest = divmod(world, replicas)
+    if world and (rest or workers < trace.workers):
         text = f"workers times {replicas} replicas, and at least {trace.workers} workers"
-        raise wrong("world", f"must be {text} as in the files, got {sizes.world}", sizes.world)
+        raise wrong("world", f"must be {text} as in the files, got {world}", world)
     if workers:
         return dataclasses.replace(trace, known_workers=workers)
     note = f"no file says workers: {trace.workers}, the largest number in the rows"
