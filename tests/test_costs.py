@@ -510,3 +510,40 @@ def test_batches_that_overflow_are_refused():
     for solve in (pj.makespan, pj.finish_times, pj.analysis.slack):
         with pytest.raises(ValueError, match=r"too large for a float64: .* largest is forward"):
             solve(program, pj.Costs(forward=1e308, backward=0.0))
+
+
+def via_pickle(costs):
+    return pickle.loads(pickle.dumps(costs))
+
+
+REPLACED = (  # given times, replaced ones, and the times that follow by hand
+    ({"forward": 1, "backward": 2}, {"backward": 4}, {"input_grad": 2, "weight_grad": 2}),
+    ({"forward": 1, "backward": 2}, {"backward": 0.5}, {"input_grad": 0.25}),
+    ({"forward": 1, "backward": 2}, {"weight_grad": 1.5}, {"backward": 2, "input_grad": 0.5}),
+    (
+        {"forward": 1, "input_grad": 1, "weight_grad": 1},
+        {"input_grad": 3, "weight_grad": 3},
+        {"backward": 6},
+    ),
+    ({"forward": 1, "backward": 1, "offload": 1}, {"offload": 5}, {"load": 5}),
+    ({"forward": 1, "backward": [2, 4]}, {"backward": [6, 8]}, {"input_grad": [3, 4]}),
+    # three given times stay as they are
+    (
+        {"forward": 1, "backward": 2, "input_grad": 1.5, "weight_grad": 1.5},
+        {"backward": 3},
+        {"input_grad": 1.5, "weight_grad": 1.5},
+    ),
+)
+
+
+@pytest.mark.parametrize("door", [lambda costs: costs, copy.copy, copy.deepcopy, via_pickle])
+@pytest.mark.parametrize(("times", "changes", "expected"), REPLACED)
+def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expected, door):
+    costs = door(pj.Costs(**times))
+    assert costs == pj.Costs(**times)
+    replaced = dataclasses.replace(costs, **changes)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(getattr(replaced, name), value)
+    again = dataclasses.replace(replaced, latency=0.5)
+    assert (again.latency, again.others) == (0.5, None)
+    np.testing.assert_array_equal(again.backward, replaced.backward)

@@ -77,8 +77,8 @@ def facts(record: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(record, "_fields"):
         names, defaults = record._fields, record._field_defaults
     else:
-        names = record.__dataclass_fields__
-        defaults = {name: field.default for name, field in names.items()}
+        fields = record.__dataclass_fields__.items()
+        names = defaults = {n: field.default for n, field in fields if not n.startswith("_")}
     for index, name in enumerate(names):
         value = getattr(record, name)
         is_default = name in defaults and _is_default(value, defaults[name])

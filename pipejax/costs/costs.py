@@ -6,6 +6,7 @@ cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `syst
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -40,9 +41,15 @@ _WAYS = dict.fromkeys(
 }
 
 
+class _FilledIn:
+    """Times of a record of costs that followed from others, outside of its fields."""
+
+    __slots__ = ("filled_in",)
+
+
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class Costs:
+class Costs(_FilledIn):
     """Times of all ops and messages of a schedule, in seconds.
 
     An op time is one number for every stage, or has one entry per stage, or one per stage and
@@ -113,17 +120,23 @@ class Costs:
     pair: "Seconds | None" = None
     pair_factor: "Seconds | None" = None
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
+    _filled: dataclasses.InitVar[Any] = None  # filled-in times of a record that is replaced
 
     def __new__(cls, *args: Any, **times: Any) -> "Costs":
         """Refuse an unknown cost name, and suggest the nearest valid name."""
         for name in times:
-            if name not in (*FIELDS, "others"):
+            if name not in (*FIELDS, "others", "_filled"):
                 raise unknown_cost(name)
         return super().__new__(cls)
 
-    def __post_init__(self, others: Any) -> None:
+    def __post_init__(self, others: Any, _filled: Any) -> None:
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
+        # of a replaced record, I = 1 that followed from B = 2 follows from the new B again
+        for name, old_value in (_filled or {}).items():
+            if values.get(name) is old_value:
+                del values[name]
+                vars(self)[name] = None
         if repeated_names := values.keys() & (others or {}):
             name = min(repeated_names)
             raise ValueError(f"others: {name} is a field of its own, give {name}=")
@@ -131,7 +144,18 @@ class Costs:
         if "pair" in values and "pair_factor" in values:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         checked = {name: checked_seconds(name, value) for name, value in values.items()}
-        vars(self).update(_fill_in({**_FREE, **checked}))
+        stated = {**_FREE, **checked}
+        times = _fill_in(stated)
+        vars(self).update(times)
+        filled_in = {name: times[name] for name in times.keys() - stated.keys()}
+        object.__setattr__(self, "filled_in", filled_in)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the given times; the others follow from them again."""
+        filled_in, times = getattr(self, "filled_in", {}), vars(self)
+        stated = {name: times[name] for name in FIELDS if name not in filled_in}
+        others = {name: times[name] for name in times.keys() - {*FIELDS}} or None
+        return functools.partial(Costs, **stated, others=others), ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Costs) or vars(self).keys() != vars(other).keys():
@@ -374,6 +398,9 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
 # arguments that `dataclasses.replace` passes on
 Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument alone
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
+)
+Costs._filled = property(  # type: ignore[attr-defined]
+    lambda costs: getattr(costs, "filled_in", None)
 )
 # names of costs in files and options, which people try in Python
 _CALLED = {
