@@ -225,6 +225,25 @@ def test_options_come_from_a_file(call, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('assert = "makespan < 1 s"', 3),
+        ('assert = ["makespan < 1 s", "workers = 4"]', 3),
+        ('assert = ["makespan < 100 s", "workers = 4"]', 0),
+    ],
+)
+def test_assertions_come_from_a_file(call, tmp_path, text, code):
+    line = ("-s", "1f1b", "-P", 4, "-M", 8, "-T", "F=1,B=2")
+    assert call("evaluate", *line, *configured(tmp_path, text))[0] == code
+
+
+@pytest.mark.parametrize("micro", ["u", "\u00b5", "\u03bc"])
+def test_micro_has_a_sign_and_a_greek_letter(answer, micro):
+    line = ("evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "-T", f"F=1{micro}s,B=2{micro}s")
+    assert answer(*line)["makespan"] == pytest.approx(33e-6, rel=1e-12)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('schedul = "1f1b"', "evaluate has no option 'schedul'; did you mean schedule?"),

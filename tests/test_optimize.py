@@ -50,6 +50,14 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
     assert (result.value, result.lower_bound, result.best.status) == (makespan, makespan, "optimal")
 
 
+@pytest.mark.parametrize("arguments", [{"costs": pj.Costs(1.0, 2.0)}, {"link": "blocking"}])
+def test_a_scenario_has_its_own_costs_and_links(arguments):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    run = pj.Scenario(table, costs=pj.Costs(forward=1.0, backward=2.0))
+    with pytest.raises(ValueError, match=r"^run is a scenario, with costs and link of its own"):
+        pj.optimize(run, memory_limit=2, **arguments)
+
+
 @pytest.mark.parametrize("link", ["queued", "delay"])
 def test_whole_and_split_backwards_are_mixed_in_one_stage(link):
     # B below I + W: a whole backward goes before the W of the one before it

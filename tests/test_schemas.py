@@ -196,7 +196,7 @@ def test_each_condition_that_fails_has_its_line(call):
         ("makespan < inf", "must compare with a number of s, got 'inf'"),
         ("makespan < fast", "must compare with a number of s, got 'fast'"),
         ("bubble_ratio < 3 s", "must compare with a number or a percentage, got '3 s'"),
-        ("bubble_ratio < 30", "a share is at most 1, or 100%: give it as 0.1 or 10%"),
+        ("bubble_ratio < 30", "a share is at most 1, or 100%: give it as 0.3 or 30%"),
         ("critical_path.F < 40", "a share is at most 1, or 100%"),
         ("span_bubble_ratio < 130 %", "a share is at most 1, or 100%"),
         ("schedule < gpipe", "texts are compared by = or !="),

@@ -37,7 +37,8 @@ def share_number(value: str, where: str) -> float:
     """Read a share from 0 to 1, or with % a hundredth of one; NaN for any other text."""
     number = parse_ratio(value)
     if number > 1:
-        raise ValueError(f"{where} a share is at most 1, or 100%: give it as 0.1 or 10%")
+        hint = f"give it as {number / 100:g} or {number:g}%" if number <= 100 else "give it as 10%"
+        raise ValueError(f"{where} a share is at most 1, or 100%: {hint}")
     return number
 
 

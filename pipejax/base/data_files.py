@@ -114,7 +114,7 @@ def to_si(value: float, factor: float) -> float:
 
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
     """Read a number with a unit behind it, such as "40us", "80GiB" or "100GB/s", in SI units."""
-    value, unit = _split(text)
+    value, unit = _split(text.replace("\u03bc", "\u00b5"))  # a Greek letter, the sign of micro
     if not unit:
         return None
     units = WRITTEN[dimension]

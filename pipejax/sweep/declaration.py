@@ -169,7 +169,9 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
         axes["stack"] = axes["stack"]._replace(values=(software,))
     _check_stacks(axes, where)
     if ("microbatches" in declaration) == ("microbatch_size" in declaration):
-        raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
+        which = "both" if "microbatches" in declaration else "neither"
+        text = f"it has {which} of microbatches and microbatch_size"
+        raise ValueError(f"{where}: {text}: give one of them")
     system_axes = read_system_axes(declaration.get("system", {}), f"{where}: system")
     fields = {axis.name: axis for axis in system_axes}
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))

@@ -164,7 +164,7 @@ def _by_sample(
 ) -> Float[NumpyArray, "*runs samples"]:
     """Return the mean loss over the gradients between consecutive samples; NaN if none."""
     gradients_before = np.cumsum(~is_sample)[is_sample]
-    groups = np.split(losses, gradients_before[:-1], axis=-1)
+    groups = np.split(losses, gradients_before, axis=-1)[:-1]  # none after the last sample
     count = np.diff(gradients_before, prepend=0)
     total = np.stack([group.sum(axis=-1) for group in groups], axis=-1)
     return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)

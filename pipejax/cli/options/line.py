@@ -266,6 +266,7 @@ def read_config(
     seen: set[str] = set()
     for key, value in [*shared, *section.items()]:
         name = key.replace("-", "_")
+        name = f"{name}_" if f"{name}_" in takes else name  # assert and from are words of Python
         if name not in takes or name in OF_THE_LINE:
             names = [flag(option)[2:] for option in takes if option not in OF_THE_LINE]
             raise ValueError(f"{path}: {command} has no option {key!r}{nearest(key, names)}")

@@ -80,6 +80,8 @@ def optimize(
     """
     check_types(run=(run, Scenario, ScheduleTable), offload=(offload, bool))
     if isinstance(run, Scenario):
+        if costs is not None or link != "delay":
+            raise wrong("run", "is a scenario, with costs and link of its own: leave them out", run)
         table, costs, links = run.table(), run.table_costs(), run.links
     else:
         table, links = run, Links.resolve(link)

@@ -161,7 +161,8 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
             raise wrong(
                 "files",
                 f"must have phases by known names: {count[code]} slices of microbatches are of "
-                f"phase {name!r}; say which of F, B, I and W it is, as --columns W={name}",
+                f"phase {name!r}; say which it is: --columns F={name}, B={name}, I={name} or "
+                f"W={name}",
             )
 
 
