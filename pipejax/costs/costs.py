@@ -277,25 +277,9 @@ class Costs(_FilledIn):
         times = {
             name: checked_seconds(name, value) for name, value in times.items() if value is not None
         }
-        batch = np.broadcast_shapes(*map(np.shape, times.values()))
-        if batch:
-            times = {**_FREE, **times}
-            dtype = float_type(*times.values())
-            for name, value in times.items():
-                # after the batch: an axis of stages, or of directions, pipes and boundaries
-                axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
-                xp: Any = jnp if is_array(value) else np
-                array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
-                times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
+        times = _broadcast_batches(times)
         if by_worker:
-            slices = table.grammar.slices
-            # a stage takes its share of the work of a microbatch on its worker
-            stage_factors = table.worker_parts / slices
-            worker_fields = {phase.kind.time for phase in table.grammar.worker_phases}
-            for name in times.keys() - {*MESSAGE_FIELDS, *DIMENSIONLESS}:
-                times[name] = times[name] * (1 / slices if name in worker_fields else stage_factors)
-            if slices > 1 and "transmit" in times:
-                times["transmit"] = times["transmit"] / slices
+            times = _divide_among_stages(times, table)
         custom_times = {name: times.pop(name) for name in others or {}}
         costs = cls(**times, others=custom_times)
         costs.check_known(required_phases(table))
@@ -437,6 +421,39 @@ register(
     lambda costs: (tuple(vars(costs)), tuple(vars(costs).values()), tuple(vars(costs))),
     lambda names, leaves: unchecked_costs(dict(zip(names, leaves, strict=True))),
 )
+
+
+def _broadcast_batches(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Give all times the same batch axes, then axes of length 1; without a batch, change none."""
+    # With forward (5,) and transmit a number: forward (5, 1), with an axis of stages, and transmit
+    # (5, 1, 1, 1), with axes of directions, pipes and boundaries.
+    batch = np.broadcast_shapes(*map(np.shape, times.values()))
+    if not batch:
+        return dict(times)
+    times = {**_FREE, **times}
+    dtype = float_type(*times.values())
+    batches = {}
+    for name, value in times.items():
+        axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
+        xp: Any = jnp if is_array(value) else np
+        array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
+        batches[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
+    return batches
+
+
+def _divide_among_stages(times: Mapping[str, Any], table: ScheduleTable) -> dict[str, Any]:
+    """Convert times of a whole microbatch on a worker to times of its stages and slices."""
+    # A worker with 2 equal stages and 4 slices of a sequence: forward 8 s is 1 s per op.
+    slices = table.grammar.slices
+    stage_factors = table.worker_parts / slices
+    worker_fields = {phase.kind.time for phase in table.grammar.worker_phases}
+    divided = dict(times)
+    for name in times.keys() - {*MESSAGE_FIELDS, *DIMENSIONLESS}:
+        factor = 1 / slices if name in worker_fields else stage_factors
+        divided[name] = times[name] * factor
+    if slices > 1 and "transmit" in times:
+        divided["transmit"] = times["transmit"] / slices
+    return divided
 
 
 def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
