@@ -24,7 +24,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.system.parts import system_number, written_with
-from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
+from pipejax.costs.system.system import Band, CalibrationRecord, FittedParameter, System
 from pipejax.search.calibration.hold_outs import (
     Folds,
     band_coverage,
@@ -368,6 +368,28 @@ def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArr
     return robust_fit(problem.residuals, points, weights).residual
 
 
+def _record(
+    problem: _Fitting,
+    residual: Float[NumpyArray, " rows"],
+    numbers: tuple[FittedParameter, ...],
+    bands: tuple[Band, ...],
+) -> CalibrationRecord:
+    """Return the provenance of a fit: its sources, and its errors by group of configurations."""
+    rows = problem.rows
+    sources = np.where(rows.source == "", rows.file, rows.source)
+    evidence = group_errors(rows, np.expm1(residual), float(problem.system.gpus_per_node))
+    overlaps = np.unique(rows.overlap[rows.data > 1])  # of runs with several replicas
+    return CalibrationRecord(
+        source="; ".join(dict.fromkeys(sources.tolist())),
+        rows=len(rows),
+        parameters=numbers,
+        bands=bands,
+        stack=str(rows.stack[0]),
+        evidence=as_numbers(evidence),
+        overlap=float(overlaps[0]) if len(overlaps) == 1 else None,
+    )
+
+
 def _result(
     problem: _Fitting,
     minimum: RobustFit,
@@ -403,19 +425,7 @@ def _result(
     evidence_residual = residual.copy()
     if chosen is not None:
         evidence_residual[chosen.rows] = chosen.residual
-    errors = np.expm1(evidence_residual)
-    evidence = group_errors(rows, errors, float(problem.system.gpus_per_node))
-    overlaps = np.unique(rows.overlap[rows.data > 1])  # of runs with several replicas
-    sources = np.where(rows.source == "", rows.file, rows.source)
-    record = CalibrationRecord(
-        "; ".join(dict.fromkeys(sources.tolist())),
-        len(rows),
-        numbers,
-        bands,
-        str(rows.stack[0]),
-        as_numbers(evidence),
-        float(overlaps[0]) if len(overlaps) == 1 else None,
-    )
+    record = _record(problem, evidence_residual, numbers, bands)
     times = [rows.seconds[is_left_out] for is_left_out in folds.left_out]
     return Calibration(
         system=calibrated_system(problem.system, record),
