@@ -336,6 +336,23 @@ def test_latent_attention_is_recomputed_by_default_as_in_recipes(name):
     assert searched == {"none", "full"} | latent
 
 
+@pytest.mark.parametrize(
+    ("name", "recompute", "missing"),
+    [
+        ("llama3-8b", "mla_up_proj", "mla_up_proj"),
+        ("gpt-22b", "core_attn+moe", "moe"),
+        ("mixtral-8x7b", "mlp", "mlp"),
+    ],
+)
+def test_parts_of_layers_that_a_model_lacks_are_not_searched(name, recompute, missing):
+    with pytest.raises(ValueError, match=f"{name} has no {missing}; known are core_attn, "):
+        pj.plan(pj.load_model(name), H100, gpus=8, minibatch=8, choices={"recompute": ["none", recompute]})
+    latent = pj.load_model("deepseek-v3")
+    sparse = dataclasses.replace(latent.moe, dense_layers=0)
+    request = PlanRequest(dataclasses.replace(latent, moe=sparse), H100, 64, 64)
+    assert request.recomputations == ("none", "selective", "full", "mla_up_proj")
+
+
 def test_edge_units_that_change_nothing_are_left_out():
     llama = pj.load_model("llama3-405b")  # 126 layers: first and last stage have fewer anyway
     result = enumerate_layouts(PlanRequest(llama, H100, 64, 64))

@@ -117,6 +117,23 @@ def test_systems_without_the_peak_of_a_precision_are_illegal(schedule, tmp_path)
     assert [text != "" for text in frame.reason] == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("model", "recompute", "missing"),
+    [
+        ("llama3-8b", ["mla_up_proj", "mlp"], "mla_up_proj"),
+        ("mixtral-8x7b", ["shared_experts", "moe"], "shared_experts"),
+        ("mixtral-8x7b", ["layernorm+mlp", "layernorm"], "mlp"),
+        ("gpt-22b", ["core_attn+moe_act", "core_attn"], "moe_act"),
+    ],
+)
+def test_recomputed_parts_that_a_model_lacks_are_illegal(model, recompute, missing, tmp_path):
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
+    grid |= {"models": model, "systems": "h100", "recompute": recompute}
+    data = run_sweep(grid, tmp_path / "x.zarr").load()
+    assert [*(data.status.values.ravel() == STATUS.index("illegal"))] == [True, False]
+    assert f"{model} has no {missing}; known are" in str(data.reason.values.ravel()[0])
+
+
 def test_link_options_without_effect_are_illegal(tmp_path):
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
     grid |= {"models": "gpt-22b", "systems": "h100", "link": ["delay", "queued"]}

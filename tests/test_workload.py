@@ -24,7 +24,7 @@ from pipejax.costs.layers.formulas import (
 from pipejax.costs.model.layout import Group, Layout
 from pipejax.costs.model.model import model_names
 from pipejax.costs.model.workload import Stages, stage_layers, stage_parameters
-from pipejax.costs.model.workload_fields import RECOMPUTE
+from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
@@ -401,6 +401,27 @@ def test_sequence_parallelism_splits_what_it_says():
 def test_bad_workloads_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         pj.Workload(pj.load_model("gpt-22b"), **arguments)
+
+
+LACKING = {  # parts of layers that a model lacks, by its architecture
+    "llama3-8b": {"mla_up_proj", "moe", "moe_act", "shared_experts"},
+    "gpt-22b": {"mla_up_proj", "moe", "moe_act", "shared_experts"},
+    "mixtral-8x7b": {"mla_up_proj", "mlp", "shared_experts"},
+    "qwen3-235b-a22b": {"mla_up_proj", "mlp", "shared_experts"},
+    "deepseek-v3": set(),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_parts_of_layers_that_a_model_lacks_are_no_recomputation(name):
+    model = pj.load_model(name)
+    for part in MODULES:
+        if part not in LACKING[name]:
+            assert pj.Workload(model, 4, recompute=part).recompute == part
+            continue
+        for recompute in (part, f"core_attn+{part}"):
+            with pytest.raises(ValueError, match=rf"{name} has no {part}; known are core_attn, "):
+                pj.Workload(model, 4, recompute=recompute)
 
 
 def test_microbatches_divide_the_minibatch():

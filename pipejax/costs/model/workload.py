@@ -30,6 +30,7 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
+    MODULES,
     PRECISIONS,
     RANK_ORDERS,
     WIDE,
@@ -165,6 +166,12 @@ class Workload:
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
+        if missing := missing_parts(self.model, self.recompute):
+            raise MismatchError(
+                f"recompute {self.recompute}: {self.model.name or 'the model'} has no "
+                f"{', '.join(missing)}; known are {', '.join(model_parts(self.model))}",
+                "recompute",
+            )
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
         check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
@@ -308,6 +315,23 @@ class Workload:
                 f"{legal_divisors(self.minibatch, count)}"
             )
         return size
+
+
+def model_parts(model: Model) -> list[str]:
+    """List the parts of layers (`MODULES`) that a model has."""
+    sizes: dict[str, Number] = {"mla_up_proj": model.mla is not None}  # 0 if a part is missing
+    if model.moe is None:
+        sizes |= {"moe": 0, "moe_act": 0, "shared_experts": 0}
+    else:
+        sizes |= {"mlp": model.moe.dense_layers, "shared_experts": model.moe.shared_experts}
+    absent = {part for part, size in sizes.items() if not is_traced(size) and not np.any(size)}
+    return [part for part in MODULES if part not in absent]
+
+
+def missing_parts(model: Model, recompute: str) -> list[str]:
+    """List the parts of layers that a recomputation names and a model lacks."""
+    parts = {*parse_recompute(recompute).in_layer.split("+")} & {*MODULES}
+    return sorted(parts - {*model_parts(model)})
 
 
 def stage_layers(
@@ -571,7 +595,7 @@ class PricingShape(NamedTuple):
         """Remove all numbers from a workload, and share one object for equal tables."""
         model = dataclasses.replace(workload.model, name="", source="")
         num_wide = workload.wide_first + workload.wide_last  # which a model must have
-        model = dataclasses.replace(mapped(lambda _: 0, model), layers=num_wide)
+        model = dataclasses.replace(mapped(lambda _: 1, model), layers=num_wide)
         layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not
         if mtp_shares(workload, table.num_stages)[-1] == 1:
             layout = ""

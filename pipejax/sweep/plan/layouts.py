@@ -23,7 +23,7 @@ from pipejax.base.checks import (
 from pipejax.base.display import short_repr
 from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
-from pipejax.costs.model.workload import Workload, stage_layers
+from pipejax.costs.model.workload import Workload, missing_parts, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
@@ -85,6 +85,8 @@ class PlanRequest:
                 raise unknown("field of all layouts", name, SHARED)
         workload = Workload(self.model, self.minibatch, **self.shared)  # which checks them
         check_machine(workload, self.system)
+        for recompute in chosen.get("recompute", ()):
+            dataclasses.replace(workload, recompute=recompute)  # which checks it
 
     @property
     def room(self) -> float:
@@ -109,7 +111,7 @@ class PlanRequest:
     @property
     def recomputations(self) -> tuple[str, ...]:
         """List the names that `Layouts.recompute` indexes: modes, then parts of layers."""
-        parts = () if self.model.mla is None else LATENT_PARTS
+        parts = [parts for parts in LATENT_PARTS if not missing_parts(self.model, parts)]
         return tuple(dict.fromkeys((*RECOMPUTE, *self.choices.get("recompute", parts))))
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
