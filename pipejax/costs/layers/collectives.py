@@ -144,8 +144,7 @@ def collective_time(
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
     # share of the bandwidth. Copies are passes of the tensor through memory that links wait for.
-    # `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring"; `copies` as in
-    # `Collective`.
+    # `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring".
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
     passes, library = PASSES.get(kind, 1), system.collectives

@@ -811,8 +811,7 @@ def launcher_defaults(
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
     """Return model, software stack and workload defaults, as the named launcher sets them."""
-    # The model's own gradient bytes go before the launcher's, the requested software before that of
-    # the machine's calibration.
+    # The model's gradient bytes precede the launcher's; requested software that of a calibration.
     software = machine_software(system, stack)
     if name is None:
         return software.model(model), software, {**software.workload}

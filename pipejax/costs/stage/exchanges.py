@@ -163,9 +163,8 @@ def hidden_buckets(
     # a the seconds of compute and exchange of one of L layers, the longest path is one of
     #     L c + a                            compute never rests
     #     c + L a                            links never rest
-    # so L - 1 exchanges travel beside compute. In reverse the same holds for weights that are
-    # gathered before compute, as in FSDP's forward. `exchange` and `compute` are seconds of all
-    # layers together.
+    # so L - 1 exchanges travel beside compute. In reverse this holds for weights gathered before
+    # compute, as in FSDP's forward. `exchange` and `compute` are seconds of all L layers.
     exchange, compute, layers = map(as_float, (exchange, compute, layers))
     return (1 - 1 / layers) * contention.saved(exchange, compute)
 

@@ -61,8 +61,7 @@ ByPart = Float[Computed, "ways parts phases"]
 OneWay = Float[Computed, "parts phases"]
 
 
-# parts of an op's seconds: kernels, exposed exchanges within layers and of split weights, and the
-# host beside the accelerator
+# parts of an op's seconds: kernels, exposed exchanges in layers and of split weights, and the host
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 COMPUTE, EXPERT, HOST = (PARTS.index(part) for part in ("compute", "expert", "host"))
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)

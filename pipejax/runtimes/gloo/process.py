@@ -213,8 +213,7 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 class OpClock:
     """Clock that measures the ops of a rank, and lets each op last at least a minimum time."""
 
-    # Work of the runtime between two ops counts to the first op, as when it posts a SEND or a RECV;
-    # waiting does not.
+    # Work of the runtime after an op, such as posting a SEND, counts to the op; waiting does not.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
         # PyTorch's stage 0 computes both halves in W; its I is empty, as the input has no gradient

@@ -121,8 +121,7 @@ def robust_fit(
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
     """Fit the model from each start point by Levenberg-Marquardt, with the start's row weights."""
-    # A weight of 0 leaves a row out; its residual is still reported. Each loss starts from the
-    # minimum of the previous one.
+    # A row of weight 0 only gets its residual. Each loss starts from the minimum of the one before.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))

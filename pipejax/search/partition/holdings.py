@@ -53,8 +53,7 @@ class HoldingPrices(NamedTuple):
     """Times and memory of each possible stage content (holding) on every stage."""
 
     holdings: tuple[Holding, ...]
-    # times of ops by field of `Costs` [s]; (holdings, stages, microbatches) if copies of a stage
-    # differ
+    # op times by field of `Costs` [s]; (holdings, stages, microbatches) if copies of a stage differ
     seconds: Seconds
     pair_factor: Any  # k of fused pairs; None if a pair lasts the sum of both ops
     latency: Float[NumpyArray, "2 pipes boundaries"]  # of messages [s]

@@ -306,8 +306,7 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
 
 def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
     """Return the least memory of a worker for one microbatch: (workers), in units of sizes."""
-    # Without offloads a worker holds all its stages at once, because the gradients of a microbatch
-    # begin after all its forwards.
+    # Without offloads a worker holds all its stages at once: gradients follow all forwards.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
     pipes = np.arange(table.num_pipes)[:, None]
     (np.maximum if offload else np.add).at(needs, (pipes, table.placement), size)
@@ -318,8 +317,7 @@ def _to_parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
     """Return sizes and W's sizes by stage, and limits by worker, in whole parts of memory."""
-    # A limit above the total of all activations acts like this total. Rounding must not exclude
-    # schedules that fit exactly.
+    # A limit above the sum of all activations is this sum. Schedules that just fit stay allowed.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 
     def worker_totals(size: NumpyArray) -> NumpyArray:

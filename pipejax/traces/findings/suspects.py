@@ -464,8 +464,7 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
     """Drop the workers, stages and links that a starved host makes slow."""
-    # A host is starved if its device waits for launches. A host that launches one op late is named
-    # with that op, as a "launch".
+    # A host is starved if its device waits for launches; one op launched late is a "launch".
     late = [row.place["worker"] for row in suspects if row.kind == "launch"]
     suspects = [row for row in suspects if row.kind != "host" or row.place["worker"] not in late]
     hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
