@@ -52,7 +52,7 @@ def aligned(
     A message must not arrive before it is sent: RECV may not end before SEND starts. In traces
     without messages, an op may not start before its producer ends. Messages of both directions
     bound the offset of two clocks; over several workers the bounds add up. The quickest message of
-    each step counts, and the lower quartile over steps: one of five steps may be wrong.
+    each step counts; over steps, the lower quartile, not the lowest of several: one may be wrong.
 
     Args:
       trace: a measured run.
@@ -130,8 +130,9 @@ def _lead_bounds(
     is_quickest = (np.diff(pair, prepend=NONE) != 0) | (np.diff(step, prepend=NONE) != 0)
     pair, seconds = pair[is_quickest], seconds[is_quickest]
     for number in np.unique(pair):
-        pair_seconds = seconds[pair == number]
-        upper.flat[number] = np.quantile(pair_seconds, _BOUND_QUANTILE, method="lower")
+        pair_seconds = np.sort(seconds[pair == number])
+        last = len(pair_seconds) - 1
+        upper.flat[number] = pair_seconds[max(int(_BOUND_QUANTILE * last), min(1, last))]
     np.fill_diagonal(upper, 0.0)  # the clock of a worker is that of its own messages
     return upper
 
