@@ -225,7 +225,10 @@ def test_halves_of_a_backward_have_many_names(names, tmp_path):
     ("number", "note"),
     [
         (lambda step, microbatch: microbatch, ""),
-        (lambda step, microbatch: microbatch + 1, "counted from 1 in the files"),
+        (
+            lambda step, microbatch: microbatch + 1,
+            "counted from 1: 1 to 6 in the files are read as 0 to 5",
+        ),
         (lambda step, microbatch: microbatch + 6 * step, "go on from step to step"),
         (lambda step, microbatch: microbatch + 6 * step + 601, "go on from step to step"),
     ],

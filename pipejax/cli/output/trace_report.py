@@ -151,9 +151,9 @@ def trace_view(
 
 
 def _doubts(analysis: "Analysis") -> Iterator[object]:
-    """Yield the unit of times, if no file states it, and signs of two jobs."""
+    """Yield the unit of times, if no file states it, new numbers, and signs of two jobs."""
     for text in analysis.pipelines.trace.inferred:
-        if text.startswith(("unit of times", "replicas do not")):
+        if text.startswith(("unit of times", "replicas do not", "microbatches are")):
             yield plain(text)
 
 

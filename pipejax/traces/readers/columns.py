@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
@@ -55,6 +55,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "duration": ("duration", "dur", "elapsed"),
 }
 _TIMES = ("start", "end", "duration")
+_MAX_DIFFERENCE = 0.01  # of end and duration, by two clocks, relative to the duration
 _UNITS = {
     "s": "s sec secs second seconds",
     "ms": "ms msec msecs millis milliseconds",
@@ -90,6 +91,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
         except (ValueError, OSError) as error:
             left_out.append(LeftOut(str(path), str(error)))
         notes += _set_unit(path, file_batches, unstated, phase_names)
+        _set_end(path, file_batches, unstated, left_out)
         batches += file_batches
     if not batches:
         return empty_trace(left_out)
@@ -98,7 +100,6 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
-    notes += _count_from_zero(rows, np.isin(phases, OPS)[rows["phase"]])
     return _with_workers(finish_trace(rows, phases, sizes, left_out, notes), sizes.world)
 
 
@@ -185,12 +186,15 @@ def _set_unit(
     path: Path, batches: Sequence[Columns], unstated: set[str], phase_names: Mapping[str, str]
 ) -> Iterator[str]:
     """Convert times without stated units to seconds, in place; yield how the unit was inferred."""
-    stated = {role for batch in batches for role in batch if role in _TIMES} - unstated
+    # of rows with an end, `_set_end` finds the unit of the duration
+    roles = {role for batch in batches for role in batch if role in _TIMES}
+    roles -= {"duration"} if "end" in roles else set()
+    stated, unstated = roles - unstated, roles & unstated
     starts, durations = [np.zeros(0)], [np.zeros(0)]
     for batch in batches:
         names, code = np.unique(batch["phase"], return_inverse=True)
         ops = [(phase_names.get(name) or phase_name(name)) in OPS for name in names.tolist()]
-        length = batch["duration"] if "duration" in batch else batch["end"] - batch["start"]
+        length = batch["end"] - batch["start"] if "end" in roles else batch["duration"]
         is_valid = np.array(ops, bool)[code] & (length > 0) & np.isfinite(batch["start"])
         starts.append(batch["start"][is_valid])
         durations.append(length[is_valid])
@@ -204,10 +208,40 @@ def _set_unit(
             batch[role] *= SECONDS[unit]
         median = float(np.median(seconds)) * SECONDS[unit]
         yield f"unit of times in {path.name}: {unit}, in which the median op takes {median:.3g} s"
+
+
+def _set_end(
+    path: Path, batches: Sequence[Columns], unstated: set[str], left_out: list[LeftOut]
+) -> None:
+    """Set the end of rows from their duration; drop rows whose end and duration differ."""
+    contradictions: list[int] = []
     for batch in batches:
-        length = batch.pop("duration", np.zeros(0))
-        if "end" not in batch:
-            batch["end"] = batch["start"] + length
+        duration = batch.pop("duration", None)
+        if duration is None or "end" not in batch:
+            batch.setdefault("end", batch["start"] + (0.0 if duration is None else duration))
+            continue
+        with np.errstate(all="ignore"):  # damaged times may be infinite
+            length = batch["end"] - batch["start"]
+            if "duration" in unstated:  # the unit nearest to the other times
+                ratios = (length / duration)[(length > 0) & (duration > 0)]
+                factor = np.median(ratios) if len(ratios) else 1.0
+                duration *= min(SECONDS.values(), key=lambda unit: abs(np.log(factor / unit)))
+            rounding = sum(map(_rounding, (batch["start"], batch["end"], duration)))
+            differs = np.abs(length - duration) > rounding + _MAX_DIFFERENCE * duration
+        contradictions += batch["row"][differs].tolist()
+        batch.update({role: values[~differs] for role, values in batch.items()})
+    if contradictions:
+        why = f"end and duration differ (remove the wrong one){list_rows(contradictions)}"
+        left_out.append(LeftOut(f"rows of {path}", why, len(contradictions)))
+
+
+def _rounding(seconds: NumpyArray) -> float:
+    """Return half the unit of the last decimal place that any of the times uses [s]."""
+    times = seconds[np.isfinite(seconds)]
+    for unit in 10.0 ** -np.arange(9):  # 1 s to 10 ns
+        if np.allclose(times / unit, np.rint(times / unit), rtol=1e-15, atol=1e-6):
+            return float(unit) / 2
+    return 0.0
 
 
 def _read_parquet(
@@ -335,8 +369,6 @@ def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
         # the recorder of the public jobs counts seconds
         unit = request.unit or _split_unit(name)[1] or ("s" if is_public else None)
         roles[role] = name, unit
-    if "end" in roles:
-        roles.pop("duration", None)
     if "replica" in roles and roles.get("worker", ("",))[0].casefold() == "rank":
         roles.pop("worker")  # it counts the ranks of all replicas
     missing = [role for role in ("phase", "start") if role not in roles]
@@ -439,28 +471,6 @@ def _check_numbers(rows: Columns) -> None:
             f"must have times in 64 bits: in 32 bits those of {largest:.4g} s are "
             f"{spacing:g} s apart",
         )
-
-
-def _count_from_zero(rows: Columns, is_op: Bool[NumpyArray, " rows"]) -> list[str]:
-    """Count microbatches from 0 in each step if files count otherwise; return a note on that."""
-    if "microbatch" not in rows:
-        return []
-    microbatch = rows["microbatch"]
-    is_op = is_op & np.isfinite(microbatch)
-    group = number_groups(*(rows[role] for role in ("replica", "step") if role in rows), is_op * 0)
-    first, last = np.full((2, int(group.max(initial=0)) + 1), np.nan)
-    np.fmin.at(first, group[is_op], microbatch[is_op])
-    np.fmax.at(last, group[is_op], microbatch[is_op])
-    begins = np.sort(first[np.isfinite(first)])
-    counts = np.unique(last - first + 1)
-    # steps of 4: microbatches 1 2 3 4 in each, or 0 to 3, 4 to 7, ..
-    is_from_1 = len(begins) and (begins == 1).all()
-    goes_on = len(counts) == 1 < len(begins) == len(np.unique(begins))
-    if not is_from_1 and not (goes_on and len(np.unique(begins % counts)) == 1):
-        return []
-    rows["microbatch"] = microbatch - np.nan_to_num(first)[group]
-    way = "are counted from 1" if is_from_1 else "go on from step to step"
-    return [f"microbatches {way} in the files, and begin at 0 in each step here"]
 
 
 READER = Reader(

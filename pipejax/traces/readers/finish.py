@@ -49,11 +49,12 @@ def finish_trace(
         for name in _OP_ROLES
         if name in columns
     ]
+    notes = _count_from_zero(columns, phases, sizes)
     is_valid, faults = passing_rows(checks, "rows", columns.pop("row", None))
     columns, kind = {name: values[is_valid] for name, values in columns.items()}, kind[is_valid]
     check_phases(columns, phases)
     try:
-        notes = complete(columns, kind, sizes, by_step=by_step)
+        notes += complete(columns, kind, sizes, by_step=by_step)
     except ArgumentError as error:
         rows = (part for part in (*left_out, *faults) if part.what.startswith("rows"))
         damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
@@ -76,6 +77,38 @@ def finish_trace(
         inferred=(*inferred, *notes),
         has_step_clocks=by_step,
     )
+
+
+def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -> list[str]:
+    """Count microbatches from 0 in each step if files count otherwise; return a note on that."""
+    microbatch = columns.get("microbatch", np.zeros(0, np.int64))
+    phase_names = np.array(phases, str)[columns["phase"]]
+    is_op = np.isin(phase_names, OPS)[: len(microbatch)] & (microbatch >= 0)
+    if not is_op.any():
+        return []
+    keys = (columns[role] for role in ("replica", "step") if role in columns)
+    group = number_groups(*keys, is_op * 0)
+    first = np.full(int(group.max()) + 1, np.iinfo(np.int64).max)
+    last = np.full_like(first, NONE)
+    np.minimum.at(first, group[is_op], microbatch[is_op])
+    np.maximum.at(last, group[is_op], microbatch[is_op])
+    has_ops = last >= 0
+    begins, counts = np.sort(first[has_ops]), np.unique((last - first + 1)[has_ops])
+    # steps of 4: microbatches 1 2 3 4 in each, or 0 to 3, 4 to 7, ..
+    is_from_1 = (begins == 1).all()
+    goes_on = len(counts) == 1 < len(begins) == len(np.unique(begins))
+    if not is_from_1 and not (goes_on and len(np.unique(begins % counts)) == 1):
+        return []
+    largest = int(counts.max())
+    has_message_0 = (np.isin(phase_names, [*_STAGE_STEP]) & (microbatch == 0)).any()
+    if is_from_1 and (has_message_0 or sizes.microbatches == largest + 1):
+        why = "messages are of 0" if has_message_0 else f"microbatches is {sizes.microbatches}"
+        raise wrong("files", f"must hold ops of microbatch 0, not of 1 to {largest} alone: {why}")
+    columns["microbatch"] = np.maximum(microbatch - np.where(has_ops, first, 0)[group], NONE)
+    if is_from_1:
+        text = f"1 to {largest} in the files are read as 0 to {largest - 1}"
+        return [f"microbatches are counted from 1: {text}, unless microbatch 0 is missing"]
+    return ["microbatches go on from step to step in the files, and begin at 0 in each step here"]
 
 
 _STAGE_STEP = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}  # to the other end's stage

@@ -76,8 +76,6 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
             del columns[key]
     if sizes.stages == 1 and "chunk" not in columns:
         columns["stage"] = columns["worker"].copy()
-    if "microbatch" in columns:  # some count from 1
-        columns["microbatch"] -= np.fmin.reduce(columns["microbatch"])
     sizes = sizes._replace(workers=workers)
     return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
 

@@ -81,12 +81,12 @@ def read(
     sizes = RunSizes(0, *(count or 0 for count in counts))
     check_types(files=(files, str, Path, list, tuple))
     entries = [files] if isinstance(files, str | Path) else files
-    paths = _list_files(entries)
+    paths, again = _list_files(entries)
     if not paths:
         where = f" in {', '.join(map(str, entries))}" if entries else ""
         raise wrong("files", f"must hold a trace: there is no file{where}")
     by_form: dict[str, list[Path]] = {}
-    reasons = []
+    reasons = [LeftOut(str(path), "it is listed again", count) for path, count in again.items()]
     for path in paths:
         head = read_head(path)
         reader = next((reader for reader in READERS if reader.can_read(head)), None)
@@ -156,8 +156,8 @@ def _has_overlapping_steps(trace: Trace) -> bool:
     return bool(np.median(early) > _MAX_EARLY * np.median(end - begin))
 
 
-def _list_files(files: Sequence[str | Path]) -> list[Path]:
-    """List all files once, including those in folders."""
+def _list_files(files: Sequence[str | Path]) -> tuple[list[Path], dict[Path, int]]:
+    """List all files once, including those in folders; also count how often a file comes again."""
     paths: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():
@@ -166,7 +166,10 @@ def _list_files(files: Sequence[str | Path]) -> list[Path]:
             paths += sorted(filter(Path.is_file, visible))
         else:
             paths.append(path)
-    return list(dict.fromkeys(paths))
+    counts = Counter(path.resolve() for path in paths)
+    firsts = {path.resolve(): path for path in reversed(paths)}
+    again = {firsts[path]: count - 1 for path, count in counts.items() if count > 1}
+    return [firsts[path] for path in counts], again
 
 
 def _source_text(paths: Sequence[Path]) -> str:
