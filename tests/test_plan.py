@@ -346,7 +346,13 @@ def test_latent_attention_is_recomputed_by_default_as_in_recipes(name):
 )
 def test_parts_of_layers_that_a_model_lacks_are_not_searched(name, recompute, missing):
     with pytest.raises(ValueError, match=f"{name} has no {missing}; known are core_attn, "):
-        pj.plan(pj.load_model(name), H100, gpus=8, minibatch=8, choices={"recompute": ["none", recompute]})
+        pj.plan(
+            pj.load_model(name),
+            H100,
+            gpus=8,
+            minibatch=8,
+            choices={"recompute": ["none", recompute]},
+        )
     latent = pj.load_model("deepseek-v3")
     sparse = dataclasses.replace(latent.moe, dense_layers=0)
     request = PlanRequest(dataclasses.replace(latent, moe=sparse), H100, 64, 64)

@@ -118,6 +118,45 @@ def test_systems_without_the_peak_of_a_precision_are_illegal(schedule, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("axes", "illegal", "reason"),
+    [  # illegal: of the points in the order of the axes
+        (
+            {"models": ["llama3-8b", "mixtral-8x7b"], "expert_parallel": [1, 2]},
+            [False, True, False, False],
+            "expert_parallel 2: llama3-8b has no experts",
+        ),
+        (
+            {"tensor_parallel": 2, "expert_tensor_parallel": [0, 1, 2]},
+            [False, False, True],
+            "expert_tensor_parallel 2: gpt-22b has no experts",
+        ),
+        (
+            {"recompute": ["none", "full"], "recompute_layers": [0, 3]},
+            [False, False, True, False],  # the dataset has the layers first
+            "recompute_layers 3 needs recompute 'full', got 'none'",
+        ),
+        (
+            {"link": ["delay", "rendezvous"], "queues": ["worker", "pair"]},
+            [False, True, False, False],
+            "queues 'pair' needs the link model rendezvous, got 'delay'",
+        ),
+        (
+            {"link": ["queued", "blocking"], "queues": "direction"},
+            [True, True],
+            "queues 'direction' needs the link model rendezvous, got 'queued'",
+        ),
+    ],
+)
+def test_settings_that_the_command_line_refuses_are_illegal(axes, illegal, reason, tmp_path):
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
+    grid |= {"models": "gpt-22b", "systems": "h100", "data_parallel": 4}
+    data = run_sweep(grid | axes, tmp_path / "x.zarr").load()
+    assert [*(data.status.values.ravel() == STATUS.index("illegal"))] == illegal
+    assert [text != "" for text in data.reason.values.ravel()] == illegal
+    assert any(text.startswith(reason) for text in data.reason.values.ravel().tolist())
+
+
+@pytest.mark.parametrize(
     ("model", "recompute", "missing"),
     [
         ("llama3-8b", ["mla_up_proj", "mlp"], "mla_up_proj"),

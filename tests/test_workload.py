@@ -395,6 +395,19 @@ def test_sequence_parallelism_splits_what_it_says():
         ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
         ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
         ({"minibatch": 8, "recompute": "half"}, "unknown recompute 'half': known are none"),
+        *(
+            ({"minibatch": 8, "data_parallel": 8, **fields}, message)
+            for fields, message in (
+                ({"expert_parallel": 2}, "expert_parallel 2: gpt-22b has no experts"),
+                ({"expert_parallel": 3}, "expert_parallel 3: gpt-22b has no experts"),
+                ({"expert_tensor_parallel": 4}, "expert_tensor_parallel 4: gpt-22b has no experts"),
+            )
+        ),
+        *(
+            ({"minibatch": 8, "recompute": recompute, "recompute_layers": 2}, message)
+            for recompute in ("none", "selective", "block:3", "uniform:2", "mlp")
+            for message in [f"recompute_layers 2 needs recompute 'full', got '{recompute}'"]
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -422,6 +435,15 @@ def test_parts_of_layers_that_a_model_lacks_are_no_recomputation(name):
         for recompute in (part, f"core_attn+{part}"):
             with pytest.raises(ValueError, match=rf"{name} has no {part}; known are core_attn, "):
                 pj.Workload(model, 4, recompute=recompute)
+
+
+def test_degrees_of_one_go_with_models_without_experts():
+    model = pj.load_model("gpt-22b")
+    for degree in (0, 1):
+        workload = pj.Workload(model, 8, expert_parallel=1, expert_tensor_parallel=degree)
+        assert workload.expert_parallel == 1
+    mixtral = pj.Workload(pj.load_model("mixtral-8x7b"), 8, data_parallel=8, expert_parallel=2)
+    assert mixtral.expert_parallel == 2
 
 
 def test_microbatches_divide_the_minibatch():

@@ -28,7 +28,7 @@ from pipejax.cli.options.option import (
     warn_of_mixed_units,
     whole_numbers,
 )
-from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
+from pipejax.costs.model.workload_fields import OF_EXPERTS, WORKLOAD_FIELDS
 from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.cells.ops import HOST_LINK, SPLIT, STEP_END, TIMED
 from pipejax.schedules.naming import find
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 # fields of a workload that are options of models
 WORKLOAD = tuple(name for name, field in WORKLOAD_FIELDS.items() if field.head)
-OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")  # without effect on other models
 NEEDED_DEGREES: Mapping[str, tuple[str, ...]] = {  # degrees without which an option saves nothing
     "zero": ("data_parallel", "context_parallel"),
     "overlap": ("data_parallel", "context_parallel"),
@@ -400,9 +399,6 @@ def _parse_model(
             needs = " or ".join(map(flag, degrees))
             text = f"{flag(name)} {fields[name]:g} saves nothing without {needs} above 1"
             warnings.warn(text, Notice, stacklevel=2)
-    for name in OF_EXPERTS:
-        if fields.get(name, 1) > 1 and model.moe is None:
-            raise ValueError(f"{flag(name)} {fields[name]}: {model.name} has no experts")
     workload = pj.Workload(model, run.minibatch, **fields, worker_places=places)
     check_machine(workload, machine)
     return pj.costing.ModelCosts(

@@ -31,6 +31,7 @@ from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
     MODULES,
+    OF_EXPERTS,
     PRECISIONS,
     RANK_ORDERS,
     WIDE,
@@ -166,9 +167,20 @@ class Workload:
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
+        if self.recompute_layers:
+            raise MismatchError(
+                f"recompute_layers {self.recompute_layers} needs recompute 'full', "
+                f"got {self.recompute!r}",
+                "recompute_layers",
+            )
+        model_name = self.model.name or "the model"
+        for name in OF_EXPERTS:
+            if getattr(self, name) > 1 and not self.has_experts:
+                refusal = f"{name} {getattr(self, name)}: {model_name} has no experts"
+                raise MismatchError(refusal, name)
         if missing := missing_parts(self.model, self.recompute):
             raise MismatchError(
-                f"recompute {self.recompute}: {self.model.name or 'the model'} has no "
+                f"recompute {self.recompute}: {model_name} has no "
                 f"{', '.join(missing)}; known are {', '.join(model_parts(self.model))}",
                 "recompute",
             )

@@ -27,6 +27,7 @@ MODULES = (
 )
 # kernels of a model that may be separate, and so keep more
 UNFUSED = ("activation", "attention", "gather", "logits", "loss", "norm", "softmax")
+OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")  # other models have only 1
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 
 
