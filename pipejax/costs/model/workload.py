@@ -167,23 +167,7 @@ class Workload:
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
-        if self.recompute_layers:
-            raise MismatchError(
-                f"recompute_layers {self.recompute_layers} needs recompute 'full', "
-                f"got {self.recompute!r}",
-                "recompute_layers",
-            )
-        model_name = self.model.name or "the model"
-        for name in OF_EXPERTS:
-            if getattr(self, name) > 1 and not self.has_experts:
-                refusal = f"{name} {getattr(self, name)}: {model_name} has no experts"
-                raise MismatchError(refusal, name)
-        if missing := missing_parts(self.model, self.recompute):
-            raise MismatchError(
-                f"recompute {self.recompute}: {model_name} has no "
-                f"{', '.join(missing)}; known are {', '.join(model_parts(self.model))}",
-                "recompute",
-            )
+        self._check_model()
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
         check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
@@ -225,6 +209,20 @@ class Workload:
                 f"{self.expert_parallel} {divided}; expert_tensor_parallel 1 leaves experts whole",
                 "expert_tensor_parallel",
             )
+
+    def _check_model(self) -> None:
+        """Refuse degrees of experts and recomputed parts that the model lacks."""
+        model, recompute = self.model.name or "the model", self.recompute
+        if count := self.recompute_layers:
+            refusal = f"recompute_layers {count} needs recompute 'full', got {recompute!r}"
+            raise MismatchError(refusal, "recompute_layers")
+        for name in OF_EXPERTS:
+            if getattr(self, name) > 1 and not self.has_experts:
+                raise MismatchError(f"{name} {getattr(self, name)}: {model} has no experts", name)
+        if missing := ", ".join(missing_parts(self.model, recompute)):
+            allowed = f"known are {', '.join(model_parts(self.model))}"
+            refusal = f"recompute {recompute}: {model} has no {missing}; {allowed}"
+            raise MismatchError(refusal, "recompute")
 
     @property
     def has_experts(self) -> bool:
