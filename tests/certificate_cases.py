@@ -99,8 +99,7 @@ def make_links(draw, workers):
     """Links of any kind, for a number of workers."""
     link = draw(st.sampled_from(LINKS))
     how = draw(strategies.carried(link.model, workers))
-    queues = draw(st.sampled_from(["worker", "pair", "direction"]))
-    how["queues"] = strategies.with_effect(queues, link.model, how)
+    how["queues"] = draw(st.sampled_from(["worker", "pair", "direction"]))
     how["host_links"] = draw(strategies.host_links(workers))
     return dataclasses.replace(link, **how)
 

@@ -100,8 +100,9 @@ def make_links(draw, table):
     """Draw links: the model, its queues, shared host links and what `carried` draws."""
     model = draw(LINKS)
     groups = draw(strategies.host_links(table.num_workers)) if table.offloads else ()
-    queues, more = draw(QUEUES), draw(strategies.carried(model, table.num_workers))
-    return pj.Links(model, strategies.with_effect(queues, model, more), groups, **more)
+    return pj.Links(
+        model, draw(QUEUES), groups, **draw(strategies.carried(model, table.num_workers))
+    )
 
 
 @st.composite

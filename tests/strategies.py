@@ -111,12 +111,6 @@ def carried(draw, link, workers):
     return result
 
 
-def with_effect(queues, link, more):
-    """The scope of queues under a rendezvous, else the default; `more` is what `carried` drew."""
-    models = {link, *(model for _, model in more.get("pair_links", ()))}
-    return queues if "rendezvous" in models else "worker"
-
-
 def _with_waits(rng, row):
     """Put waits for some SENDs anywhere behind them."""
     waits = []

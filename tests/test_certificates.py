@@ -504,10 +504,7 @@ MALFORMED = {
     ("costs", "seconds", "F"): ([1.0], r"seconds: F must be 3 numbers or lists, got \[1.0\]"),
     ("costs", "links", "model"): ("wire", "links: model must be one of delay, .*, got 'wire'"),
     ("costs", "links", "host_links"): ([[7]], "host_links must be .*; workers are 0 to 2, got"),
-    ("costs", "links", "posting"): (
-        "program",
-        "posting by program, queues, eager_below need rendez",
-    ),
+    ("costs", "links", "posting"): ("program", "posting by program and eager_below need rendez"),
     ("table",): ([], "the table must be an object with the keys format, name"),
     ("table", "rows"): (..., "missing key 'rows' in the table"),
     ("claim", "objective"): ("speed", "objective must be one of makespan, span, got 'speed'"),

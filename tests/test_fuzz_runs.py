@@ -32,7 +32,6 @@ def test_any_table_runs_as_the_event_loop(data):
     model, queues = data.draw(MODELS), data.draw(QUEUES)
     groups = data.draw(strategies.host_links(workers))
     more = data.draw(strategies.carried(model, workers))
-    queues = strategies.with_effect(queues, model, more)
     slow = [1.0] * workers
     costs = case.costs
     if not (pairs and does["by_microbatch"]) and data.draw(st.booleans()):

@@ -130,7 +130,6 @@ def make_links(draw, workers):
     model, queues = draw(MODELS), draw(QUEUES)
     more = draw(strategies.carried(model, workers))
     more.pop("posting", None)
-    queues = strategies.with_effect(queues, model, more)
     return model, queues, draw(strategies.host_links(workers)), more
 
 

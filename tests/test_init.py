@@ -31,5 +31,5 @@ def test_copies_keep_numbers_and_source(tmp_path, answer, call):
     code, out, _ = call("init", "model", "--model", "gpt-22b", "--out", path, "--force")
     assert code == 0
     assert pj.load_model(path).layers == pj.load_model("gpt-22b").layers
-    for word in ("wrote", "keys", "--model"):
+    for word in ("wrote", "next: pipejax evaluate", "--model"):
         assert word in out

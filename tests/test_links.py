@@ -103,17 +103,6 @@ def test_deadlock_names_the_cycle(queues):
         reference.Run(CROSSED, [0, 0], costs, "rendezvous", queues)
 
 
-@pytest.mark.parametrize("model", ["delay", "queued", "blocking"])
-@pytest.mark.parametrize("queues", ["pair", "direction"])
-def test_queues_need_a_rendezvous(model, queues):
-    with pytest.raises(ValueError, match=f"queues '{queues}' needs .* rendezvous, got '{model}'"):
-        pj.Links(model, queues=queues)
-    assert pj.Links(model, queues="worker") == pj.Links(model)
-    links = pj.Links(model, queues=queues, pair_links={(0, 1): "rendezvous"})  # which has queues
-    assert links.queues == queues
-    assert pj.Links("rendezvous", queues=queues).with_model(model) == pj.Links(model)
-
-
 def test_unknown_models_are_named():
     with pytest.raises(ValueError, match="unknown link model 'x': known are delay, queued"):
         pj.lower(GPIPE, link="x")

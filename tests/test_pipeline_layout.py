@@ -20,6 +20,7 @@ H100 = dataclasses.replace(pj.load_system("h100"), host=Host())  # sums of layer
 SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
 SHARED = {"tensor_parallel": 8, "expert_parallel": 8, "expert_tensor_parallel": 1}
+TENSOR = {"tensor_parallel": 8}
 
 
 def written_out(text):
@@ -282,7 +283,8 @@ def test_a_layout_is_of_the_model_and_the_schedule(text, why):
 
 @pytest.mark.parametrize(("model", "layers"), [(DENSE, [12] * 4), (SPARSE, [15, 16, 15, 15])])
 def test_the_even_layout_is_the_default(model, layers):
-    plain = pj.Workload(model, minibatch=8, **SHARED)
+    degrees = TENSOR if model.moe is None else SHARED
+    plain = pj.Workload(model, minibatch=8, **degrees)
     mtp = [0, 0, 0, model.mtp_layers]
     layout = pj.costing.PipelineLayout.with_layers(layers, mtp)
     message = dataclasses.replace(plain, pipeline_layout=str(layout))
@@ -295,7 +297,8 @@ def test_the_even_layout_is_the_default(model, layers):
 
 
 def at(text, model=DENSE, **how):
-    workload = pj.Workload(model, minibatch=8, **SHARED, pipeline_layout=text, **how)
+    degrees = TENSOR if model.moe is None else SHARED
+    workload = pj.Workload(model, minibatch=8, **degrees, pipeline_layout=text, **how)
     return pj.stage_costs(workload, H100, TABLE), pj.memory_bytes(workload, TABLE)
 
 

@@ -264,10 +264,10 @@ def test_wide_and_long_files_are_read_in_linear_time(content, message, tmp_path)
     assert timed(pj.read_table, path, message) < 4
 
 
-@pytest.mark.parametrize("method", ["gradient", "exhaustive"])
+@pytest.mark.parametrize("method", [[], ["--method", "exhaustive"]])
 def test_a_minibatch_whose_microbatches_cannot_fit_is_refused_before_the_search(mistake, method):
     arguments = ["--model", "llama3-70b", "--system", "h100", "--workers", 4, "--minibatch", HUGE]
     began = time.process_time()
-    line = mistake("tune", *arguments, "--method", method)
+    line = mistake("tune", *arguments, *method)
     assert re.search(f"{HUGE} microbatches {TOO_LARGE}", line)
     assert time.process_time() - began < 2

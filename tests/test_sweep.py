@@ -135,16 +135,6 @@ def test_systems_without_the_peak_of_a_precision_are_illegal(schedule, tmp_path)
             [False, False, True, False],  # the dataset has the layers first
             "recompute_layers 3 needs recompute 'full', got 'none'",
         ),
-        (
-            {"link": ["delay", "rendezvous"], "queues": ["worker", "pair"]},
-            [False, True, False, False],
-            "queues 'pair' needs the link model rendezvous, got 'delay'",
-        ),
-        (
-            {"link": ["queued", "blocking"], "queues": "direction"},
-            [True, True],
-            "queues 'direction' needs the link model rendezvous, got 'queued'",
-        ),
     ],
 )
 def test_settings_that_the_command_line_refuses_are_illegal(axes, illegal, reason, tmp_path):

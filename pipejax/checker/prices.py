@@ -63,9 +63,8 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
     require(is_valid, f"{where}: pair_links", "pairs of which none stands twice", pair_links)
     models = {record["model"], *pairs.values()}
     has_rendezvous = "rendezvous" in models
-    is_usual = (record["posting"], record["queues"], eager_below) == ("early", "worker", 0)
-    if not (has_rendezvous or is_usual):
-        raise MalformedError(f"{where}: posting by program, queues, eager_below need rendezvous")
+    if not has_rendezvous and (record["posting"] != "early" or eager_below):
+        raise MalformedError(f"{where}: posting by program and eager_below need rendezvous")
     needs_cells = record["posting"] == "program" and not table.has_communication
     if needs_cells and any(table.crossing()):
         raise MalformedError(f"{where}: posting by program needs a table with SEND and RECV cells")

@@ -139,7 +139,7 @@ class Links:
 
     Raises:
       ValueError: if a name is unknown, a group is empty or names a worker or a pair twice, or the
-        link models know no queues, no posting, no shared links or no buffered messages.
+        link models know no posting, no shared links or no buffered messages.
 
     Example:
       >>> import pipejax as pj
@@ -160,11 +160,11 @@ class Links:
     def __post_init__(self) -> None:
         for name, option in LINK_OPTIONS.items():
             object.__setattr__(self, name, option.check(getattr(self, name)))
-        for name, value in self.changed().items():
+        for name in self.changed():
             option = LINK_OPTIONS[name]
             if option.refusal and not self.has_effect(name):
                 models = " or ".join(", ".join(option.models).rsplit(", ", 1))
-                refusal = option.refusal.format(models=models, model=self.model, value=value)
+                refusal = option.refusal.format(models=models, model=self.model)
                 raise MismatchError(f"{name} {refusal}", name)
 
     @property
@@ -352,10 +352,7 @@ _NEED = "needs the link model {models}, got {model!r}: only there"
 LINK_OPTIONS: dict[str, LinkOption] = {
     "model": LinkOption.choice(LINK_MODELS, "link model"),
     "queues": LinkOption.choice(
-        *(QUEUES, "queue scope"),
-        applies=_IS_RENDEZVOUS,
-        caption="{} queues",
-        refusal="{value!r} " + _NEED + " messages hold queues of both workers",
+        *(QUEUES, "queue scope"), applies=_IS_RENDEZVOUS, caption="{} queues"
     ),
     "host_links": LinkOption(
         *(_check_groups, (), parse_groups, format_groups, "a text, as 0+1,2+3"),
@@ -365,7 +362,7 @@ LINK_OPTIONS: dict[str, LinkOption] = {
         *(POSTINGS, "posting"),
         applies=_IS_RENDEZVOUS,
         caption="{} posting",
-        refusal="{value!r} " + _NEED + " both ends of a transfer are posted",
+        refusal="'program' " + _NEED + " both ends of a transfer are posted",
     ),
     "shared_links": LinkOption(
         *(_check_pair_groups, (), parse_pairs, format_pairs, "a text, as 0-1+1-0, or pairs"),

@@ -359,8 +359,8 @@ def analyse(
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> run = pj.evaluate(table, pj.Costs(forward=[1.0, 1.0, 1.4, 1.0], backward=2.0))
       >>> result = pj.traces.analyse(pj.traces.record_runs([run] * 4), schedules=["zb-h1"])
-      >>> result.replay.worst_error, result.advice.bottleneck.stage
-      (0.0, 2)
+      >>> result.replay.worst_error, result.finding.kind, result.finding.name
+      (0.0, 'worker', '2')
 
     References:
       What-if analysis of stragglers: arXiv 2505.05713.
