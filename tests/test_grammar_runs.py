@@ -389,6 +389,37 @@ def test_messages_of_a_graph_go_along_its_edges():
         make_table(rows, {**grammar, "rules": ["N@last <- F@first [message]"]})
 
 
+FORK, JOIN = [(1, 0), (1, 2)], [(0, 1), (2, 1)]  # an edge to a lower stage and one to a higher
+THERE_AND_BACK = [["0F0", "0B0"], ["1F0", "1B0"], ["2F0", "2B0"]]
+TWO_EACH = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+TWO_EACH.append([op.replace("0", "2", 1) for op in TWO_EACH[0]])
+
+
+@pytest.mark.parametrize(
+    ("graph", "rows", "forward", "transmit", "makespan"),
+    [
+        # both activations leave worker 1 at 1, one by one: 1 to 2 and 2 to 3
+        (FORK, [["0F0"], ["1F0"], ["2F0"]], 1.0, 1.0, 4.0),
+        # both activations reach worker 1 one by one: 1 to 2 and 2 to 3
+        (JOIN, [["0F0"], ["1F0"], ["2F0"]], 1.0, 1.0, 4.0),
+        # both gradients are there at 3 and reach worker 1 one by one: 3 to 4 and 4 to 5
+        (FORK, THERE_AND_BACK, 1.0, [[[0.0, 0.0]], [[1.0, 1.0]]], 6.0),
+        # gradients from worker 2, 6 to 9 and 9 to 12, do not wait for the activation of 1F1 to
+        # worker 0, 6 to 7
+        (FORK, TWO_EACH, [1.0, 3.0, 1.0], [[[1.0, 0.0]], [[0.0, 3.0]]], 13.0),
+    ],
+)
+def test_activations_of_a_graph_share_a_queue_whatever_the_numbers_of_their_stages(
+    graph, rows, forward, transmit, makespan
+):
+    """Times by hand: an activation goes along an edge, to a lower stage too; backwards take 1 s."""
+    table = make_table(rows, {"graph": graph, "forward_only": len(rows[0]) == 1})
+    costs = pj.Costs(forward=forward, backward=1.0, transmit=np.array(transmit))
+    result = pj.evaluate(table, costs, link=pj.Links("rendezvous", "direction"))
+    assert result.makespan == makespan
+    assert pj.verify(pj.certificate(result)).problems == ()
+
+
 def test_what_all_do_together_is_one_op_where_transfers_get_their_order():
     """In the run of unit slots the host link of worker 0 waits for both workers."""
     kinds = {"S": kind(scope="worker", is_collective=True), "H": kind("host", time="host")}

@@ -252,7 +252,7 @@ class Run:
         if has_link and not shared_links:
             self.queues["link", sender, receiver].append((rank, event))
         if model == "rendezvous":
-            self._add_rendezvous(event, message_cells(producer, op), (sender, receiver), key)
+            self._add_rendezvous(event, message_cells(producer, op), direction, key)
 
     def _name_message(self, producer: TableOp, op: TableOp, letter: str) -> tuple[Event, str]:
         """Return the event of a message and its name: by its SEND, or by both ops."""
@@ -266,12 +266,13 @@ class Run:
         return (producer, target, op.stage), name
 
     def _add_rendezvous(
-        self, event: Event, ops: tuple[TableOp, TableOp], workers: tuple[int, int], key: Event
+        self, event: Event, ops: tuple[TableOp, TableOp], direction: int, key: Event
     ) -> None:
         """Queue a message at its sender and at its receiver, which both wait for each other."""
         # Queues follow the order of SEND and RECV cells (`ops`), or `key` if the table has none.
+        workers = self.messages[event].sender, self.messages[event].receiver
         for op, worker, other in zip(ops, workers, workers[::-1], strict=True):
-            scope = {"worker": (), "pair": (other,), "direction": (op.letters[-1],)}
+            scope = {"worker": (), "pair": (other,), "direction": (direction,)}
             queue = "queue", worker, *scope[self.links["queues"]]
             cell = self.table.cell[op] if self.table.has_communication else None
             self.queues[queue].append((key if cell is None else cell, event))
