@@ -383,7 +383,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
 Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument alone
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
 )
-Costs._filled = property(  # type: ignore[attr-defined]
+Costs._filled = property(  # type: ignore[attr-defined]  # to mypy an argument alone
     lambda costs: getattr(costs, "filled_in", None)
 )
 # names of costs in files and options, which people try in Python
