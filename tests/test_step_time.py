@@ -78,3 +78,56 @@ def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, result):
     group_slopes = result[1][0, :, len(NAMES.split()) :]
     np.testing.assert_array_equal(group_slopes > 0, (rows.tensor // 8)[:, None] == np.arange(2))
     assert (group_slopes.sum(axis=1) < result[0][0]).all()
+
+
+OVERLAPPING = [  # layers, workers, sequences, schedule, and whether steps overlap
+    (8, 4, 16, "zb-2p", 1),
+    (8, 4, 16, "zb-2p", 0),
+    (8, 2, 5, "zb-1p", 1),
+    (12, 4, 6, "gpipe", 1),
+    (7, 4, 9, "zb-2p", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def overlapping(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "overlapping.csv"
+    lines = [
+        f"{layers},4096,32,1024,1,1,{p},1,{batch},{schedule},0,none,0.5,{overlaps},512"
+        for layers, p, batch, schedule, overlaps in OVERLAPPING
+    ]
+    header = HEADER + "sequence_parallel,recompute,seconds,steps_overlap,vocabulary\n"
+    path.write_text(header + "\n".join(lines))
+    with pytest.warns():
+        return StepTimes(read_rows(path))
+
+
+def worker_times(table, costs):
+    """Return each worker's first start and the end of its update, cell by cell."""
+    run = pj.evaluate(table, dataclasses.replace(costs, update=0.0, all_reduce=0.0))
+    is_op = table.cells.phase > 0
+    begins = np.where(is_op, run.start, np.inf).min(axis=1)
+    # the last op of a worker completes the gradient of its stage
+    ends = np.where(is_op, run.finish, 0).max(axis=1) + costs.all_reduce + costs.update
+    return begins, ends
+
+
+def test_a_step_that_overlaps_the_next_lasts_as_its_longest_worker(overlapping, system, at):
+    names = NAMES.split()
+    numbers = np.append(at[: len(names)], 1.0)
+    steps = np.diag(1e-5 * numbers)
+    values = np.array([numbers, *(numbers + steps), *(numbers - steps)])
+    seconds, slopes = overlapping.predict_and_grad(system, names, values)
+    for name, value in zip(names, at, strict=False):
+        system = system.with_number(name, value)
+    for k, (*_, overlaps) in enumerate(OVERLAPPING):
+        table = overlapping.tables[k]
+        costs = pj.stage_costs(overlapping.workloads[k], system, table)
+        begins, ends = worker_times(table, costs)
+        expected = (ends - begins).max() if overlaps else ends.max()
+        assert seconds[0, k] == pytest.approx(expected, rel=1e-12)
+        if table.name == "zb-2p":
+            assert (seconds[0, k] < 0.999 * ends.max()) == bool(overlaps)
+    count = len(numbers)
+    rises = (seconds[1 : 1 + count] - seconds[1 + count :]).T / 2e-5
+    np.testing.assert_allclose(slopes[0] * numbers, rises, atol=1e-6 * seconds[0].max())

@@ -16,7 +16,6 @@ from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
 from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 from pipejax.sweep.results import read_results
-from pipejax.sweep.run import _one_ahead
 from pipejax.sweep.store import get_block, num_blocks
 
 
@@ -230,24 +229,6 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
         ValueError, match=r"at schedule = 1f1b, workers = 2, recompute = none: a bug of ours"
     ):
         run_sweep(read_sweep(grid), tmp_path / "broken.zarr")
-
-
-@pytest.mark.slow
-def test_of_two_points_that_are_wrong_the_first_is_told():
-    def point(name, prepares=True, runs=True):
-        if not prepares:
-            raise ValueError(f"{name} cannot be prepared")
-        yield
-        if not runs:
-            raise ValueError(f"{name} does not run")
-        return name
-
-    assert _one_ahead(map(point, "abc")) == ["a", "b", "c"]
-    for second in (point("b", prepares=False), point("b", runs=False)):
-        with pytest.raises(ValueError, match="a does not run"):
-            _one_ahead([point("a", runs=False), second, point("c")])
-    with pytest.raises(ValueError, match="b cannot be prepared"):
-        _one_ahead([point("a"), point("b", prepares=False)])
 
 
 def test_an_output_may_use_numbers_of_the_systems(monkeypatch, tmp_path):

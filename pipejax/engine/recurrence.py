@@ -278,6 +278,26 @@ def total_negative_slack(
 
 
 @compiled
+def longest_spans_and_grad(
+    program: Program, costs: dict[str, Array]
+) -> tuple[Float[Array, " batch"], dict[str, Array]]:
+    """Return the longest time from a worker's first start to its last end, and its derivatives.
+
+    `costs` and the derivatives are by field of `Costs`, with a batch axis first.
+    """
+
+    def longest_span(costs: dict[str, Array]) -> Float[Array, ""]:
+        preds, duration, lag = _graph(program, Costs(**costs))
+        finish, _ = _scan(preds, duration, lag)
+        first = jnp.asarray(program.first_node)
+        spans = finish[jnp.asarray(program.last_node)] - (finish[first] - duration[first])
+        return spans[jnp.argmax(spans)]  # a maximum would share its derivative among ties
+
+    values, slopes = jax.vmap(jax.value_and_grad(longest_span))(costs)
+    return values, slopes
+
+
+@compiled
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
     """Return each node's finish time [s], and the column of its latest predecessor in `preds`."""
 

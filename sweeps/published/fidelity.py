@@ -461,7 +461,7 @@ def zero_bubble() -> Section:
     rows = read("zero_bubble_a100")
     text = (
         "The predictions of step times and memory (Table 4 of the paper) start from its "
-        "profile of F, I, W and messages."
+        f"profile of F, I, W and messages. {zero_bubble_accuracy.reason(rows)}"
     )
     return Section(
         "Zero bubble, from profiled times", text, tuple(zero_bubble_accuracy.accuracies(rows))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax import schedules
+from pipejax.analysis.runs.evaluate import spans
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.jax_on_demand import jax, jnp, mapped
@@ -33,7 +34,7 @@ from pipejax.costs.stage.stage_work import StageWork, work_of_stages
 from pipejax.costs.system.parts import Link, with_known
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import Program, makespan_on_host
+from pipejax.engine.lowering.program import Program, run_on_host
 from pipejax.engine.pricing import cost_vector
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
@@ -113,7 +114,8 @@ class RowBatch(NamedTuple):
     rows: Rows  # indices among all rows
     numbers: Float[NumpyArray, "rows numbers"]  # work and setting of each
     kind: PricingKind
-    programs: tuple[tuple[Program, Rows], ...]  # with the rows of the batch that run it
+    # with the rows of the batch that run it, and whether steps overlap in these rows
+    programs: tuple[tuple[Program, Rows, bool], ...]
     ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
 
     def prices(self, kind: PricingKind, system: System, values: Values) -> CostArrays:
@@ -160,6 +162,7 @@ class _Timed(NamedTuple):
 
     op: str  # `STEP`, or the letter of an op
     stage: int  # of the op
+    steps_overlap: bool  # whether workers begin the next step without waiting for the others
 
 
 class StepTimes:
@@ -180,12 +183,12 @@ class StepTimes:
         """
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
-        ops_and_stages = rows.op.tolist(), rows.stage.tolist()
+        timed = rows.op.tolist(), rows.stage.tolist(), rows.steps_overlap.tolist()
         self.size = len(rows)
         self.workloads = row_workloads(rows)
         self.tables = row_tables(rows)
         self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
-        self._timed = [_Timed(op, stage) for op, stage in zip(*ops_and_stages, strict=True)]
+        self._timed = [_Timed(*row) for row in zip(*timed, strict=True)]
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         self._links = [name or link for name in rows.link.tolist()]
         self.programs = list(map(self._lower, self.tables, self._links))
@@ -235,21 +238,24 @@ class StepTimes:
         timed = [self._timed[row] for row in rows]
         steps = [k for k, row in enumerate(timed) if row.op == STEP]
         programs = {k: self.programs[rows[k]] for k in steps}
+        overlaps = [row.steps_overlap for row in timed]
         ops = _rows_by_op(timed)
         fields = {"forward"} | _program_fields(programs.values()) | {field for field, _, _ in ops}
         kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), structure, shapes)
         numbers = np.array([np.concatenate([leaf.ravel() for leaf in row]) for row in leaves])
-        return RowBatch(rows, numbers, kind, _rows_by_program(programs), ops)
+        return RowBatch(rows, numbers, kind, _rows_by_program(programs, overlaps), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
         """Predict the step time of each row [s]."""
         seconds = np.empty(self.size)
         for row, costs in enumerate(self._costs(system)):
-            op, stage = self._timed[row]
+            op, stage, steps_overlap = self._timed[row]
             if op == STEP:
                 program = self._program(row, costs)
                 vector = np.asarray(cost_vector(program, costs))
-                seconds[row] = makespan_on_host(program, vector)
+                run = run_on_host(program, vector)
+                ends = spans(program, run.duration, run.finish) if steps_overlap else run.finish
+                seconds[row] = ends.max()
             else:  # an op of one microbatch
                 seconds[row] = np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage]
         return seconds
@@ -373,7 +379,7 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
 
 def _rows_by_op(timed: Sequence[_Timed]) -> tuple[tuple[str, Rows, Rows], ...]:
     """Group rows of profiles by op; return the op's cost field, the rows and their stages."""
-    row_ops, stages = (np.array(column) for column in zip(*timed, strict=True))
+    row_ops, stages, _ = (np.array(column) for column in zip(*timed, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}
     return tuple((PHASE_FIELDS[op], rows, stages[rows]) for op, rows in by_op.items() if len(rows))
 
@@ -385,12 +391,17 @@ def _program_fields(programs: Iterable[Program]) -> set[str]:
     return {PHASE_FIELDS[phase.name] for phase in (*phases, *STEP_END)}
 
 
-def _rows_by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:
-    """Group rows by program; return each program with the rows that run it."""
-    rows_by_program: dict[int, list[int]] = {}
+def _rows_by_program(
+    programs: Mapping[int, Program], overlaps: Sequence[bool]
+) -> tuple[tuple[Program, Rows, bool], ...]:
+    """Group rows by program and by whether steps overlap; return both with the group's rows."""
+    groups: dict[tuple[int, bool], list[int]] = {}
     for row, program in programs.items():
-        rows_by_program.setdefault(id(program), []).append(row)
-    return tuple((programs[rows[0]], np.array(rows)) for rows in rows_by_program.values())
+        groups.setdefault((id(program), overlaps[row]), []).append(row)
+    return tuple(
+        (programs[rows[0]], np.array(rows), steps_overlap)
+        for (_, steps_overlap), rows in groups.items()
+    )
 
 
 def _solve(
@@ -405,26 +416,30 @@ def _solve(
         counts[field][:, rows, stages] = 1.0
     from pipejax.engine.batched.pricing import in_parts
 
-    for program, rows in batch.programs:
+    for program, rows, steps_overlap in batch.programs:
         index = _program_index(rows, program.layout.num_stages)
         shape = len(seconds), len(rows)
         pair_costs = {}  # (pairs of values and row, ...)
         for name, leaf in costs.items():
             row_leaf = leaf[index(name, leaf)]
             pair_costs[name] = row_leaf.reshape(math.prod(shape), *row_leaf.shape[2:])
-        makespans, path_counts = in_parts(functools.partial(_solve_part, program), pair_costs)
-        seconds[:, rows] = makespans.reshape(shape)
+        solve = functools.partial(_solve_part, program, steps_overlap)
+        times, path_counts = in_parts(solve, pair_costs)
+        seconds[:, rows] = times.reshape(shape)
         for name, leaf in counts.items():
             count = path_counts[name]
             leaf[index(name, leaf)] = count.reshape(*shape, *count.shape[1:])
     return seconds, counts
 
 
-def _solve_part(program: Program, leaves: Any) -> tuple[Any, Leaves]:
-    """Return makespans (batch) and counts of critical costs, given costs (batch, ...)."""
+def _solve_part(program: Program, steps_overlap: bool, leaves: Any) -> tuple[Any, Leaves]:
+    """Return step times (batch) and counts of critical costs, given costs (batch, ...)."""
     from pipejax.engine.batched.makespans import makespans_and_grad
+    from pipejax.engine.recurrence import longest_spans_and_grad
 
     size = len(next(iter(leaves.values())))
+    if steps_overlap:
+        return longest_spans_and_grad(program, leaves)
     values, counts = makespans_and_grad(program, Costs(**leaves), batch_size=size)
     return values, {name: getattr(counts, name) for name in leaves}
 

@@ -102,7 +102,7 @@ CONFIGURATION: Mapping[str, FileField] = {
     **COUNTS,
     "sequence_parallel": FileField(whole(0, 1), None),
     "contiguous_context": _OF_WORKLOAD["contiguous_context"],
-    "out_of_memory": FileField(_SWITCH, False),
+    **{name: FileField(_SWITCH, False) for name in ("out_of_memory", "steps_overlap")},
     **{
         name: _OF_WORKLOAD[name]
         for name in ("overlap", "tensor_overlap", "expert_overlap", "graphs", "optimizer_offload")
@@ -164,6 +164,8 @@ class MeasuredRows:
     graphs: Float[NumpyArray, " rows"]  # share of the kernels that start as graphs
     optimizer_offload: Float[NumpyArray, " rows"]  # share that the host has
     out_of_memory: Bool[NumpyArray, " rows"]  # whether the run ended for lack of memory
+    # whether a worker begins its next step as soon as its own ops are done
+    steps_overlap: Bool[NumpyArray, " rows"]
     # of a ring within a node, and over all nodes; 0 where the system says it [B/s]
     node_bandwidth: Float[NumpyArray, " rows"]
     network_bandwidth: Float[NumpyArray, " rows"]

@@ -142,7 +142,7 @@ class RowReader:
         columns |= self._names(cells, columns) | self._software(cells, stack) | {"stack": name}
         _check_degrees(columns, model, cells)
         columns |= _profiled_op(columns, cells)
-        names = (*MEASURED, *BANDWIDTHS, "out_of_memory", *TEXTS)
+        names = (*MEASURED, *BANDWIDTHS, "out_of_memory", "steps_overlap", *TEXTS)
         columns |= {name: cells.get(name, COLUMNS[name].default) for name in names}
         measured = [name for name in MEASURED if name in cells]
         if columns["out_of_memory"] and measured:

@@ -214,30 +214,20 @@ def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
 
 
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
-    """Price all layouts: bounds of their step times, and their memory."""
+    """Return lower bounds on the step times of all layouts, and their memory; no step times yet."""
     bound, memory = np.empty((2, len(layouts)))
     done = 0
-    # layouts of equal schedule, workers and stages have one shape; those of as many pipes and
-    # stages are priced together; memory needs M as well
-    by_size: dict[tuple[int, ...], list[Rows]] = {}  # rows of each shape, by pipes and stages
-    for rows in row_groups(layouts[:3]):
-        size = _short_table(request, layouts, int(rows[0])).placement.shape
-        by_size.setdefault(size, []).append(rows)
-    for rows_by_shape in by_size.values():
-        all_prices = price(request, layouts.take(np.concatenate(rows_by_shape)))
-        end = 0
-        for rows in rows_by_shape:
-            end += len(rows)
-            part = slice(end - len(rows), end)
-            prices = jax.tree.map(lambda leaf, part=part: leaf[part], all_prices)
-            shape, microbatches = program_shape(request, layouts, rows[0]), layouts.microbatches
-            bound[rows] = lower_bounds(table_pipe(shape), prices.costs, microbatches[rows])
-            for k in row_groups((microbatches[rows],)):
-                memory[rows[k]] = _memory(shape, prices, k, int(microbatches[rows[k[0]]]))
-            done += len(rows)
-            tell(done, len(layouts), "layouts priced")
-    fits = memory <= request.room
-    return Estimates(bound, memory, fits, np.full(len(layouts), np.nan))
+    for rows in row_groups(layouts[:3]):  # of equal schedule, workers and stages per worker
+        shape, microbatches = program_shape(request, layouts, rows[0]), layouts.microbatches[rows]
+        prices = price(request, layouts.take(rows))
+        bound[rows] = lower_bounds(table_pipe(shape), prices.costs, microbatches)
+        for members in row_groups((microbatches,)):
+            count = int(microbatches[members[0]])
+            memory[rows[members]] = _memory(shape, prices, members, count)
+        done += len(rows)
+        tell(done, len(layouts), "layouts priced")
+    unknown_times = np.full(len(layouts), np.nan)
+    return Estimates(bound, memory, memory <= request.room, unknown_times)
 
 
 def _memory(
