@@ -260,6 +260,20 @@ def test_shares_of_places_are_the_critical_path(name):
         assert slope == pytest.approx(resource.share, abs=1e-5)
 
 
+@pytest.mark.parametrize(("encoders", "depth"), [(1, 2), (2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
+def test_shares_of_boundaries_of_a_graph_are_their_slopes(encoders, depth, link):
+    options = {"encoders": encoders, "encoder_stages": depth}
+    table = pj.schedules.build("encoders-1f1b", num_workers=8, num_microbatches=4, **options)
+    times = np.random.default_rng(1).uniform(0.1, 3, (2, 1, len(table.grammar.edges(8))))
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=times, latency=0.1)
+    run = pj.evaluate(table, costs, link=link)
+    for resource in place_sensitivity(run, (1 - 1e-7, 1 + 1e-7)):
+        slower, faster = resource.step_times[::-1]
+        slope = (slower - faster) / (2e-7 * run.makespan)
+        assert slope == pytest.approx(resource.share, abs=1e-5)
+
+
 def test_a_file_of_costs_has_places(answer):
     line = ["-s", "1f1b", "-P", 2, "-M", 8, "-T", "F=1,B=2", "--stragglers", "1=2"]
     result = answer("sensitivity", *line, "--factor", 2)

@@ -31,7 +31,6 @@ from pipejax.engine.batched.pricing import path_slopes, priced_on_host, programs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, makespan_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -245,11 +244,9 @@ def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
     for scope, values in ("stage", _by_stage(evaluation, seconds)), ("worker", worker_seconds):
         for index, share in enumerate((values / makespan).tolist()):
             yield f"{scope}{index}", "compute", share
-    messages, is_critical = program.messages, evaluation.message_critical
+    boundary, is_critical = np.asarray(program.messages.boundary), evaluation.message_critical
     seconds = (evaluation.message_finish - evaluation.message_start)[is_critical]
-    # activations go from stage s over boundary s, gradients over boundary s - 1
-    boundary = np.asarray(messages.stage) - (np.asarray(messages.phase) == Phase.SEND_B)
-    boundary_seconds = np.bincount(boundary[is_critical], seconds, evaluation.stages)
+    boundary_seconds = np.bincount(boundary[is_critical], seconds, program.layout.num_boundaries)
     for index in np.unique(boundary).tolist():
         yield f"boundary{index}", "message", float(boundary_seconds[index]) / makespan
 
