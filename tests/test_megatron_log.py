@@ -136,7 +136,7 @@ CHANGES = [  # arguments, and what they make of a row
         {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"optimizer_offload": 0.5},
     ),
-    ({"moe_token_dispatcher_type": "flex"}, {"dispatcher": "per-node"}),
+    ({"num_experts": 8, "moe_token_dispatcher_type": "flex"}, {"dispatcher": "per-node"}),
     ({"account_for_loss_in_pipeline_split": True}, {"loss_units": 1}),
 ]
 
@@ -145,6 +145,9 @@ CHANGES = [  # arguments, and what they make of a row
 def test_arguments_become_columns(changes, columns, tmp_path):
     (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **changes)).rows("llama3-8b")
     assert {name: row[name] for name in columns} == columns
+    # Megatron also prints how tokens travel for models without experts
+    (row,), _ = MegatronLog.read(log(tmp_path / "b.log", moe_enable_deepep=True)).rows("llama3-8b")
+    assert "dispatcher" not in row
 
 
 def test_experts_and_latent_attention_are_read(tmp_path):

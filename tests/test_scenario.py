@@ -241,7 +241,7 @@ def test_what_comes_from_no_file_has_no_command(changes, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dispatcher": "per-node"}, "no option sets dispatcher of a workload to 'per-node'"),
+        ({"head_precision": "fp8"}, "no option sets head_precision of a workload to 'fp8'"),
         ({"frozen": True}, "no option sets frozen of a workload to True"),
     ],
 )

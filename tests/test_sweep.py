@@ -130,6 +130,13 @@ def test_systems_without_the_peak_of_a_precision_are_illegal(schedule, tmp_path)
             "expert_tensor_parallel 2: gpt-22b has no experts",
         ),
         (
+            {"models": ["gpt-22b", "mixtral-8x7b"], "dispatcher": ["all-to-all", "per-node"]},
+            [False, True, False, False],
+            "dispatcher per-node: gpt-22b has no experts",
+        ),
+        # those of a stack that a model cannot have are not its own
+        ({"models": ["gpt-22b", "mixtral-8x7b"], "stack": "megatron-core-2026"}, [False] * 2, ""),
+        (
             {"recompute": ["none", "full"], "recompute_layers": [0, 3]},
             [False, False, True, False],  # the dataset has the layers first
             "recompute_layers 3 needs recompute 'full', got 'none'",

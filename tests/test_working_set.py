@@ -232,6 +232,12 @@ def test_a_form_without_a_number_is_refused(text):
         pj.Workload(LLAMA, 16, recompute=text)
 
 
+@pytest.mark.parametrize("text", ["mlp+mlp", "mlp+layernorm+mlp", "core_attn+mlp+core_attn"])
+def test_a_part_that_stands_twice_is_refused(text):
+    with pytest.raises(ValueError, match="recompute must name a part of layers once, got"):
+        pj.Workload(LLAMA, 16, recompute=text)
+
+
 def test_an_unknown_form_names_the_forms(mistake):
     run = ["-s", "1f1b", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100", "--minibatch", 16]
     message = mistake("evaluate", *run, "--recompute", "blocks:2")
@@ -245,7 +251,22 @@ def test_time_of_a_block_lies_between_none_and_full():
 
     none, full = busy("none"), busy("full")
     assert busy("block:2") == pytest.approx(none + 2 / 8 * (full - none))
-    assert busy("uniform:2") == busy("block:8") == busy("block:99") == full
+    assert busy("uniform:2") == busy("uniform:8") == busy("block:8") == full
+    for recompute in ("block:9", "block:99", "uniform:9"):
+        text = f"recompute {recompute}: no stage has more than 8 layers; full recomputes all layers"
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            busy(recompute)
+
+
+def test_a_plan_leaves_out_layouts_whose_stages_have_fewer_layers(answer, mistake):
+    # 32 layers: a stage of one worker has 32, of two 16
+    request = ["plan", "-m", "llama3-8b", "-y", "b300", "--gpus", 2, "--minibatch", 8, "-S", "1f1b"]
+    request += ["--runners-up", 99]
+    for recompute, pipelines in ("block:17", {1}), ("uniform:16", {1, 2}), ("block:16", {1, 2}):
+        result = answer(*request, "--recompute", recompute)
+        layouts = [plan["layout"] for plan in (result["best"], *result["runners_up"])]
+        assert {layout["pipeline"] for layout in layouts} == pipelines
+    assert "no stage has more than 32 layers" in mistake(*request, "--recompute", "block:33")
 
 
 FLAGS = {

@@ -401,6 +401,8 @@ def test_sequence_parallelism_splits_what_it_says():
                 ({"expert_parallel": 2}, "expert_parallel 2: gpt-22b has no experts"),
                 ({"expert_parallel": 3}, "expert_parallel 3: gpt-22b has no experts"),
                 ({"expert_tensor_parallel": 4}, "expert_tensor_parallel 4: gpt-22b has no experts"),
+                ({"expert_overlap": 0.5}, "expert_overlap 0.5: gpt-22b has no experts"),
+                ({"dispatcher": "per-node"}, "dispatcher per-node: gpt-22b has no experts"),
             )
         ),
         *(

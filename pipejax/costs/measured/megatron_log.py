@@ -236,6 +236,8 @@ class MegatronLog(NamedTuple):
         if self.text("num_experts"):  # DeepSpeed leaves experts whole unless a switch is on
             is_whole = self.arguments.get("enable_expert_tensor_parallelism") == "False"
             columns["expert_tensor"] = self.whole("expert_tensor_parallel_size", int(is_whole))
+            if self.is_on("moe_enable_deepep") or self.text("moe_token_dispatcher_type") == "flex":
+                columns["dispatcher"] = "per-node"
         if layout := self._pipeline_layout(sizes["pipeline"], columns["stages_per_worker"]):
             columns["pipeline_layout"] = layout
         # as in Megatron Core, one layer at each end by default
@@ -246,8 +248,6 @@ class MegatronLog(NamedTuple):
             columns["schedule"] = "zb-h1"
         if self.is_on("optimizer_cpu_offload") or self.is_on("cpu_optimizer"):
             columns["optimizer_offload"] = float(self.text("optimizer_offload_fraction") or 1)
-        if self.is_on("moe_enable_deepep") or self.text("moe_token_dispatcher_type") == "flex":
-            columns["dispatcher"] = "per-node"
         return columns
 
     def _zero(self) -> int:

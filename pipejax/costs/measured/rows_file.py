@@ -29,7 +29,7 @@ from pipejax.costs.measured.measured_rows import (
 )
 from pipejax.costs.model.model import MixtureOfExperts, Model, check_shape, load_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, load_stack
+from pipejax.costs.model.stack import AS_THE_SYSTEM, OF_WORKLOAD, Stack, fields_for, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.model.workload_fields import parse_recompute
 
@@ -139,7 +139,8 @@ class RowReader:
         columns["model"], model = self._model(cells)
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
-        columns |= self._names(cells, columns) | self._software(cells, stack) | {"stack": name}
+        columns |= self._names(cells, columns) | {"stack": name}
+        columns |= self._software(cells, fields_for(model, stack.workload))
         _check_degrees(columns, model, cells)
         columns |= _profiled_op(columns, cells)
         names = (*MEASURED, *BANDWIDTHS, "out_of_memory", "steps_overlap", *TEXTS)
@@ -198,9 +199,9 @@ class RowReader:
         names["sequence_parallel"] = self._value(cells, "sequence_parallel", int(is_split), rule)
         return names
 
-    def _software(self, cells: dict[str, Any], stack: Stack) -> dict[str, Any]:
+    def _software(self, cells: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         """Return workload fields that depend on software: from the row, its stack, or defaults."""
-        values = {**stack.workload, **cells}
+        values = defaults | cells
         if "overlap" not in values:
             self.defaults["overlap"] = 0  # other defaults mean that a feature is not used
         return {key: values.get(key, _SOFTWARE[key]) for key in OF_WORKLOAD}

@@ -20,7 +20,7 @@ from pipejax.base.checks import MismatchError, check_types, unknown
 from pipejax.base.display import short_repr
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
-from pipejax.costs.model.stack import Stack, load_stack, machine_software
+from pipejax.costs.model.stack import Stack, fields_for, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, PRECISIONS, RANK_ORDERS
 from pipejax.costs.system.system import System
@@ -814,7 +814,7 @@ def launcher_defaults(
     # The model's gradient bytes precede the launcher's; requested software that of a calibration.
     software = machine_software(system, stack)
     if name is None:
-        return software.model(model), software, {**software.workload}
+        return software.model(model), software, fields_for(model, software.workload)
     launcher = find_launcher(name)
     if launcher.gradient_bytes is not None and model.gradient_bytes is None:
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
@@ -826,7 +826,7 @@ def launcher_defaults(
             software = dataclasses.replace(default, workload=workload)
     alone = launcher.alone if workers == 1 else {}
     defaults = {**launcher.workload, **software.workload, **alone}
-    return software.model(model), software, defaults
+    return software.model(model), software, fields_for(model, defaults)
 
 
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

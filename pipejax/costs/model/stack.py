@@ -27,7 +27,7 @@ from pipejax.base.file_fields import (
 )
 from pipejax.base.progress import Notice
 from pipejax.costs.model.model import Model
-from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
+from pipejax.costs.model.workload_fields import OF_EXPERTS, WORKLOAD_FIELDS
 from pipejax.costs.system.parts import ATTENTION, system_number
 from pipejax.costs.system.system import System, names_in, read_named
 
@@ -135,6 +135,15 @@ def machine_software(system: System, stack: Stack | str | Path | None = None) ->
             f"{system.name}: used as in the runs that it was calibrated on: {by}{fields}", Notice, 4
         )
     return stack
+
+
+def fields_for(model: Model, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the default fields that a model can have: without experts none that needs them."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if model.moe or value in OF_EXPERTS.get(name, (value,))
+    }
 
 
 def stack_names() -> tuple[str, ...]:

@@ -211,14 +211,14 @@ class Workload:
             )
 
     def _check_model(self) -> None:
-        """Refuse degrees of experts and recomputed parts that the model lacks."""
+        """Refuse settings of experts and recomputed parts that the model lacks."""
         model, recompute = self.model.name or "the model", self.recompute
         if count := self.recompute_layers:
             refusal = f"recompute_layers {count} needs recompute 'full', got {recompute!r}"
             raise MismatchError(refusal, "recompute_layers")
-        for name in OF_EXPERTS:
-            if getattr(self, name) > 1 and not self.has_experts:
-                raise MismatchError(f"{name} {getattr(self, name)}: {model} has no experts", name)
+        for name, neutral in OF_EXPERTS.items():
+            if (value := getattr(self, name)) not in neutral and not self.has_experts:
+                raise MismatchError(f"{name} {value}: {model} has no experts", name)
         if missing := ", ".join(missing_parts(self.model, recompute)):
             allowed = f"known are {', '.join(model_parts(self.model))}"
             refusal = f"recompute {recompute}: {model} has no {missing}; {allowed}"
@@ -395,7 +395,11 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.parse(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    recomputed = np.minimum(layers, workload.recomputation.layers)
+    recomputation, largest = workload.recomputation, int(layers.max())
+    if recomputation.num_layers > largest:
+        refusal = f"recompute {workload.recompute}: no stage has more than {largest} layers"
+        raise MismatchError(f"{refusal}; full recomputes all layers", "recompute")
+    recomputed = np.minimum(layers, recomputation.layers)
     return StageLayers(layers, recomputed * recomputed_stages(workload, table))
 
 

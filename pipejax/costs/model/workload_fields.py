@@ -7,7 +7,7 @@ made from it.
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
 from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
@@ -27,8 +27,13 @@ MODULES = (
 )
 # kernels of a model that may be separate, and so keep more
 UNFUSED = ("activation", "attention", "gather", "logits", "loss", "norm", "softmax")
-OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")  # other models have only 1
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
+OF_EXPERTS: Mapping[str, tuple[Any, ...]] = {  # values that models without experts may have
+    "expert_parallel": (1,),
+    "expert_tensor_parallel": (0, 1),
+    "expert_overlap": (0,),
+    "dispatcher": DISPATCHERS[:1],
+}
 
 
 class Recomputation(NamedTuple):
@@ -37,6 +42,11 @@ class Recomputation(NamedTuple):
     layers: float  # whole layers of a stage, at most; infinity for all
     group: int  # layers that share a checkpoint
     in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
+
+    @property
+    def num_layers(self) -> int:
+        """Return N of block:N and uniform:N, which is 1 for full and 0 for parts of layers."""
+        return self.group if self.layers == math.inf else int(self.layers)
 
 
 def parse_recompute(recompute: str) -> Recomputation:
@@ -50,6 +60,8 @@ def parse_recompute(recompute: str) -> Recomputation:
         return Recomputation(layers, group, "none")
     parts = str(recompute).split("+")
     if set(parts) <= set(MODULES):
+        if len({*parts}) < len(parts):
+            raise wrong("recompute", f"must name a part of layers once, got {recompute!r}")
         return Recomputation(0, 1, "+".join(sorted(set(parts))))
     more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
     name = str(resolve_name(recompute, RECOMPUTE, "recompute", more))

@@ -86,7 +86,7 @@ class JointProblem:
         is_same = is_full or (group == 1 and (recomputed == np.minimum(count, layers)).all())
         if part != "none" or not is_same:
             return None
-        recompute = f"uniform:{group}" if is_full else f"block:{count}"
+        recompute = f"uniform:{min(group, int(layers.max()))}" if is_full else f"block:{count}"
         return dataclasses.replace(workload, recompute=check_recompute(recompute))
 
     def refusals(self, settings: "Settings") -> NumpyArray:

@@ -11,6 +11,7 @@ from pipejax.analysis.step.evidence import memory_factors, operand_bits
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import (
     MAX_COUNT,
+    MismatchError,
     check_types,
     divisors,
     positive,
@@ -23,8 +24,13 @@ from pipejax.base.checks import (
 from pipejax.base.display import short_repr
 from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
-from pipejax.costs.model.workload import Workload, missing_parts, stage_layers
-from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
+from pipejax.costs.model.workload import Workload, assign_layers, missing_parts, stage_layers
+from pipejax.costs.model.workload_fields import (
+    RECOMPUTE,
+    WORKLOAD_FIELDS,
+    check_recompute,
+    parse_recompute,
+)
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.parts import HEADROOM
@@ -321,14 +327,26 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 
 def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
-    """Return for each layout why its schedule does not exist for P and M; empty if it does."""
-    columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
-    sizes, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    reasons = [
-        refusal(ProgramShape(request.schedules[place], workers, stages), microbatches)
-        for place, workers, stages, microbatches in sizes.tolist()
-    ]
+    """Return for each layout why its schedule or recomputation does not exist; empty if it does."""
+    columns = (*rows[:3], rows.microbatches, rows.edge_units, rows.recompute)
+    _, first_rows, inverse = np.unique(
+        np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    reasons = [_refusal(request, rows, row) for row in first_rows.tolist()]
     return np.array(reasons, object)[inverse.ravel()]
+
+
+def _refusal(request: PlanRequest, rows: Layouts, row: int) -> str:
+    """Return why a layout's table does not exist, or no stage has N layers of block:N."""
+    shape = program_shape(request, rows, row)
+    reason = refusal(shape, int(rows.microbatches[row]))
+    if reason or parse_recompute(request.recomputations[rows.recompute[row]]).num_layers < 2:
+        return reason
+    try:
+        assign_layers(layout_workload(request, rows, row), build_table(shape, 2 * shape.workers))
+    except MismatchError as error:
+        return str(error)
+    return ""
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
