@@ -211,18 +211,22 @@ class MeasuredRows:
     def column(self, name: str) -> NumpyArray:
         """Return a column by its name in the file; model sizes come from each row's model."""
         if name in SIZES:
-            part, _, field = SIZES[name].target.rpartition(".")
-            records = [getattr(model, part) if part else model for model in self.models]
-            sizes = [getattr(record, field, None) for record in records]
-            # 0 where there are no experts
-            return np.array([size or 0 for size in sizes] if part else sizes)[self.model]
+            # a target is a field of the model, "layers", or of its experts, "moe.top_k"
+            section, _, field = SIZES[name].target.rpartition(".")
+            if section:
+                experts = [getattr(model, section) for model in self.models]
+                sizes = [getattr(record, field, None) or 0 for record in experts]  # 0: no experts
+            else:
+                sizes = [getattr(model, field) for model in self.models]
+            return np.array(sizes)[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
         return getattr(self, resolve_choice(name, COLUMNS, "column"))
 
-    def take(self, which: NumpyArray) -> "MeasuredRows":
+    def take(self, rows: NumpyArray) -> "MeasuredRows":
         """Select rows by a mask or by their indices."""
-        return MeasuredRows(self.models, **{k: v[which] for k, v in _columns(self).items()})
+        columns = {name: column[rows] for name, column in _columns(self).items()}
+        return MeasuredRows(self.models, **columns)
 
 
 def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
@@ -232,15 +236,16 @@ def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
 
 def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
     """Concatenate the measured rows of several files."""
-    offsets = np.cumsum([0, *(len(part.models) for part in parts[:-1])])
-    columns = {
-        name: np.concatenate([_columns(part)[name] for part in parts])
-        for name in _columns(parts[0])
-    }
-    columns["model"] = np.concatenate(
-        [part.model + offset for part, offset in zip(parts, offsets, strict=True)]
-    )
-    return MeasuredRows(models=tuple(m for part in parts for m in part.models), **columns)
+    models: list[Model] = []
+    model_columns = []
+    for part in parts:
+        # a file's rows number its models from 0: shift the numbers past the models of files before
+        model_columns.append(part.model + len(models))
+        models += part.models
+    names = _columns(parts[0])
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    columns["model"] = np.concatenate(model_columns)
+    return MeasuredRows(models=tuple(models), **columns)
 
 
 MESSAGE = "message"
@@ -323,7 +328,7 @@ def read_collectives(path: str | Path) -> CollectiveRows:
 
 
 def _collective(cells: dict[str, Any]) -> dict[str, Any]:
-    """Check the cells of a measured collective, and fill in defaults."""
+    """Check the cells of a measured collective or message; return them with defaults filled in."""
     cells = with_defaults(TIMED_COLUMNS, cells)
     ranks, inside = cells["ranks"], cells["ranks_per_node"] or cells["ranks"]
     if cells["kind"] == MESSAGE and ranks > 2:
@@ -336,6 +341,7 @@ def _collective(cells: dict[str, Any]) -> dict[str, Any]:
 
 
 def relative_variance(cells: Mapping[str, Any], mean: float) -> float:
-    """Return the variance of a mean of `n` runs over mean^2; `spread` is their deviation."""
-    count, spread = (cells.get(name, field.default) for name, field in SPREAD.items())
-    return (spread / mean) ** 2 / count if spread else 0.0
+    """Return the variance of a mean of `n` runs, over mean^2; 0 if a row has no `spread`."""
+    if "spread" not in cells:
+        return 0.0
+    return (cells["spread"] / mean) ** 2 / cells.get("n", 1)

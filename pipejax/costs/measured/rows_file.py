@@ -47,13 +47,13 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
     r"""Read measured runs from a CSV file.
 
     A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
-    those of the model. What is not given takes a default, which a warning says. A row with an `op`
+    those of the model. A missing cell takes a default, which a warning lists. A row with an `op`
     is of a profile: its seconds are those of F, B, I or W of one microbatch on a `stage`.
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
       stack: name or file of the software that all rows ran on; the one that each row names if
-        None. What it says of exchanges holds where a row has no cell of its own.
+        None. Its settings of exchanges hold where a row has no cell for them.
 
     Returns:
       The rows.
@@ -83,21 +83,21 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
-    """Read a simulator's predictions: columns `row`, `seconds` and `memory_bytes`."""
-    columns = {name: np.full(count, np.nan) for name in MEASURED}
+    """Read a simulator's CSV of predictions; return `seconds` and `memory_bytes` (count).
+
+    The column `row` has the number of the measured row, from 1. Rows without a prediction are NaN.
+    """
     fields = {"row": FileField(whole(1, count)), **MEASURED}
-    seen: set[int] = set()
-
-    def read(_: int, cells: dict[str, Any]) -> None:
-        values = with_defaults(fields, cells)
-        row = values.pop("row")
-        if row in seen:
-            raise ValueError(f"row {row} is predicted twice")
-        seen.add(row)
-        for name, value in values.items():
-            columns[name][row - 1] = value
-
-    read_cells(Path(path), fields, read)
+    predictions = read_cells(Path(path), fields, lambda _, cells: with_defaults(fields, cells))
+    columns = {name: np.full(count, np.nan) for name in MEASURED}
+    predicted_rows: set[int] = set()
+    for values in predictions:
+        row = values["row"]
+        if row in predicted_rows:
+            raise ValueError(f"{path}: row {row} is predicted twice")
+        predicted_rows.add(row)
+        for name, column in columns.items():
+            column[row - 1] = values[name]
     return columns
 
 
@@ -127,19 +127,23 @@ class RowReader:
             warnings.warn(f"{self.path}: not given in all rows, taken as {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
-        """Convert the cells of a row, with defaults, to the columns of `MeasuredRows`."""
-        if not self.stack and "stack" not in cells:
-            self.without_stack.append(number)
+        """Convert the cells of a row, with defaults, to a value for each column of `MeasuredRows`.
+
+        `number` is that of the row in its file, from 1; `cells` are its cells that are not empty.
+        """
         columns: dict[str, Any] = {name: self._count(cells, name) for name in COUNTS}
-        name = self.stack or file_beside(self.path, cells.get("stack", ""))
-        if name not in self.stacks:
-            self.stacks[name] = load_stack(name)
-        stack = self.stacks[name]
-        cells = ({"unfused": stack.unfused} if stack.unfused else {}) | cells
+        stack_name = self.stack or file_beside(self.path, cells.get("stack", ""))
+        if not stack_name:
+            self.without_stack.append(number)
+        if stack_name not in self.stacks:
+            self.stacks[stack_name] = load_stack(stack_name)
+        stack = self.stacks[stack_name]
+        if stack.unfused:
+            cells = {"unfused": stack.unfused, **cells}
         columns["model"], model = self._model(cells)
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
-        columns |= self._names(cells, columns) | {"stack": name}
+        columns |= self._names(cells, columns) | {"stack": stack_name}
         columns |= self._software(cells, fields_for(model, stack.workload))
         _check_degrees(columns, model, cells)
         columns |= _profiled_op(columns, cells)
@@ -156,27 +160,30 @@ class RowReader:
     def _value(
         self, cells: dict[str, Any], name: str, default: Any, default_text: str | None = None
     ) -> Any:
-        """Return a cell of a row; if it is missing, use its default and note that."""
+        """Return a cell of a row; if it is missing, note its default for a warning and return it.
+
+        `default_text` describes the default in the warning; by default, its value does.
+        """
         if name not in cells:
             self.defaults[name] = default if default_text is None else default_text
         return cells.get(name, default)
 
     def _count(self, cells: dict[str, Any], name: str) -> int:
-        """Return a row's whole number, or its default."""
+        """Return the whole number in a row's column `name`, or its default."""
         default = COUNTS[name].default
-        if name == "data" and "accelerators" in cells and name not in cells:
-            return self._replicas(cells)
-        if name == "expert_tensor":  # only for models with experts: noted with the model
+        if name in cells or name == "expert_tensor":  # `read` notes its default, for experts only
             return cells.get(name, default)
-        if name == "global_batch" and name not in cells:
+        if name == "data" and "accelerators" in cells:
+            return self._replicas(cells)
+        if name == "global_batch":
             if cells.get("op", STEP) == STEP:
                 raise ValueError(f"{name} is missing")
-            return 0  # of any step
+            return 0  # a row of a single op: `_profiled_op` replaces it
         default_text = "of the system" if name == "accelerators_per_node" else None
         return self._value(cells, name, default, default_text)
 
     def _replicas(self, cells: dict[str, Any]) -> int:
-        """Return a row's number of data-parallel replicas, computed from its accelerators."""
+        """Compute a row's number of data-parallel replicas from its number of accelerators."""
         total = cells["accelerators"]
         per_replica = math.prod(cells.get(name, 1) for name in ("tensor", "context", "pipeline"))
         if total % per_replica:
@@ -187,29 +194,35 @@ class RowReader:
         return total // per_replica
 
     def _names(self, cells: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-        """Return a row's columns with text: schedule, layout, link, recomputation, precision."""
+        """Return a row's schedule, layout, link, recomputation, precision, sequence parallelism.
+
+        `counts` are the row's whole numbers, on which two of the defaults depend.
+        """
+        columns = {name: cells.get(name, "") for name in ("pipeline_layout", "link")}
         schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
-        schedules = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
-        names = {name: cells.get(name, "") for name in ("pipeline_layout", "link")}
-        names["schedule"] = self._value(cells, "schedule", schedule, schedules)
+        rule = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
+        columns["schedule"] = self._value(cells, "schedule", schedule, rule)
         for name in ("recompute", "precision"):
-            names[name] = self._value(cells, name, COLUMNS[name].default)
-        is_split = counts["tensor"] > 1 and not parse_recompute(names["recompute"]).layers
+            columns[name] = self._value(cells, name, COLUMNS[name].default)
+        is_split = counts["tensor"] > 1 and not parse_recompute(columns["recompute"]).layers
         rule = "1 where tensor > 1 and no whole layers are recomputed, else 0"
-        names["sequence_parallel"] = self._value(cells, "sequence_parallel", int(is_split), rule)
-        return names
+        columns["sequence_parallel"] = self._value(cells, "sequence_parallel", int(is_split), rule)
+        return columns
 
     def _software(self, cells: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         """Return workload fields that depend on software: from the row, its stack, or defaults."""
         values = defaults | cells
         if "overlap" not in values:
-            self.defaults["overlap"] = 0  # other defaults mean that a feature is not used
-        return {key: values.get(key, _SOFTWARE[key]) for key in OF_WORKLOAD}
+            self.defaults["overlap"] = 0  # no warning names others: a feature is just not used
+        return {name: values.get(name, _SOFTWARE[name]) for name in OF_WORKLOAD}
 
     def _model(self, cells: dict[str, Any]) -> tuple[int, Model]:
-        """Return a row's model and its index; rows with equal sizes share a model."""
-        is_narrow = cells.get("precision", PRECISIONS[0]) != PRECISIONS[0]
-        cells = (NARROW if is_narrow else {}) | cells
+        """Return the index of a row's model among the file's models, and the model.
+
+        Rows that name the same model and sizes share one model.
+        """
+        if cells.get("precision", PRECISIONS[0]) != PRECISIONS[0]:  # below 16 bits
+            cells = {**NARROW, **cells}
         key = tuple(cells.get(name) for name in ("model", *SIZES))
         if key not in self.models:
             self.models[key] = self._new_model(cells)
@@ -219,7 +232,8 @@ class RowReader:
         return list(self.models).index(key), self.models[key]
 
     def _new_model(self, cells: dict[str, Any]) -> Model:
-        """Build a row's model: a named model with changed sizes, or a GPT."""
+        """Build a row's model: a named model with changed sizes, or a GPT of the row's sizes."""
+        # by field of the model, "layers", or of its experts, "moe.top_k"
         sizes = {SIZES[name].target: cells[name] for name in SIZES if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
@@ -246,9 +260,11 @@ class RowReader:
 
 
 def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
-    """Return op, stage and batch of a row; an op without a batch gets the smallest legal batch."""
-    # `columns` has defaults, `cells` what the file states; a step without a batch was refused
-    op, stage = (cells.get(name, COLUMNS[name].default) for name in ("op", "stage"))
+    """Return a row's op, stage and global batch; an op without a batch gets the smallest one.
+
+    `cells` are those that the row has, `columns` include defaults.
+    """
+    op, stage = cells.get("op", STEP), cells.get("stage", 0)
     stages = columns["pipeline"] * columns["stages_per_worker"]
     whole_number(stage, "stage", minimum=0, maximum=stages - 1)
     if op == STEP and "stage" in cells:
@@ -258,25 +274,29 @@ def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, An
 
 
 def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
-    """Return a row's experts: the model's with changes, or new experts as wide as its MLP."""
+    """Return the model's experts with a row's sizes; for a dense model, experts like its MLP.
+
+    `sizes` are by field of `Model`; those of experts begin with "moe.". A dense model stays dense
+    without a number of experts.
+    """
     changes = {
         name.removeprefix("moe."): size for name, size in sizes.items() if name.startswith("moe.")
     }
-    if not changes or (model.moe is None and not changes.get("experts")):
-        return model.moe
     if model.moe is not None:
         return dataclasses.replace(model.moe, **changes)
+    if not changes.get("experts"):
+        return None
     return MixtureOfExperts(**{"top_k": 1, **changes}, expert_hidden=model.ffn_hidden)
 
 
 def file_beside(path: Path, name: str) -> str:
-    """Return a file's path; a JSON file that does not exist is sought in the rows' folder."""
+    """Return a name or path; a JSON path that does not exist is taken from the folder of `path`."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 
 
 def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any]) -> None:
-    """Check that degrees of parallelism match the accelerators and divide batch and layers."""
+    """Check that a row's degrees of parallelism match its accelerators, batch and model."""
     per_stage = columns["tensor"] * columns["context"] * columns["data"]
     if "accelerators" in cells:
         total = per_stage * columns["pipeline"]
@@ -303,6 +323,7 @@ def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any])
         )
     t, c, e = columns["tensor"], columns["context"], columns["expert"]
     expert_tensor = (columns["expert_tensor"] or t) if model.moe else 1
+    # column, its degree, number that the degree must divide, meaning of that number
     divisions: list[tuple[str, int, Any, str]] = [
         ("tensor", t, model.heads, "heads"),
         ("context", c, model.sequence, "sequence"),
