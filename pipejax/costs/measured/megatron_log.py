@@ -104,13 +104,12 @@ class MegatronLog(NamedTuple):
             **{name: self.whole(key) for name, key in _SIZES.items() if name != "ffn_hidden"},
             "ffn_hidden": self.whole("ffn_hidden_size", 4 * self.whole("hidden_size")),
         }
-        heads, latent = content["heads"], self.is_on("multi_latent_attention")
-        groups = (
-            "num_query_groups" if self.is_on("group_query_attention") else "num_key_value_heads"
-        )
+        heads, is_latent = content["heads"], self.is_on("multi_latent_attention")
+        has_groups = self.is_on("group_query_attention")
+        kv_argument = "num_query_groups" if has_groups else "num_key_value_heads"
         vocabulary = self.vocabulary or self.whole("padded_vocab_size", 0, least=0)
         content |= {
-            "kv_heads": heads if latent else self.whole(groups, heads),
+            "kv_heads": heads if is_latent else self.whole(kv_argument, heads),
             "vocabulary": vocabulary or self.whole("vocab_size"),
             "gated_mlp": self.is_on("swiglu") or "glu" in self.text("glu_activation"),
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
@@ -119,11 +118,10 @@ class MegatronLog(NamedTuple):
             "dropout": any(self._dropout(name) for name in ("attention", "hidden")),
             "flash_attention": self._has_flash,
         }
-        if latent:
+        width = self.whole("kv_channels", 0, least=0)
+        if is_latent:
             content |= self._latent_sizes()
-        elif (width := self.whole("kv_channels", 0, least=0)) and width * heads != content[
-            "hidden"
-        ]:
+        elif width and width * heads != content["hidden"]:
             content["head_width"] = width
         if self.text("num_experts"):
             content["moe"] = self._experts()
@@ -136,11 +134,13 @@ class MegatronLog(NamedTuple):
             content["norm_biases"] = norm == "layernorm"
         if self.is_on("add_qkv_bias"):
             content["qkv_biases"] = True
-        if self.is_on("qk_layernorm") and not latent:
+        if self.is_on("qk_layernorm") and not is_latent:
             content["qk_norms"] = True
-        separate = {"activation": "bias_swiglu_fusion", "softmax": "masked_softmax_fusion"}
-        kernels = [name for name, key in separate.items() if self.arguments.get(key) == "False"]
-        return content | ({"unfused": "+".join(kernels)} if kernels else {})
+        fusions = {"activation": "bias_swiglu_fusion", "softmax": "masked_softmax_fusion"}
+        unfused = [name for name, key in fusions.items() if self.arguments.get(key) == "False"]
+        if unfused:
+            content["unfused"] = "+".join(unfused)
+        return content
 
     def notes(self) -> list[str]:
         """List the arguments that are ignored, each with the assumption made instead."""
@@ -148,7 +148,12 @@ class MegatronLog(NamedTuple):
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
-        """Compare the log's model with a given model; return columns to change, and notes."""
+        """Compare the log's model with the model that its rows name.
+
+        Returns:
+          Columns of a row that set the log's values, such as its sequence length, and notes on
+          sizes that differ although no column can set them.
+        """
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log
@@ -174,8 +179,13 @@ class MegatronLog(NamedTuple):
     def rows(
         self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return a row of measured step times per batch size, and notes on what rows leave out."""
-        # The first line of each is left out where there are several: it compiles and warms up.
+        """Return a row of measured step times per batch size, and notes on what rows leave out.
+
+        Args:
+          model: name or file of the model, for the rows' column `model`.
+          trained: that model, to compare its sizes with the log's; None for no comparison.
+          cells: further columns, which the user gives.
+        """
         for name in _UNSAID:
             if self.text(name):
                 raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")
@@ -189,16 +199,16 @@ class MegatronLog(NamedTuple):
                 "print iterations (--log-interval)"
             )
         times = [line._replace(batch=line.batch or self._global_batch) for line in self.times]
-        timed, notes = rows_by_batch(self.path, times)
+        timed_rows, notes = rows_by_batch(self.path, times)
         shared = {"model": model, **self.layout_columns()}
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
         if trained is not None:
             columns, differences = self.differences(trained)
             shared, notes = shared | columns, notes + differences
-        check_columns(self.path, shared | timed[0], cells or {})
+        check_columns(self.path, shared | timed_rows[0], cells or {})
         shared |= cells or {}
-        return [shared | row | memory | source for row in timed], notes + self.notes()
+        return [shared | row | memory | source for row in timed_rows], notes + self.notes()
 
     @property
     def _global_batch(self) -> int:
@@ -217,8 +227,9 @@ class MegatronLog(NamedTuple):
             "expert": self.whole("expert_model_parallel_size", 1),
             "pipeline": self.whole("pipeline_model_parallel_size"),
         }
-        shards = self._zero()
-        gradients, weights = map(self.is_on, ("overlap_grad_reduce", "overlap_param_gather"))
+        zero, overlap = self._zero(), float(self.is_on("overlap_grad_reduce"))
+        if zero:  # half of the traffic is gradients, the other half weights
+            overlap = (overlap + self.is_on("overlap_param_gather")) / 2
         columns: dict[str, Any] = {
             **sizes,
             "accelerators": self.whole("world_size"),
@@ -226,9 +237,9 @@ class MegatronLog(NamedTuple):
             "microbatch_size": self.whole("micro_batch_size"),
             "recompute": self._recompute(),
             "precision": self._precision(),
-            "zero": shards,
+            "zero": zero,
             "sequence_parallel": int(self.is_on("sequence_parallel")),
-            "overlap": (gradients + weights) / 2 if shards else float(gradients),
+            "overlap": overlap,
             "tensor_overlap": float(self.is_on("tp_comm_overlap")),
             "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
             "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
@@ -252,33 +263,39 @@ class MegatronLog(NamedTuple):
 
     def _zero(self) -> int:
         """Return the ZeRO stage, 0 to 3, that arguments of FSDP, DeepSpeed or Megatron set."""
-        if any(map(self.is_on, ("use_megatron_fsdp", "use_torch_fsdp2"))):
+        if self.is_on("use_torch_fsdp2"):
+            return 3
+        if self.is_on("use_megatron_fsdp"):
             strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
             strategy = self.text("data_parallel_sharding_strategy")
-            is_set = strategy in strategies and not self.is_on("use_torch_fsdp2")
-            return strategies.index(strategy) if is_set else 3
+            return strategies.index(strategy) if strategy in strategies else 3
         has_deepspeed = self.arguments.get("deepspeed", "True") == "True"
         stage = self.whole("zero_stage", 0, least=0) if has_deepspeed else 0
         return max(stage, int(self.is_on("use_distributed_optimizer")))
 
-    def _pipeline_layout(self, pipeline: int, per_worker: int) -> str:
-        """Return the pipeline layout in the log, or from the layers of the first or last worker."""
+    def _pipeline_layout(self, workers: int, stages_per_worker: int) -> str:
+        """Return the pipeline layout in Megatron's letters, such as Et|tL; empty for the default.
+
+        The log has the layout itself, or numbers of layers on the first and on the last worker.
+        """
         if self.text("pipeline_model_parallel_layout"):
             return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
-        ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
-        if not any(map(self.text, ends)):
+        first = self.whole("decoder_first_pipeline_num_layers", 0)
+        last = self.whole("decoder_last_pipeline_num_layers", 0)
+        if not (first or last):
             return ""
-        first, last = (self.whole(name, 0) for name in ends)
-        middle = pipeline - (first > 0) - (last > 0)
+        # 12 layers on 4 workers, 2 first and 4 last: 6 on 2 workers in the middle, so 2 3 3 4
+        middle = workers - (first > 0) - (last > 0)
         rest = self.whole("num_layers") - first - last
-        counts = [rest // max(middle, 1)] * pipeline
+        counts = [rest // max(middle, 1)] * workers
         counts[0], counts[-1] = first or counts[0], last or counts[-1]
-        if sum(counts) != self.whole("num_layers") or any(n % per_worker for n in counts):
+        is_divided = all(count % stages_per_worker == 0 for count in counts)
+        if sum(counts) != self.whole("num_layers") or not is_divided:
             raise ValueError(
                 f"{self.path}: {first} first and {last} last layers leave {rest}, which must "
-                f"divide over {middle} workers of {per_worker} stages"
+                f"divide over {middle} workers of {stages_per_worker} stages"
             )
-        layers = [n // per_worker for n in counts] * per_worker
+        layers = [count // stages_per_worker for count in counts] * stages_per_worker
         mtp = [0] * (len(layers) - 1) + [self.whole("mtp_num_layers", 0)]
         return str(PipelineLayout.with_layers(layers, mtp))
 
@@ -292,10 +309,12 @@ class MegatronLog(NamedTuple):
                     f"must be a multiple of {pipeline} workers"
                 )
             return stages // pipeline
-        if self.text("num_virtual_stages_per_pipeline_rank"):
-            return self.whole("num_virtual_stages_per_pipeline_rank")
-        if self.text("virtual_pipeline_model_parallel_size"):
-            return self.whole("virtual_pipeline_model_parallel_size")
+        for name in (
+            "num_virtual_stages_per_pipeline_rank",
+            "virtual_pipeline_model_parallel_size",
+        ):
+            if self.text(name):
+                return self.whole(name)
         if not self.text("num_layers_per_virtual_pipeline_stage"):
             return 1
         per_stage = self.whole("num_layers_per_virtual_pipeline_stage")
@@ -304,18 +323,19 @@ class MegatronLog(NamedTuple):
     def _recompute(self) -> str:
         """Return the recomputation as text: none, selective, full, block:N or names of parts."""
         kind, method = self.text("recompute_granularity"), self.text("recompute_method")
-        count = "recompute_num_layers"
+        count_argument = "recompute_num_layers"
         if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
-            kind, method, count = "full", "uniform", "checkpoint_num_layers"
+            kind, method, count_argument = "full", "uniform", "checkpoint_num_layers"
+        elif not kind and method and "activations_checkpoint_method" in self.arguments:
+            kind = "full"
         elif not kind:
-            is_full = "activations_checkpoint_method" in self.arguments and method
             kind = "selective" if self.is_on("recompute_activations") else "none"
-            kind = "full" if is_full else kind
-        if kind == "full" and method in RECOMPUTE_METHODS and self.text(count):
-            return check_recompute(f"{method}:{self.whole(count)}")
+        if kind == "full" and method in RECOMPUTE_METHODS and self.text(count_argument):
+            return check_recompute(f"{method}:{self.whole(count_argument)}")
         modules = self.text("recompute_modules")
         if kind != "selective" or not modules:
             return kind
+        # a list of Python, as in ['core_attn', 'mlp'], or names between blanks
         try:
             names = ast.literal_eval(modules)
         except (ValueError, SyntaxError):
@@ -335,7 +355,7 @@ class MegatronLog(NamedTuple):
         kind = self.text("position_embedding_type") or "learned_absolute"
         is_off = self.arguments.get("add_position_embedding") == "False"
         rotary = self.is_on("use_rotary_position_embeddings")
-        *_, name = kind.rpartition(".")
+        name = kind.rpartition(".")[2]  # some logs have the class before it
         return name in ("learned_absolute", "absolute") and not (is_off or rotary)
 
     @property
@@ -383,6 +403,7 @@ class MegatronLog(NamedTuple):
 
     def _dense_layers(self) -> int:
         """Return the number of dense layers that precede all layers with experts."""
+        # moe_layer_freq is 1 if all layers have experts, or has a 0 for each dense layer: [0, 1, 1]
         text = self.text("moe_layer_freq") or "1"
         if self.whole("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
             text = f"of every {self.text('expert_interval')} (expert_interval)"
@@ -399,33 +420,38 @@ class MegatronLog(NamedTuple):
 
 
 def read_log(path: str | Path) -> MegatronLog | TrainerLog:
-    """Read a Megatron log with its arguments, or else a trainer's log of iterations alone."""
+    """Read a Megatron log, of several runs the last; without arguments, a log of iterations."""
     arguments: dict[str, str] = {}
     times: list[TimedLine] = []
-    vocabulary, memory, is_open = 0, math.nan, True
+    vocabulary, memory, may_have_arguments = 0, 0.0, True
     for line in read_log_lines(path):
-        if "-- arguments --" in line:
-            arguments, times, vocabulary, memory, is_open = {}, [], 0, math.nan, True
+        if "-- arguments --" in line:  # a run begins
+            arguments, times, vocabulary, memory, may_have_arguments = {}, [], 0, 0.0, True
         elif "-- end of arguments --" in line:
-            is_open = False  # later lines of this form are reports, not arguments
+            may_have_arguments = False  # later lines of this form are reports
         elif iteration := MEGATRON.read(line):
+            may_have_arguments = False
             batch, seconds = int(iteration.get("batch", 0)), iteration["seconds"]
             times.append(TimedLine(batch, seconds, iteration.get("step", math.nan)))
         elif padded := _VOCABULARY.search(line):
             vocabulary = int(padded[1])
-        elif held := [  # ranks may write into one line
-            unit * float(number)
-            for form, unit in _MEMORY.items()
-            for number in re.findall(form, line)
-        ]:
-            memory = max(0.0 if math.isnan(memory) else memory, *held)
-        elif (argument := _ARGUMENT.search(line)) and is_open and not times:
+        elif line_memory := _line_memory(line):
+            memory = max(memory, line_memory)
+        elif may_have_arguments and (argument := _ARGUMENT.search(line)):
             arguments.setdefault(argument[1].split()[0], argument[2])
     if "num_layers" not in arguments:
-        return TrainerLog.read(path)._replace(memory_bytes=memory)
+        return TrainerLog.read(path)._replace(memory_bytes=memory or math.nan)
     experts = arguments.get("num_experts", "")
     if experts in ("1", "[1]"):  # a dense model, as Megatron-DeepSpeed writes it
         arguments["num_experts"] = "None"
-    elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):
+    elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):  # equal in all layers: [8, 8]
         arguments["num_experts"] = counts[1]
-    return MegatronLog(Path(path), arguments, times, vocabulary, memory)
+    return MegatronLog(Path(path), arguments, times, vocabulary, memory or math.nan)
+
+
+def _line_memory(line: str) -> float:
+    """Return the most memory that ranks report in a log line [B]; 0 if none does."""
+    sizes = [
+        unit * float(number) for form, unit in _MEMORY.items() for number in re.findall(form, line)
+    ]
+    return max(sizes, default=0.0)
