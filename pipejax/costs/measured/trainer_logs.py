@@ -39,7 +39,7 @@ class Trainer(NamedTuple):
     digits: int = 0  # significant digits of its numbers; 0: all
 
     def read(self, line: str) -> dict[str, float]:
-        """Read the named quantities of a log line; empty if it reports no iteration."""
+        """Read a log line's quantities by name, such as seconds; empty if it is no iteration."""
         quantities: dict[str, float] = {}
         for name, mark in self.marks.items():
             if match := re.search(mark + r"\s*" + _NUMBER, line):
@@ -51,14 +51,17 @@ class Trainer(NamedTuple):
         return quantities if quantities.keys() - {"batch", "step", "runtime"} else {}
 
     def run_steps(self, text: str) -> int:
-        """Return the number of steps of the run in a log; 0 if that is unknown or ambiguous."""
-        totals, starts = (
-            {int(number.replace(",", "")) for number in re.findall(rf"{mark} ([\d,]+)", text)}
-            for mark in (self.steps_of_run, self.resumed_at)
-        )
-        if len(totals) != 1 or len(starts) > 1:
+        """Return the number of steps of the run in a log; 0 if the log names none, or several."""
+
+        def numbers_after(mark: str) -> set[int]:
+            return {
+                int(digits.replace(",", "")) for digits in re.findall(rf"{mark} ([\d,]+)", text)
+            }
+
+        totals, earlier_steps = numbers_after(self.steps_of_run), numbers_after(self.resumed_at)
+        if len(totals) != 1 or len(earlier_steps) > 1:
             return 0
-        return max(totals) - max(starts, default=0)
+        return totals.pop() - max(earlier_steps, default=0)
 
 
 TRAINERS = tuple(
@@ -90,7 +93,7 @@ class TimedLine(NamedTuple):
 
 def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
     """List each run's step times [s]; times of a step from several ranks are averaged."""
-    runs: list[dict[float, list[float]]] = []
+    runs: list[dict[float, list[float]]] = []  # times by step
     last = -math.inf
     for count, line in enumerate(lines):
         step = count if math.isnan(line.step) else line.step
@@ -98,13 +101,15 @@ def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
             runs.append({})
         runs[-1].setdefault(step, []).append(line.seconds)
         last = step
-    return [[*map(statistics.fmean, run.values())] for run in runs]
+    return [[statistics.fmean(times) for times in run.values()] for run in runs]
 
 
 def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row with the mean step time for each batch size, and notes on dropped lines."""
-    # The first step of each run warms up and is left out where others are, and so is a line without
-    # a time. A spread of 0 is left out: clocks were too coarse for it.
+    """Return a row with the mean step time for each batch size, and notes on dropped lines.
+
+    A mean leaves out lines without a time, and the first step of each run, which warms up, if the
+    run has further steps. A row has no spread of 0: clocks were too coarse for it.
+    """
     batches: dict[int, list[TimedLine]] = {}
     for line in lines:
         batches.setdefault(line.batch, []).append(line)
@@ -137,7 +142,7 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
 
 
 def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
-    """Yield a note if step times change lastingly, or if single steps shift their mean."""
+    """Yield a note if step times [s] change lastingly, or else if single steps shift their mean."""
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
@@ -145,7 +150,8 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
         difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
         return cut * (count - cut) * difference**2
 
-    if cuts := range(MIN_STEPS, count - MIN_STEPS + 1):
+    cuts = range(MIN_STEPS, count - MIN_STEPS + 1)
+    if cuts:
         cut = max(cuts, key=squares_explained)
         before, after = statistics.median(seconds[:cut]), statistics.median(seconds[cut:])
         if max(before, after) > UNSTEADY * min(before, after):
@@ -182,75 +188,62 @@ class TrainerLog(NamedTuple):
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
-        """Read a log as the first of the `TRAINERS` that recognizes an iteration in it."""
+        """Read a log with the first reader in `TRAINERS` that recognizes an iteration in it."""
         lines = read_log_lines(path)
-        text = "\n".join(lines)
         for trainer in TRAINERS:
-            if iterations := [*filter(None, map(trainer.read, lines))]:
-                columns = trainer.facts.items()  # with the text before the number of each
-                matches = {name: re.search(rf"{mark} (\d+)", text) for name, mark in columns}
-                facts = {name: match[1] for name, match in matches.items() if match}
-                # a block of metrics repeats the line with the time of the run
-                iterations = [line for line in iterations if "runtime" in line] or iterations
-                runs = {line["runtime"] for line in iterations if "runtime" in line}
-                if len(runs) > 1:
-                    listed = " and ".join(f"{seconds:g} s" for seconds in sorted(runs)[:2])
-                    raise ValueError(
-                        f"{path}: it holds {len(runs)} runs, as of {listed}: give the log of one"
-                    )
-                if runs and (steps := trainer.run_steps(text)):
-                    iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
-                return cls(Path(path), trainer, iterations, facts)
-        names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
-        first = next((line.strip()[:60] for line in lines if line.strip()), "")
-        raise ValueError(
-            f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines of "
-            f"iterations, got {first!r}"
-        )
+            iterations = [quantities for line in lines if (quantities := trainer.read(line))]
+            if iterations:
+                break
+        else:
+            names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
+            first = next((line.strip()[:60] for line in lines if line.strip()), "")
+            raise ValueError(
+                f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines "
+                f"of iterations, got {first!r}"
+            )
+        text, facts = "\n".join(lines), {}
+        for column, mark in trainer.facts.items():
+            if match := re.search(rf"{mark} (\d+)", text):
+                facts[column] = match[1]
+        # some programs print the time of the whole run, perhaps repeated in a block of metrics
+        runs = {line["runtime"] for line in iterations if "runtime" in line}
+        if len(runs) > 1:
+            listed = " and ".join(f"{seconds:g} s" for seconds in sorted(runs)[:2])
+            raise ValueError(
+                f"{path}: it holds {len(runs)} runs, as of {listed}: give the log of one"
+            )
+        if runs:
+            iterations = [line for line in iterations if "runtime" in line]
+            if steps := trainer.run_steps(text):
+                iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
+        return cls(Path(path), trainer, iterations, facts)
 
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return a row of step times per batch size, with the user's columns, and notes."""
-        quantities = set[str]().union(*self.iterations)
-        # a line that was cut lacks a number of the others
-        lines = [line for line in self.iterations if line.keys() == quantities] or self.iterations
-        quantities = {*lines[-1]}
+        """Return a row of step times per batch size, with the user's columns, and notes.
+
+        Args:
+          model: name or file of the model, for the rows' column `model`.
+          trained: that model; its sequence length turns tokens per second into sequences.
+          columns: text of each column that the log does not state, from the user.
+        """
+        all_quantities = {name for line in self.iterations for name in line}
+        # a line that was cut lacks a number that the other lines have
+        lines = [line for line in self.iterations if line.keys() == all_quantities]
+        lines = lines or [*self.iterations]
+        quantities = lines[-1].keys()
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
-        batches = dict.fromkeys(["global_batch"] * has_batch)
+        batches = {"global_batch": ""} if has_batch else {}
         check_columns(self.path, {**self.facts, **batches, **memory}, columns)
         columns = {**self.facts, **columns}
-        required = _REQUIRED + (() if has_batch else ("global_batch",))
-        if missing := [name for name in required if name not in columns]:
-            cells = ",".join(f"{name}=.." for name in missing)
-            kind = f"it is a log of {self.trainer.name}, which"
-            if self.trainer is MEGATRON:
-                kind = "it holds no arguments, as `num_layers ..... 48`, and"
-            raise ValueError(
-                f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
-                f"seconds are {self.trainer.formula}"
+        self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
+        rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
+        if num_cut := len(self.iterations) - len(lines):
+            notes.append(
+                f"{self.path}: lines that lack a number of the others are left out: {num_cut}"
             )
-        sizes = {"sequence": str(trained.sequence), "global_batch": "0", **columns}
-        tokens, batch, accelerators = (
-            read_cell(whole(int(name != "global_batch")), sizes[name], name)
-            for name in ("sequence", "global_batch", "accelerators")
-        )
-        if not batch and "samples" in quantities:  # lines round it differently
-            products = (line["seconds"] * line["samples"] for line in lines)
-            finite = [size for size in products if math.isfinite(size)]  # not so: 0 s at rate inf
-            batch = round(statistics.median(finite or [0]))
-        timed = []
-        for line in lines:
-            size = batch or self._whole_batch(line["batch"], columns)
-            # sequences per second, from which a line without seconds gets them
-            rate = line.get("samples") or line.get("tokens", 0) * accelerators / tokens
-            by_rate = size / rate if rate else 0.0
-            seconds = line.get("seconds", 1 / line["steps"] if line.get("steps") else by_rate)
-            timed.append(TimedLine(size, seconds, line.get("step", math.nan)))
-        rows, notes = rows_by_batch(self.path, timed)
-        if cut := len(self.iterations) - len(lines):
-            notes.append(f"{self.path}: lines that lack a number of the others are left out: {cut}")
         if "steps" in quantities and (error := 0.0005 * rows[-1]["seconds"]) > 0.01:
             notes.append(
                 f"{self.path}: train_steps_per_second is rounded: seconds may be off by "
@@ -261,14 +254,52 @@ class TrainerLog(NamedTuple):
             notes = [*notes, f"{self.path}: {self.trainer.note}"]
         return [{"model": model, **columns, **row, **memory, **source} for row in rows], notes
 
+    def _check_complete(self, columns: Mapping[str, str], required: Sequence[str]) -> None:
+        """Refuse rows without a required column, which the user has to give."""
+        if missing := [name for name in required if name not in columns]:
+            cells = ",".join(f"{name}=.." for name in missing)
+            kind = f"it is a log of {self.trainer.name}, which"
+            if self.trainer is MEGATRON:
+                kind = "it holds no arguments, as `num_layers ..... 48`, and"
+            raise ValueError(
+                f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
+                f"seconds are {self.trainer.formula}"
+            )
+
+    def _timed_lines(
+        self, lines: Sequence[Mapping[str, float]], model: Model, columns: Mapping[str, str]
+    ) -> Iterator[TimedLine]:
+        """Yield batch size and time of each iteration; a line may have a rate instead of a time."""
+        accelerators = read_cell(whole(), columns["accelerators"], "accelerators")
+        sequence = read_cell(whole(), columns.get("sequence", str(model.sequence)), "sequence")
+        run_batch = read_cell(whole(0), columns.get("global_batch", "0"), "global_batch")
+        if not run_batch and "samples" in lines[-1]:  # lines round it differently
+            sizes = [line["seconds"] * line["samples"] for line in lines]
+            finite_sizes = [size for size in sizes if math.isfinite(size)]  # NaN: 0 s at rate inf
+            run_batch = round(statistics.median(finite_sizes or [0]))
+        for line in lines:
+            batch = run_batch or self._whole_batch(line["batch"], columns)
+            sequences_per_second = line.get("samples") or (
+                line.get("tokens", 0) * accelerators / sequence
+            )
+            if "seconds" in line:
+                seconds = line["seconds"]
+            elif line.get("steps"):  # per second
+                seconds = 1 / line["steps"]
+            else:
+                seconds = batch / sequences_per_second if sequences_per_second else 0.0
+            yield TimedLine(batch, seconds, line.get("step", math.nan))
+
     def _whole_batch(self, batch: float, columns: Mapping[str, str]) -> int:
         """Correct a rounded batch size to a multiple of microbatch size times replicas."""
-        sizes = ("microbatch_size", "accelerators", "tensor", "context", "pipeline")
-        size, accelerators, *degrees = (
-            read_cell(whole(1), columns.get(name, "1"), name) for name in sizes
-        )
-        unit = size * accelerators // math.prod(degrees) or 1
-        digit = 10 ** (math.floor(math.log10(batch or 1)) + 1 - self.trainer.digits)
+
+        def column(name: str) -> int:
+            return read_cell(whole(1), columns.get(name, "1"), name)
+
+        workers = math.prod(column(name) for name in ("tensor", "context", "pipeline"))
+        unit = column("microbatch_size") * column("accelerators") // workers or 1
+        # 1.02K of 3 digits stands for 1,015 to 1,025: its last digit is worth 10
+        last_digit = 10 ** (math.floor(math.log10(batch or 1)) + 1 - self.trainer.digits)
         nearest = round(batch / unit) * unit
-        is_rounded = self.trainer.digits and 2 * abs(nearest - batch) <= digit
+        is_rounded = self.trainer.digits and 2 * abs(nearest - batch) <= last_digit
         return nearest if is_rounded else round(batch)
