@@ -46,8 +46,8 @@ from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
-# fields that a layout takes over
-_OF_LAYOUT = [field for field in dataclasses.fields(Layout) if field.name in WORKLOAD_FIELDS]
+# fields that `Workload` and `Layout` share by name
+_SHARED_FIELDS = [field for field in dataclasses.fields(Layout) if field.name in WORKLOAD_FIELDS]
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
 
@@ -167,7 +167,9 @@ class Workload:
         if self.recompute == "full" and self.recompute_layers:
             object.__setattr__(self, "recompute", f"block:{self.recompute_layers}")
             object.__setattr__(self, "recompute_layers", 0)
-        self._check_model()
+        if count := self.recompute_layers:
+            refusal = f"recompute_layers {count} needs recompute 'full', got {self.recompute!r}"
+            raise MismatchError(refusal, "recompute_layers")
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
         check_types(pipeline_layout=(self.pipeline_layout, str, list, tuple))
@@ -180,49 +182,52 @@ class Workload:
                 )
             layout = str(PipelineLayout.parse(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
-        wide = self.wide_first + self.wide_last
-        if not is_traced(self.model.layers) and np.any(np.asarray(wide > self.model.layers)):
-            raise MismatchError(
-                f"wide_first {self.wide_first} and wide_last {self.wide_last} are more than the "
-                f"model's {self.model.layers} layers",
-                "wide_last",
-            )
         factors = {}
         for worker, factor in dict(self.stragglers).items():
             worker = whole_number(worker, "stragglers: a worker", minimum=0)
             factors[worker] = positive(factor, f"stragglers: {worker}")
         object.__setattr__(self, "stragglers", tuple(sorted(factors.items())))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
-        holders = self.accelerators_per_worker * self.data_parallel
+        self._check_model()
+        self._check_experts()
+
+    def _check_model(self) -> None:
+        """Refuse 16-bit layers and recomputed parts of layers that the model does not have."""
+        model = self.model
+        wide = self.wide_first + self.wide_last
+        if not is_traced(model.layers) and np.any(np.asarray(wide > model.layers)):
+            raise MismatchError(
+                f"wide_first {self.wide_first} and wide_last {self.wide_last} are more than the "
+                f"model's {model.layers} layers",
+                "wide_last",
+            )
+        if missing := ", ".join(missing_parts(model, self.recompute)):
+            parts = ", ".join(model_parts(model))
+            refusal = f"{model.name or 'the model'} has no {missing}; known are {parts}"
+            raise MismatchError(f"recompute {self.recompute}: {refusal}", "recompute")
+
+    def _check_experts(self) -> None:
+        """Refuse settings of experts that the model or the accelerators of a stage do not allow."""
+        for name, neutral in OF_EXPERTS.items():
+            if (value := getattr(self, name)) not in neutral and not self.has_experts:
+                model = self.model.name or "the model"
+                raise MismatchError(f"{name} {value}: {model} has no experts", name)
+        accelerators = self.accelerators_per_worker * self.data_parallel
         divided = (
-            f"must divide the {holders} accelerators that hold a stage "
+            f"must divide the {accelerators} accelerators that hold a stage "
             "(tensor_parallel x context_parallel x data_parallel)"
         )
-        if holders % self.expert_parallel:
+        if accelerators % self.expert_parallel:
             raise MismatchError(
                 f"expert_parallel {self.expert_parallel} {divided}", "expert_parallel"
             )
-        if self.has_experts and holders % (self.expert_tensor * self.expert_parallel):
+        if self.has_experts and accelerators % (self.expert_tensor * self.expert_parallel):
             default = "" if self.expert_tensor_parallel else " (tensor_parallel, by default)"
             raise MismatchError(
                 f"expert_tensor_parallel {self.expert_tensor}{default} x expert_parallel "
                 f"{self.expert_parallel} {divided}; expert_tensor_parallel 1 leaves experts whole",
                 "expert_tensor_parallel",
             )
-
-    def _check_model(self) -> None:
-        """Refuse settings of experts and recomputed parts that the model lacks."""
-        model, recompute = self.model.name or "the model", self.recompute
-        if count := self.recompute_layers:
-            refusal = f"recompute_layers {count} needs recompute 'full', got {recompute!r}"
-            raise MismatchError(refusal, "recompute_layers")
-        for name, neutral in OF_EXPERTS.items():
-            if (value := getattr(self, name)) not in neutral and not self.has_experts:
-                raise MismatchError(f"{name} {value}: {model} has no experts", name)
-        if missing := ", ".join(missing_parts(self.model, recompute)):
-            allowed = f"known are {', '.join(model_parts(self.model))}"
-            refusal = f"recompute {recompute}: {model} has no {missing}; {allowed}"
-            raise MismatchError(refusal, "recompute")
 
     @property
     def has_experts(self) -> bool:
@@ -236,24 +241,23 @@ class Workload:
 
     @property
     def uneven_splits(self) -> list[str]:
-        """Name the degrees of parallelism that would split the model into parts of unequal size."""
-        model = self.model
+        """List, as sentences, sizes of the model that a degree of parallelism does not divide."""
+        model, tensor = self.model, self.tensor_parallel
+        # degree, its axis, the number to divide and what that counts
         splits = [
-            (self.tensor_parallel, "tensor", model.heads, "heads"),
+            (tensor, "tensor", model.heads, "heads"),
             (self.context_parallel, "context", model.sequence, "tokens of a sequence"),
         ]
-        if self.tensor_parallel % model.kv_heads:  # else each head is on as many accelerators
-            splits.append(
-                (self.tensor_parallel, "tensor", model.kv_heads, "heads of keys and values")
-            )
+        if tensor % model.kv_heads:  # else equally many accelerators hold a copy of each head
+            splits.append((tensor, "tensor", model.kv_heads, "heads of keys and values"))
         if model.moe is None:
-            splits.append((self.tensor_parallel, "tensor", model.ffn_hidden, "columns of the MLP"))
+            splits.append((tensor, "tensor", model.ffn_hidden, "columns of the MLP"))
         else:
             splits.append((self.expert_parallel, "expert", model.moe.experts, "experts"))
         return [
-            f"{parts}-way {axis} parallelism does not divide {size} {name}"
-            for parts, axis, size, name in splits
-            if size % parts
+            f"{degree}-way {axis} parallelism does not divide {size} {name}"
+            for degree, axis, size, name in splits
+            if size % degree
         ]
 
     @property
@@ -268,12 +272,17 @@ class Workload:
         return self.precision, attention or PRECISIONS[0], head or PRECISIONS[0]
 
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
-        """Return the degrees of parallelism that the workload has on a schedule's workers."""
+        """Return parallelism, precisions and microbatch size on the workers of a schedule.
+
+        `microbatch_size` [sequences] is by default minibatch over microbatches of the table.
+        """
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
+        values: dict[str, Any] = {}
+        for field in _SHARED_FIELDS:
+            value = getattr(self, field.name)
+            is_static = bool(field.metadata)  # a text, or a flag that decides which ops there are
+            values[field.name] = value if is_static else float(value)
         layers, attention, head = self.precisions
-        values = {field.name: getattr(self, field.name) for field in _OF_LAYOUT}
-        numbers = (field.name for field in _OF_LAYOUT if not field.metadata)
-        values |= {name: float(values[name]) for name in numbers}  # flags too
         values |= {"precision": layers, "attention_precision": attention, "head_precision": head}
         return Layout(
             **values,
@@ -351,11 +360,14 @@ def stage_layers(
     # Each stage gets its share rounded down. Remaining layers go to the stages with the largest
     # remainders, at a tie to those in the middle, because first and last also hold embedding and
     # head. `edge_units` are the layers that embedding and head count as: they replace layers.
+    #   10 layers on 4 equal stages: 2.5 each, rounded down 2 2 2 2; of the 2 that remain one goes
+    #   to each of the two stages in the middle: 2 3 3 2
     _check_not_traced(model)
     shares, units = np.asarray(table.stage_shares), model.layers + sum(edge_units)
     exact = shares / shares.sum() * units
     layers = np.floor(exact + 1e-9).astype(int)
     distance = np.abs(np.arange(table.num_stages) - (table.num_stages - 1) / 2)  # from the middle
+    # by remainder, the largest first, then by distance: lexsort takes the last key first
     order = np.lexsort((distance, -np.round(exact - layers, 9)))
     layers[order[: units - layers.sum()]] += 1
     layers[0] -= edge_units[0]
@@ -404,7 +416,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 
 
 def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:
-    """Set a workload's number of layers on each stage."""
+    """Return a workload with `layers` on its stages; its MTP layers are on the last stage."""
     mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
     is_even = len({*layers}) == 1  # as launchers split them
     layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
@@ -418,8 +430,10 @@ def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArr
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Return each stage's share of the multi-token prediction layers (stages)."""
-    # The layout is checked where its layers are assigned: here the model's numbers may be traced.
+    """Return each stage's share of the multi-token prediction layers (stages); by default the last.
+
+    `assign_layers` checks the layout; here the model's numbers may be traced.
+    """
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
         if counts.any():
@@ -430,19 +444,19 @@ def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
 class Stages(NamedTuple):
     """Layers and workers of a schedule's stages, as arrays that may be padded."""
 
-    layers: PerStage  # (stages) layers
-    recomputed: PerStage  # (stages) those whose forward is run again within I
-    before: PerStage  # (stages) layers on the stages before
+    layers: PerStage  # (stages) number of layers
+    recomputed: PerStage  # (stages) number of layers whose forward is run again within I
+    before: PerStage  # (stages) number of layers on all earlier stages
     mtp: PerStage  # (stages) share of the layers that predict further tokens
     first: PerStage  # (stages) 1 on the stage of the embedding, 0 elsewhere
     last: PerStage  # (stages) 1 on the stage of the output head, 0 elsewhere
-    ends_step: PerStage  # (stages) 1 on the last that a worker updates, 0 elsewhere
+    ends_step: PerStage  # (stages) 1 on the last stage that a worker updates, 0 elsewhere
     copies: PerStage  # (stages) workers that hold the stage: one for each pipe, or fewer
-    nearest: PerStage  # (stages) the first of them
-    farthest: PerStage  # (stages) the last of them
-    senders: Workers  # (pipes, boundaries) workers that send activations
-    receivers: Workers  # (pipes, boundaries) workers that wait for them
-    share: PerStage | float = 1.0  # (stages) 1 over the stages of the worker that holds it
+    nearest: PerStage  # (stages) first place of a worker that holds the stage
+    farthest: PerStage  # (stages) last place of a worker that holds the stage
+    senders: Workers  # (pipes, boundaries) places of workers that send activations
+    receivers: Workers  # (pipes, boundaries) places of workers that wait for them
+    share: PerStage | float = 1.0  # (stages) 1 / number of stages on the stage's worker
     mtp_before: PerStage | float = 0.0  # (1, boundaries) sum of `mtp` over the stages before each
 
 
@@ -452,8 +466,15 @@ def build_stages(
     mtp: PerStage | None = None,
     places: Sequence[int] = (),
 ) -> Stages:
-    """Describe the stages of a schedule by their layers and their workers' places."""
-    ends = np.eye(table.num_stages)
+    """Describe the stages of a schedule by their layers and their workers' places.
+
+    Args:
+      table: the schedule.
+      assigned: layers of each stage.
+      mtp: (stages) share of the layers that predict further tokens; by default all on the last.
+      places: (workers) place of each worker on the machine; worker k is at place k if empty.
+    """
+    ends = np.eye(table.num_stages)  # rows: 1 0 .. 0 for the first stage, 0 .. 0 1 for the last
     is_held = np.zeros((table.num_workers, table.num_stages))
     for pipe in table.placement:
         is_held[pipe, np.arange(table.num_stages)] = 1
@@ -462,7 +483,8 @@ def build_stages(
     stage_places = np.array(places_on(table, places, "worker_places"))[table.placement]
     mtp = ends[-1] if mtp is None else mtp
     return Stages(
-        *assigned,
+        layers=assigned.layers,
+        recomputed=assigned.recomputed,
         before=xp.cumsum(assigned.layers) - assigned.layers,
         mtp=mtp,
         first=ends[0],
@@ -481,15 +503,20 @@ def build_stages(
 @cached_method
 def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
     """Return (stages) 1 for stages that compute a worker's last gradient, 0 for other stages."""
-    cells, last = table.backward_end_cells, np.full(table.num_workers, NOWHERE)
-    np.maximum.at(last, cells // table.num_slots, cells)
-    return np.isin(cells, last).any(axis=1).astype(float)
+    cells = table.backward_end_cells  # (stages, microbatches)
+    # cells are numbered row by row: with 10 slots, 3 and 7 are of worker 0, whose last one is 7
+    last_cells = np.full(table.num_workers, NOWHERE)
+    np.maximum.at(last_cells, cells // table.num_slots, cells)
+    return np.isin(cells, last_cells).any(axis=1).astype(float)
 
 
 def find_stages(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Return `assigned` if it is `Stages`; else build them, by default with layers assigned."""
+    """Return the stages of a schedule, built unless `assigned` is them already.
+
+    `assigned` may also be the layers of the stages; if None, `assign_layers` assigns them.
+    """
     if isinstance(assigned, Stages):
         return assigned
     layers = assign_layers(workload, table) if assigned is None else assigned
@@ -508,9 +535,14 @@ def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
 def layers_by_kind(
     model: Model, layout: Layout, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
-    """Count the first `layers` of each stage by kind, in the order of `layer_kinds`."""
-    # The first layers of a model are dense; `extra` layers are of the last kind. Wide layers, at
-    # both ends of the model, keep 16 bits, and are kinds of their own after the narrow ones.
+    """Count the first `layers` of each stage by kind: (stages) for each of `layer_kinds`.
+
+    A model's first layers are dense, the others may have experts. `extra` layers of a stage are of
+    the last of these two kinds. If first and last layers of the model ("wide" ones) stay in 16
+    bits, each kind comes twice: narrow layers first, then wide layers.
+    """
+    # 4 layers on 2 stages, 1 dense, the last wide: dense 1 0, experts 1 1, wide dense 0 0, wide
+    # experts 0 1
     layers = as_float(layers)
     counts: tuple[PerStage, ...]
     if model.moe is None:
@@ -533,7 +565,7 @@ def layers_by_kind(
     wide = count_between(0, num_first) + count_between(start_of_last, math.inf)
     wide_dense = count_between(0, xp.minimum(num_first, dense_layers))
     wide_dense = wide_dense + count_between(start_of_last, dense_layers)
-    wide_counts = (wide_dense, wide - wide_dense)[: len(counts)]  # of one kind without experts
+    wide_counts = (wide,) if model.moe is None else (wide_dense, wide - wide_dense)
     narrow_counts = (count - wide for count, wide in zip(counts, wide_counts, strict=True))
     return *narrow_counts, *wide_counts
 
@@ -551,34 +583,38 @@ class ParameterCounts(NamedTuple):
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Count a layer's parameters per accelerator, LoRA adapters included, by kind of layer."""
-    # Tensor parallelism splits both factors of an adapter, one by its rank or inputs and one by its
-    # outputs, as Megatron does: r (inputs + outputs) / t. `base` counts the model's own weights.
-    t, r, parts = layout.tensor, layout.lora_rank, layout.expert_tensor
-    totals = {"dense": model.layer_parameters, "moe": model.shared_parameters}
-    sides = {"dense": model.active_sides(), "moe": model.shared_sides}
+    """Count a layer's parameters per accelerator, LoRA adapters included, by kind of layer.
+
+    Without `base`, only the parameters of adapters are counted, not the model's own weights.
+    """
+    # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. Tensor
+    # parallelism splits both factors of an adapter, one by its rank or inputs and one by its
+    # outputs, as Megatron does.
+    t, r, is_counted = layout.tensor, layout.lora_rank, 1 if base else 0
     # output biases of an expert, after the sum over its parts, are not split
-    biases = base * model.biases * model.hidden * (0 if model.moe is None else model.moe.experts)
-    split = base * model.expert_parameters - biases + r * model.expert_sides
-    experts = (biases + split / parts) / layout.expert
-
-    def dense(kind: str) -> Number:
-        """Count a layer's parameters per accelerator, except those of routed experts."""
+    num_experts = 0 if model.moe is None else model.moe.experts
+    biases = is_counted * model.biases * model.hidden * num_experts
+    split = is_counted * model.expert_parameters - biases + r * model.expert_sides
+    experts = (biases + split / layout.expert_tensor) / layout.expert
+    counts = {}
+    for kind in model.layers_by_kind:
+        total = model.shared_parameters if kind == "moe" else model.layer_parameters
+        sides = model.shared_sides if kind == "moe" else model.active_sides()
         unsplit = model.whole_parameters(kind)
-        return base * unsplit + (base * (totals[kind] - unsplit) + r * sides[kind]) / t
-
-    return {
-        kind: ParameterCounts(dense(kind), experts if kind == "moe" else 0.0 * experts)
-        for kind in model.layers_by_kind
-    }
+        dense = is_counted * unsplit + (is_counted * (total - unsplit) + r * sides) / t
+        counts[kind] = ParameterCounts(dense, experts if kind == "moe" else 0.0)
+    return counts
 
 
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Count each stage's parameters per accelerator, LoRA adapters included (stages)."""
-    # A tied head on another stage than the embedding holds a copy of it. Stages with layers for
-    # further tokens hold one to look up tokens; a tied head on such a stage shares it.
+    """Count each stage's parameters per accelerator, LoRA adapters included (stages).
+
+    Without `base`, only the parameters of adapters are counted.
+    """
+    # Stages with MTP layers hold a copy of the embedding, to look up tokens. A tied head shares the
+    # embedding on its stage, and is a further copy of it on a stage without one.
     weights = layer_weights(model, layout, base=base)
     num_layers = all_layers_by_kind(model, layout, stages)
     dense: Numbers = 0.0
@@ -599,24 +635,27 @@ _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 
 class PricingShape(NamedTuple):
-    """Static argument of compiled pricing functions: all inputs that are not numbers."""
+    """Static argument of compiled functions that compute costs: all inputs that are not numbers."""
 
     workload: Workload  # parallelism and recomputation; its model and minibatch are placeholders
     table: ScheduleTable  # the schedule; the same object for tables of equal content
 
     @classmethod
     def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
-        """Remove all numbers from a workload, and share one object for equal tables."""
+        """Replace all numbers of a workload by placeholders, and share one object for equal tables.
+
+        So JAX compiles once for all models of one kind on equal tables.
+        """
         model = dataclasses.replace(workload.model, name="", source="")
-        num_wide = workload.wide_first + workload.wide_last  # which a model must have
+        num_wide = workload.wide_first + workload.wide_last  # a model must have so many layers
         model = dataclasses.replace(mapped(lambda _: 1, model), layers=num_wide)
-        layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not
-        if mtp_shares(workload, table.num_stages)[-1] == 1:
+        layout = workload.pipeline_layout
+        if mtp_shares(workload, table.num_stages)[-1] == 1:  # layers come as numbers, MTP is last
             layout = ""
-        arrays = (*table.cells, *table.partners, table.placement)
-        cells = *((array.shape, array.tobytes()) for array in arrays), table.stage_shares
-        content = *cells, table.grammar
-        return cls(
-            dataclasses.replace(workload, model=model, minibatch=1, pipeline_layout=layout),
-            _tables.setdefault(content, table),
+        placeholders = dataclasses.replace(
+            workload, model=model, minibatch=1, pipeline_layout=layout
         )
+        arrays = (*table.cells, *table.partners, table.placement)
+        contents = tuple((array.shape, array.tobytes()) for array in arrays)
+        key = contents, table.stage_shares, table.grammar
+        return cls(placeholders, _tables.setdefault(key, table))
