@@ -13,7 +13,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.base import files, jax_on_demand
-from pipejax.cli import jax_start
+from pipejax.cli import process
 from pipejax.costs.precision import float_type
 from pipejax.costs.system.parts import Host, NarrowPeaks
 
@@ -37,8 +37,8 @@ COMMANDS = (
 ALONE = """
 import sys, json
 sys.modules["jax"] = None  # an import of it fails
-from pipejax.cli.jax_start import prepare
-prepare()
+from pipejax.cli.process import defer_jax
+defer_jax()
 from pipejax.cli.app import run
 print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]), file=sys.stderr)
 """
@@ -157,11 +157,11 @@ class Config:
 @pytest.mark.parametrize("case", ["kept", "elsewhere", "no folder", "no filelock"])
 def test_compiled_programs_are_kept_where_they_can_be(case, tmp_path, monkeypatch):
     config = Config("theirs" if case == "elsewhere" else None)
-    monkeypatch.setattr(jax_start, "jax", SimpleNamespace(config=config))
+    monkeypatch.setattr(process, "jax", SimpleNamespace(config=config))
     monkeypatch.setenv(files.CACHE, "/proc/x" if case == "no folder" else str(tmp_path))
     if case == "no filelock":
         monkeypatch.setitem(sys.modules, "filelock", None)
-    jax_start._keep_compiled()
+    process._keep_compiled()
     expected = {"kept": str(tmp_path / "compiled"), "elsewhere": "theirs"}.get(case)
     assert config.jax_compilation_cache_dir == expected
     assert hasattr(config, "jax_compilation_cache_max_size") == (case == "kept")

@@ -20,7 +20,6 @@ from pipejax.cli.output.report import (
     printing,
     rows_table,
     seconds,
-    short_percent,
 )
 from pipejax.cli.output.runs import short_form
 
@@ -193,7 +192,6 @@ def test_an_answer_is_said_or_one_json_object(capsys):
     [
         (seconds, (0.0616, 33.0, 0.0, 0.000999999999), ("61.6 ms", "33 s", "0 s", "1 ms")),
         (percent, (0.2727, None), ("27.3 %", "-")),
-        (short_percent, (0.645, 4.85e-10), ("64.5 %", "under 0.01 %")),
         (above, (0.031, 0.0, -0.0002), ("+3.1 %", "0 %", "-0.02 %")),
         (gigabytes, (2.5e9,), ("2.5 GB",)),
         (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),

@@ -405,7 +405,7 @@ def test_command_reports_and_writes(capsys, tmp_path):
         "one per direction",
         "by producer",
         "transfers wait",
-        "as if messages blocked nobody",
+        "if no message blocked another: ",
     ):
         assert part in text
 

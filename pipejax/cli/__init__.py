@@ -19,9 +19,7 @@ def main() -> None:
         os.write(2, b"error: interrupted\n")
         os._exit(130)
     try:
-        from pipejax.cli.jax_start import prepare
-
-        prepare()  # before a record is imported
+        process.defer_jax()  # before a module is imported that uses JAX
         from pipejax.cli.app import run  # cyclopts and rich are an extra
 
         code = run(sys.argv[1:])

@@ -68,7 +68,11 @@ def summary(called: str) -> str:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split the line into a command and its words; a line of files means evaluate."""
+    """Split the words of a line into the command and its arguments.
+
+    The command has one word or two. A line that begins with a .csv or .json file means evaluate;
+    of any other line without a command, the command is None.
+    """
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:
@@ -98,7 +102,10 @@ def _subcommands(first: str) -> list[str]:
 
 
 def _help(called: str | None, words: Sequence[str]) -> str | None:
-    """Return help if it is asked for: of a command, or of the program."""
+    """Return the help that a line asks for; None for a command without --help.
+
+    Without a command it is that of the program, or of the commands that begin with the first word.
+    """
     from pipejax.cli.output.help import all_commands_help, command_help, program_help
 
     if called is None:
@@ -109,11 +116,9 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
         return all_commands_help(
             {title: {name: summary(name) for name in names} for title, names in groups.items()}
         )
-    if "--help-all" in words:
-        return command_help(called, command_function(called), everything=True)
-    if {"--help", "-h"} & {*words}:
-        return command_help(called, command_function(called), everything=False)
-    return None
+    if not {*HELP} & {*words}:
+        return None
+    return command_help(called, command_function(called), everything="--help-all" in words)
 
 
 def _run_program(words: Sequence[str]) -> None:
@@ -137,7 +142,11 @@ def _run_program(words: Sequence[str]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; return 0, 1 where a check did not hold, or 2 for a user's mistake."""
+    """Run one command and return its exit code; errors are written to stderr.
+
+    Codes: 0; 1 if a check of the command fails; 2 for a mistake of the user; 3 if an --assert
+    fails; 141 if the reader of stdout went away.
+    """
     if is_loaded():  # else it is not imported: an error may need none of it
         jax.config.update("jax_enable_x64", True)
     else:
@@ -167,37 +176,38 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return _report(options.error_text(OSError(text)) if options else text)
-    except (ValueError, OverflowError) as error:  # a ScheduleError keeps its table apart
+    except (ValueError, OverflowError) as error:
+        # a ScheduleError holds a drawing of the table beside its text
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
         return _report(options.error_text(error) if options else str(error), grid)
-    except MemoryError as error:
-        return _report(f"too large for the memory of this machine: {error}")
-    except (RuntimeError, AssertionError) as error:  # of JAX, among others
-        if NO_MEMORY in str(error):
+    except (MemoryError, RuntimeError, AssertionError) as error:  # JAX raises the latter two
+        if isinstance(error, MemoryError) or NO_MEMORY in str(error):
             return _report(f"too large for the memory of this machine: {error}")
-        reason = _no_backend()
-        if reason is not None:
+        if reason := _no_backend():
             return _report(reason)
         if isinstance(error, RuntimeError) or not error.args:
             raise
-        return _report(f"internal error: {error}", code=1)  # a result that contradicts itself
+        return _report(f"internal error: {error}", code=1)  # a result contradicts itself
 
 
 def _no_backend() -> str | None:
-    """Say which variable of the environment names a backend that JAX does not have."""
-    named = [(k, os.environ[k]) for k in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") if k in os.environ]
-    if not named or not is_loaded():
+    """Return an error text if a variable of the environment names a backend that JAX lacks."""
+    variables = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+    settings = [f"{name}={os.environ[name]}" for name in variables if name in os.environ]
+    if not settings or not is_loaded():
         return None
     try:
         jax.devices()
     except Exception as error:
-        names = ", ".join(f"{name}={value}" for name, value in named)
-        return f"{names} names no backend that JAX has here: {error}".rstrip(": ")
+        return f"{', '.join(settings)} names no backend that JAX has here: {error}".rstrip(": ")
     return None
 
 
 def _report(message: str, details: str = "", code: int = 2) -> int:
-    """Write a line of the error, one of the hint if there is one, and details to stderr."""
+    """Write an error to stderr and return the exit code.
+
+    A message that ends with a suggestion is split into a line `error:` and a line `hint:`.
+    """
     text = " ".join(message.split())
     suggestion = _SUGGESTION.match(text)
     error, hint = suggestion.groups() if suggestion else (text, "")

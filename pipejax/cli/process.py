@@ -1,4 +1,4 @@
-"""The process of the command line: streams that print every character, and how it ends.
+"""The process of the command line: its streams, its late start of JAX, and how it ends.
 
 Python runs handlers of signals in the main thread and between two of its instructions: never while
 XLA compiles there. The exception that a handler may raise is swallowed by some libraries, meets C++
@@ -19,7 +19,15 @@ import threading
 import time
 from typing import Any, NoReturn, TextIO
 
+from pipejax.base import jax_on_demand
+from pipejax.base.files import cache_folder
+from pipejax.base.jax_on_demand import jax
 from pipejax.base.progress import act
+
+COMPILED = {  # settings of JAX's cache of compiled programs
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_compilation_cache_max_size": 1 << 29,  # bytes; the least recently used programs go first
+}
 
 
 class OutputError(Exception):
@@ -46,7 +54,10 @@ class _Stream(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open closed standard streams, and escape letters that the locale's encoding lacks."""
+    """Open closed standard streams anew, and replace stdout and stderr by streams that never fail.
+
+    A letter that the locale's encoding lacks is printed as `?` on stdout, and escaped on stderr.
+    """
     # The system gives the lowest free number to the next file, which would then get our output. A
     # closed stdout is opened for reading only: writing fails, and no output is lost in silence.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
@@ -65,6 +76,32 @@ def _text(number: int, stream: TextIO | None, errors: str) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line)
 
 
+def defer_jax() -> None:
+    """Import JAX only when a command uses it, and then keep compiled programs in the user's cache.
+
+    JAX locks the cache, so that no process reads a program while another one writes it.
+    """
+    jax_on_demand.defer()
+    jax_on_demand.with_jax(_keep_compiled)
+
+
+def _keep_compiled() -> None:
+    """Set JAX's cache, unless the user has set it or its folder cannot be written."""
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]  # made late
+        return
+    try:
+        import filelock  # noqa: F401  # JAX locks the cache with it
+
+        folder = cache_folder("compiled")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (ImportError, OSError, RuntimeError):
+        return
+    if os.access(folder, os.W_OK):
+        for name, value in COMPILED.items():
+            jax.config.update(name, value)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "interrupted by SIGTERM"}
 REPORT_TIME = 1.3  # seconds to report the best result of an interrupted command
 STOP_TIME = 0.2  # seconds in which the main thread stops, unless it is in a longer call
@@ -73,7 +110,10 @@ _has_stopped = threading.Event()
 
 
 def watch_signals() -> None:
-    """End this process by itself from now on; a signal that is ignored stays so (nohup, `&`)."""
+    """Let SIGINT and SIGTERM end this process as `_end_at_signal` says.
+
+    A signal that the process ignores, as under nohup or `&`, stays ignored.
+    """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -95,7 +135,7 @@ def _end_at_signal(read_end: int, write_end: int) -> None:
     # The system writes the number of a signal to the pipe, and `report` a 0 at its end. So the
     # report has time until it is complete, a second signal comes, or REPORT_TIME is over.
     number = signal.Signals(os.read(read_end, 1)[0])
-    texts: list[str] = []
+    texts: list[str] = []  # at most one: the end of the error line
 
     def report() -> None:
         _has_stopped.wait(STOP_TIME)
@@ -108,8 +148,9 @@ def _end_at_signal(read_end: int, write_end: int) -> None:
 
     threading.Thread(target=report, daemon=True).start()
     select.select([read_end], [], [], REPORT_TIME)
-    line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join("".join(texts).split()))))
-    try:  # not through sys.stderr: the main thread may have stopped while it held it
+    ending = " ".join("".join(texts).split())
+    line = f"error: {SIGNALS[number]}" + (f": {ending}" if ending else "")
+    try:  # not through sys.stderr: the main thread may have stopped while it held its lock
         os.write(2, f"{line}\n".encode(errors="replace"))
     finally:  # skip Python's shutdown, which would wait for threads of XLA and of solvers
         os._exit(128 + number)

@@ -40,7 +40,6 @@ from pipejax.cli.output.report import (
     quantity,
     rows_table,
     seconds,
-    short_percent,
     table_sizes,
 )
 from pipejax.cli.output.runs import (
@@ -223,7 +222,7 @@ def _view(
     yield f"{heading(result)}; links: {_link(evaluation.links)}"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
-    shares = ", ".join(f"{words.get(name, name)} {short_percent(share)}" for name, share in path)
+    shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in path)
     yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
     if scenario.workload is not None and scenario.system is not None:
         yield plain(

@@ -22,7 +22,7 @@ from pipejax.cli.options.option import (
 )
 from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
-from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search
+from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search, search_answer
 from pipejax.cli.output.files import (
     DRAWING,
     JSON,
@@ -49,20 +49,13 @@ from pipejax.cli.output.report import (
     table_sizes,
 )
 from pipejax.schedules.table.links import QUEUES
-from pipejax.search.found import gap as gap_of
+from pipejax.search.found import Found, gap as gap_of
 
 if TYPE_CHECKING:
-    from pipejax.analysis.paths.head_of_line_blocking import TransferWaits
     from pipejax.costs.topology import PlacedCosts
-    from pipejax.search.found import Found
-    from pipejax.search.orders.microbatches import MicrobatchOrder
-    from pipejax.search.orders.places import WorkerPlaces
-    from pipejax.search.orders.transfers import TransferOrder
-    from pipejax.search.tuning.chunks import PromptChunks
-    from pipejax.search.tuning.lookahead import Gathering
-
 
 BEST_KEY = "found"  # JSON key of the best order, beside other orders
+BY_PRODUCER = "the order of their producers"
 WAITS = (
     Column("transfer", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
@@ -106,7 +99,7 @@ def messages(
     table, costs = build(scenario), required(scenario).table_costs()
     rendezvous = scenario.links
 
-    def report(result: "Found[TransferOrder]") -> Answer:
+    def report(result: "Found[pj.results.TransferOrder]") -> Answer:
         best = result.best.table
         tables = {"own": table, "by producer": pj.links.insert_transfers(table, link=rendezvous)}
         makespans = {
@@ -146,7 +139,9 @@ def messages(
 
 
 def _messages_as_json(
-    table: pj.ScheduleTable, result: "Found[TransferOrder]", waits: "TransferWaits"
+    table: pj.ScheduleTable,
+    result: "Found[pj.results.TransferOrder]",
+    waits: "pj.results.TransferWaits",
 ) -> dict[str, Any]:
     return {
         **table_sizes(table),
@@ -171,13 +166,12 @@ def _messages_as_json(
     }
 
 
-def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> Iterator[object]:
-    """Yield the best order's makespan, its gain and the longest wait."""
+def _messages_view(
+    data: Mapping[str, Any], result: "Found[pj.results.TransferOrder]"
+) -> Iterator[object]:
+    """Yield the best order's makespan, its gain, the longest wait and the lower bound."""
     order = "the default order" if data["own_order"] == "default" else "the table's own order"
-    times = {
-        order: result.baselines["own"],
-        "in the order of their producers": result.baselines["by producer"],
-    }
+    times = {order: result.baselines["own"], BY_PRODUCER: result.baselines["by producer"]}
     if data["gain"] is None:
         text = f"in the best order of messages, while {order} deadlocks"
     elif data["gain"] > 0:
@@ -185,13 +179,22 @@ def _messages_view(data: Mapping[str, Any], result: "Found[TransferOrder]") -> I
     else:
         text = f"in {order} of messages, which no other order improves"
     yield (
-        f"[bold]{seconds(result.value)}[/] {text} "
+        f"[bold]{seconds(result.value)}[/] per step {text} "
         f"({escape(data['schedule'])}, {data['workers']} workers, one queue per {data['queues']})"
     )
     yield savings("order of messages", "makespan", times, result.value)
-    yield from _longest_wait(data)
-    bound = f"no order takes less than {seconds(data['free_bound'])}"
-    yield f"{bound}, as if messages blocked nobody ({percent(data['free_gap'])} less)"
+    before = order if data["waits_of"] == "own" else BY_PRODUCER
+    if data["waits"]:
+        longest, (sum_before, sum_after) = data["waits"][0], data["wait"].values()
+        yield (
+            f"longest wait in {before}: {seconds(longest['wait'])}, of {longest['cell']} behind "
+            f"{longest['front']} on worker {longest['worker']}; all messages together wait "
+            f"{seconds(sum_before)}, in the best order {seconds(sum_after)}"
+        )
+    else:
+        yield f"no message waits in {before}"
+    bound = seconds(data["free_bound"])
+    yield f"if no message blocked another: {bound} per step, {percent(data['free_gap'])} less"
 
 
 def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
@@ -202,19 +205,6 @@ def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
         caption="blocked: time before the transfer in front had started",
     )
     yield "wait by worker: " + ", ".join(map(seconds, data["waits_by_worker"]))
-
-
-def _longest_wait(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the longest wait of a transfer, and the sum of all waits before and after."""
-    if not data["waits"]:
-        yield "no transfer waits in the order of now"
-        return
-    longest, (before, after) = data["waits"][0], data["wait"].values()
-    yield (
-        f"longest wait in the order of now: {seconds(longest['wait'])}, of {longest['cell']} "
-        f"behind {longest['front']} on worker {longest['worker']}; "
-        f"transfers wait {seconds(before)} in all, {seconds(after)} in the best order"
-    )
 
 
 def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable:
@@ -230,35 +220,30 @@ def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable
     return grid([("queues", labels), *columns.items()], title=title)
 
 
-FILE_KEYS = ("order", "lengths", "places")  # keys of the best permutation that its file holds
-
-
 def _answer_permutation(
-    table: pj.ScheduleTable,
-    links: pj.Links,
-    search: "Found[Any]",
+    scenario: "pj.Scenario",
+    result: "Found[Any]",
     best: Mapping[str, Any],
     nouns: tuple[str, str],
     out: Output,
 ) -> Answer:
-    """Answer with the best permutation of microbatches or workers, and write it to a file."""
-    noun, plural = nouns
+    """Answer with the best permutation of microbatches or workers, and write it to a file.
+
+    `best` has it under "order" or "places"; `nouns` name a permutation and several of them.
+    """
+    table, link, sizes = scenario.table(), scenario.links.model, table_sizes(scenario.table())
     permutation = best["order" if "order" in best else "places"]
-    sizes = table_sizes(table)
-    in_file = {name: best[name] for name in FILE_KEYS if name in best}
+    in_file = {name: best[name] for name in ("order", "lengths", "places") if name in best}
     file_sizes = {name: size for name, size in sizes.items() if name != "stages"}
-    out.save_json({**file_sizes, **in_file, "makespan": search.value})
-    saved_share = saving(search.baselines["given"], search.value)
-    view = [
-        f"[bold]{seconds(search.value)}[/] with the best {noun}, {percent(saved_share)} "
-        f"less than as given ({escape(table.name)}, {table.num_workers} workers, "
-        f"{table.num_microbatches} microbatches, {links.model} links)",
-        f"{noun}: {','.join(map(str, permutation))}",
-        savings(noun, "makespan", search.baselines, search.value),
-        *search_end(search, plural),
+    out.save_json({**file_sizes, **in_file, "makespan": result.value})
+    saved_share = percent(saving(result.baselines["given"], result.value))
+    first_lines = [
+        f"[bold]{seconds(result.value)}[/] per step with the best {nouns[0]}, {saved_share} less "
+        f"than with the given {nouns[0]} ({escape(table.name)}, {table.num_workers} workers, "
+        f"{table.num_microbatches} microbatches, {link} links)",
+        f"best {nouns[0]}: {','.join(map(str, permutation))}",
     ]
-    result = sizes | {"link": links.model, "best": best} | pick(search, SEARCH_FIELDS)
-    return Answer(result, view)
+    return search_answer(first_lines, sizes | {"link": link, "best": best}, result, nouns)
 
 
 @options
@@ -281,21 +266,21 @@ def microbatches(
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     scenario = run.scenario()
-    table, link = build(scenario), scenario.links
+    table = build(scenario)
     required(scenario)
     if run.stragglers is not None and table.num_pipes > 1:
         raise ValueError(
             "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
             "workers do not go with a new order: leave it out"
         )
-    search = MicrobatchSearch(table, scenario.table_costs(), link, seed)
+    search = MicrobatchSearch(table, scenario.table_costs(), scenario.links, seed)
     lengths = scenario.microbatches.lengths
 
-    def report(result: "Found[MicrobatchOrder]") -> Answer:
-        order = result.best.order.tolist()
-        sorted_lengths = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
-        best = {"order": order, **sorted_lengths}
-        return _answer_permutation(table, link, result, best, ("order", "orders"), out)
+    def report(result: "Found[pj.results.MicrobatchOrder]") -> Answer:
+        best = {"order": result.best.order.tolist()}
+        if lengths is not None:
+            best["lengths"] = [lengths[microbatch] for microbatch in best["order"]]
+        return _answer_permutation(scenario, result, best, ("order", "orders"), out)
 
     return run_search(search, iterations, time_limit, report)
 
@@ -324,7 +309,7 @@ def places(
     from pipejax.search.orders.places import PlacementSearch
 
     scenario = run.scenario()
-    table, link = build(scenario), scenario.links
+    table = build(scenario)
     required(scenario)
     if scenario.placed is None:
         raise ValueError(
@@ -334,9 +319,9 @@ def places(
         )
     placed = scenario.placed(table)
     given_places = places_on(table, scenario.source.worker_places, "--worker-places")
-    search = PlacementSearch(placed, given_places, link, seed)
+    search = PlacementSearch(placed, given_places, scenario.links, seed)
 
-    def report(result: "Found[WorkerPlaces]") -> Answer:
+    def report(result: "Found[pj.results.WorkerPlaces]") -> Answer:
         places = result.best.places
         best = {
             "places": places.tolist(),
@@ -345,7 +330,7 @@ def places(
         }
         _draw_places(placed, result, figure)
         nouns = "placement", "different placements"
-        answer = _answer_permutation(table, link, result, best, nouns, out)
+        answer = _answer_permutation(scenario, result, best, nouns, out)
         return answer._replace(details={"nodes": [_nodes(placed, places)]})
 
     return run_search(search, iterations, time_limit, report)
@@ -425,15 +410,10 @@ def lookahead(
     lane, unit = edit.lane or "net", "bytes" if in_bytes else "stages"
     search = LookaheadSearch(table, costs, link, limits, sizes, lane)
 
-    def report(result: "Found[Gathering]") -> Answer:
+    def report(result: "Found[pj.results.Gathering]") -> Answer:
         best = result.best
-        data = {
-            **table_sizes(table),
-            "link": link.model,
-            "lane": lane,
-            "best": pick(best, "lookahead residency peak") | {"unit": unit},
-            **pick(result, SEARCH_FIELDS),
-        }
+        best_json = pick(best, "lookahead residency peak") | {"unit": unit}
+        data = {**table_sizes(table), "link": link.model, "lane": lane, "best": best_json}
         cells = ShardingCells(edit.lane, tuple(best.lookahead), tuple(best.residency))
         peaks = map(gigabytes if in_bytes else "{:g}".format, best.peak)
         columns = [("uses ahead", best.lookahead), ("stages at once", best.residency)]
@@ -441,16 +421,18 @@ def lookahead(
         save_table(best.table, out)
         tables = {"no lookahead": search.plain, "best": best.table}
         draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)
-        return Answer(
+        first_line = (
+            f"[bold]{seconds(result.value)}[/] per step if each worker gathers weights "
+            f"{_range(best.lookahead)} uses before they are needed, and holds those of at most "
+            f"{_range(best.residency)} stages ({escape(table.name)}, {table.num_workers} workers)"
+        )
+        return search_answer(
+            [first_line],
             data,
-            [
-                f"[bold]{seconds(result.value)}[/] with weights gathered {_range(best.lookahead)} "
-                f"uses ahead, at most {_range(best.residency)} stages of a worker at once "
-                f"({escape(table.name)}, {table.num_workers} workers)",
-                savings("lookahead", "makespan", result.baselines, result.value),
-            ],
+            result,
+            ("lookahead", "tables"),
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
-            details={"workers": [grid(workers)], "search": search_end(result, "tables")},
+            details={"workers": [grid(workers)]},
         )
 
     return run_search(search, iterations, time_limit, report)
@@ -497,22 +479,20 @@ def chunks(
     messages = {"--latency": latency or "0", "--transmit": transmit or "0"}
     latency_seconds, by_token = (parse_seconds(text, name) for name, text in messages.items())
 
-    def report(result: "Found[PromptChunks]") -> Answer:
+    def report(result: "Found[pj.results.PromptChunks]") -> Answer:
         sizes, durations = result.best.sizes, np.asarray(result.best.costs.forward)[0]
         ends = np.cumsum(sizes)
-        cut = f"{len(sizes)} chunks of {min(sizes)} to {max(sizes)} tokens"
-        cut = "the whole prompt at once" if len(sizes) == 1 else cut
+        chunks = f"{len(sizes)} chunks of {min(sizes)} to {max(sizes)} tokens"
+        if len(sizes) == 1:
+            chunks = "the whole prompt at once"
         best = {"sizes": sizes, "ends": ends, "seconds": durations}
         data = {"workers": workers, "prompt": prompt, "link": link.model, "best": best}
-        view = [
-            f"[bold]{seconds(result.value)}[/] until the first token with {cut} on {workers} "
-            "workers",
-            savings("chunks", "first token", result.baselines, result.value),
-        ]
-        columns = [("chunk", range(len(sizes))), ("tokens", sizes), ("ends at", ends)]
-        table = grid([*columns, ("first stage", map(seconds, durations))])
-        details = {"chunks": [table], "search": search_end(result, "cuts")}
-        return Answer(data | pick(result, SEARCH_FIELDS), view, details=details)
+        time = f"[bold]{seconds(result.value)}[/] until the first token"
+        first_lines = [f"{time} with {chunks} on {workers} workers"]
+        columns = [("chunk", range(len(sizes))), ("tokens", sizes), ("last token", ends)]
+        table = grid([*columns, ("time of a stage", map(seconds, durations))])
+        nouns, details = ("chunks", "divisions of the prompt"), {"chunks": [table]}
+        return search_answer(first_lines, data, result, nouns, time="first token", details=details)
 
     with best_so_far(report) as keep, progress("cutting") as on_progress:
         result = pj.search.chunks(
@@ -533,7 +513,10 @@ def chunks(
 
 
 def _parse_times(text: str) -> dict[str, Any]:
-    """Read times such as a=2ms,b=5us,c=0.7ns; those of other letters are 0."""
+    """Read times [s] such as a=2ms,b=5us,c=0.7ns as arguments of `pj.search.chunks`.
+
+    A letter that is not given has the time 0.
+    """
     times: dict[str, Any] = dict.fromkeys(LETTERS.values(), 0.0)
     form = f"--stage-times must have each letter once, as {TIMES}"
     for letter, value in parse_pairs(text, form).items():

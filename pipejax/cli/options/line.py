@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class Needs(NamedTuple):
     """Requirement of an option that has an effect only beside another."""
 
-    other: str  # the option
-    values: tuple[str, ...] = ()  # one of these must be its value, if there are any
-    legal: tuple[str, ...] = ()  # values of the option itself; its own check refuses others
-    within: str = ""  # an option of which a part, behind =, may be one of the values instead
-    otherwise: str = ""  # what it is in commands that do not take that one
+    other: str  # the other option
+    values: tuple[str, ...] = ()  # values of the other option that meet it; any if empty
+    legal: tuple[str, ...] = ()  # values of the option itself that have the need; all if empty
+    within: str = ""  # an option whose value 0-1=rendezvous meets it too, if `values` has that name
+    otherwise: str = ""  # the other option in commands that do not take `other`
 
 
 NEEDS: Mapping[str, Needs] = {
@@ -120,23 +120,28 @@ class LineOptions:
                 raise ValueError(f"{called} must not be empty")
 
     def _check_effects(self) -> None:
-        """Refuse options that have no effect beside the others."""
+        """Refuse options whose requirement in `NEEDS` is not met: they have no effect."""
         seen = {name: value.lower() for name, value in self.values}
         for name, needs in NEEDS.items():
-            if name not in seen:
-                continue
             other = needs.other if needs.other in self.takes else needs.otherwise
+            if name not in seen or other not in self.takes:
+                continue
+            if needs.legal and seen[name] not in needs.legal:
+                continue  # another value needs nothing, or its own check refuses it
             parts = [part.partition("=")[2] for part in seen.get(needs.within, "").split(",")]
-            is_met = {seen.get(other), *parts} & {*needs.values} if needs.values else other in seen
-            is_legal = not needs.legal or seen[name] in needs.legal
-            if other in self.takes and is_legal and not is_met:
+            is_met = other in seen
+            if needs.values:
+                is_met = not {*needs.values}.isdisjoint([seen.get(other), *parts])
+            if not is_met:
                 lacks = f"{flag(other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
     def error_text(self, error: Exception) -> str:
-        """Return the text of an error, with the option in place of the wrong argument."""
-        # "num_workers must be .." becomes "--workers must be ..", also inside another error. A text
-        # about a file, "runs.csv: ..", gets only the option of the file before it.
+        """Return the text of an error, with the option in place of the wrong argument.
+
+        "num_workers must be .." becomes "--workers must be ..", also inside another error. A text
+        about a file, "runs.csv: ..", only gets the option of the file in front.
+        """
         message = str(getattr(error, "reason", error))
         options = [(name, value) for name, value in self.values if name in CATALOGUE]
         parts = [(name, part) for name, value in options for part in value.split(",")]
@@ -149,40 +154,45 @@ class LineOptions:
             cause = cause.__context__
         if isinstance(cause, ArgumentError):
             text = str(getattr(cause, "reason", cause))
-            message = message.replace(
-                text, self._with_option(cause, text, alone="--" not in message)
-            )
+            option_text = self._with_option(cause, text, has_option="--" in message)
+            message = message.replace(text, option_text)
         return _with_phase_letters(message)
 
-    def _with_option(self, error: ArgumentError, text: str, *, alone: bool) -> str:
-        """Return the text of an error with an option in place of its argument."""
-        # `alone`: no option is named yet, so one goes in front if the text lacks the argument.
+    def _with_option(self, error: ArgumentError, text: str, *, has_option: bool) -> str:
+        """Return the text of an error with an option in place of its argument.
+
+        If the text does not name the argument, the option goes in front of the text, unless the
+        whole message names an option already (`has_option`).
+        """
         name = self._argument_option(error)
         if name is None:
             return text
         if isinstance(error, UnknownNameError):
-            return f"{flag(name)}: {text}" if alone else text
+            return text if has_option else f"{flag(name)}: {text}"
         option = name.upper() if name in BARE else flag(name)
         message = re.sub(rf"\b{error.argument}\b", option, text, count=1)
-        if message == text and alone and self.has_value(name):
+        if message == text and not has_option and self.has_value(name):
             return f"{flag(name)} {dict(self.values)[name]}: {text}"
         return message
 
     def _argument_option(self, error: ArgumentError) -> str | None:
-        """Return the option of an argument: one with a value, if the command has several."""
+        """Return the name of the option that sets the argument of an error; None if none does.
+
+        Of several the one with a value. An unknown name belongs to the option that has it as value.
+        """
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         options = [name for name in names if name in self.takes]
         on_line = [name for name in options if self.has_value(name)]
         option = next(iter(on_line or options), None)
         if option is None or not isinstance(error, UnknownNameError):
             return option
-        holding = [
+        with_value = [
             name
             for name, value in self.values
             for part in value.split(",")
             if part.rpartition("=")[2].strip() == error.value
         ]
-        return option if option in holding else next(iter(holding), option)
+        return option if option in with_value else next(iter(with_value), option)
 
 
 def _with_phase_letters(message: str) -> str:
@@ -226,14 +236,15 @@ def _message(error: CycloptsError) -> str:
 
 
 def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: LineOptions) -> int:
-    """Run a command, print its answer and return the exit code."""
+    """Run a command, print its answer and return the exit code: 0, 1 or 3, as in `app.run`."""
     arguments, parameters = bound.arguments, inspect.signature(command).parameters
     common = {name: arguments[name] for name in COMMON if name in arguments}
-    for name in common.keys() - parameters.keys():
+    for name in common.keys() - parameters.keys():  # the command does not take them
         del arguments[name]
     assertions = parse_assertions(options.command, common.get("assert_") or ())
     outputs = check_outputs(command, arguments, force=common.get("force", False))
-    format = None if "format" in parameters else common.get("format")  # else that of its file
+    # `export --format` is the format of its file, not that of the printed tables
+    format = None if "format" in parameters else common.get("format")
     typed_options = options.typed_values({**common, **arguments})
     style = {name: common[name] for name in ("json", "details")}
     with printing(format, **style, options=typed_options, outputs=outputs):
@@ -251,14 +262,21 @@ OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not giv
 def read_config(
     path: Path, command: str, takes: Mapping[str, Collection[Any]], commands: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the options that a file gives to a command, by name and as they would be written."""
+    """Yield name and text of each option that a file gives to a command.
+
+    A section of the file has the options of one command; keys outside sections are for all. The
+    text is what would stand on the line; a flag has its own name for a text.
+    """
     loaders = {".json": load_json, ".toml": load_toml}
     if path.suffix not in loaders:
         raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")
     content = loaders[path.suffix](path)
     firsts = {name.partition(" ")[0] for name in commands}
-    tables = {key for key, value in content.items() if isinstance(value, dict) and value}
-    sections = {key: content[key] for key in content if key in firsts & tables}
+    sections = {
+        key: table
+        for key, table in content.items()
+        if key in firsts and isinstance(table, dict) and table
+    }
     shared = [(key, value) for key, value in content.items() if key not in sections]
     section: dict[str, Any] = sections
     for word in command.split():  # the section of `sweep run` is sweep.run
@@ -302,7 +320,7 @@ ANSWERED = (*COMMON, "out", "figure", "certificate")
 
 
 def written(*names: str) -> dict[str, Any]:
-    """Return the options of the command that are among some names."""
+    """Return the options of this command line that are among `names`, with their values."""
     options = current_style().options
     return {name: options[name] for name in names if name in options}
 

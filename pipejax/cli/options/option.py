@@ -47,21 +47,21 @@ def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
 
 
 def warn_of_mixed_units(text: str, option: str, other_times: str = "") -> None:
-    """Warn of F=1ms,B=2: the 2 means seconds, although the other times are far shorter."""
-    values, other_values = (
-        [entry.rpartition("=")[2].strip() for entry in times.split(",") if entry]
-        for times in (text, other_times)
-    )
-    bare = max((value for value in values if parse_float(value) > 0), key=float, default="")
-    others = [
-        parse_seconds(value, option)
-        for value in values + other_values
-        if math.isnan(parse_float(value))
-    ]
-    if bare and others and float(bare) > MIXED * max(others):
-        warnings.warn(
-            f"{option} {text}: {bare} has no unit and is read as seconds", Notice, stacklevel=4
-        )
+    """Warn of a time without a unit that is far longer than the times with one, as in F=1ms,B=2.
+
+    `other_times` has the times of another option that go with those of `text`.
+    """
+    entries = [entry.rpartition("=")[2].strip() for entry in text.split(",")]
+    other_entries = [entry.rpartition("=")[2].strip() for entry in other_times.split(",")]
+    # parse_float is NaN for a time with a unit
+    without_unit = [entry for entry in entries if parse_float(entry) > 0]
+    with_unit = [e for e in entries + other_entries if e and math.isnan(parse_float(e))]
+    if not without_unit or not with_unit:
+        return
+    longest = max(without_unit, key=float)
+    if float(longest) > MIXED * max(parse_seconds(entry, option) for entry in with_unit):
+        message = f"{option} {text}: {longest} has no unit and is read as seconds"
+        warnings.warn(message, Notice, stacklevel=4)
 
 
 def parse_counts(text: str, where: str, least: int = 1) -> list[int]:
@@ -108,18 +108,18 @@ def parse_layers(text: str | None, stages: int) -> list[int] | None:
 
 
 def for_each(
-    values: list[float], count: int, option: str, what: str
+    values: list[float], count: int, option: str, noun: str
 ) -> Float[NumpyArray, " entries"]:
-    """Read one number for all, or one for each stage or worker."""
+    """Return an array of `count` numbers, one per stage or worker; a single number is repeated."""
     if len(values) not in (1, count):
         raise ValueError(
-            f"{option} must be a number or one for each of {count} {what}, got {len(values)}"
+            f"{option} must be a number or one for each of {count} {noun}, got {len(values)}"
         )
     return np.broadcast_to(np.array(values, float), (count,)).copy()
 
 
 def parse_pairs(text: str, form: str) -> dict[str, str]:
-    """Read values by name from a text as replica=dp,step=it; `form` is the error of another."""
+    """Read values by name from a text as replica=dp,step=it; `form` begins the error message."""
     pairs = [[part.strip() for part in entry.partition("=")] for entry in text.split(",")]
     values = {name: value for name, _, value in pairs if name and value}
     if len(values) < len(pairs):
@@ -165,7 +165,10 @@ Described = TypeVar("Described")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def options(described: Described) -> Described:
-    """Make options of the fields of a record, or of the parameters of a command."""
+    """Turn the fields of a class, or the parameters of a command, into options for cyclopts.
+
+    Each annotation gets the reader and the help of its option. A class becomes a frozen dataclass.
+    """
     details = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
     is_record = isinstance(described, type)
     command = "" if is_record else getattr(described, "__name__", "")
@@ -173,9 +176,9 @@ def options(described: Described) -> Described:
     kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
     for name in kinds.keys() & CATALOGUE.keys():
         detail = " ".join(details.get(name, "").split())
-        # people also try --plot, and --out if a command writes only a picture
-        figure_names = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
-        aliases = figure_names if name == "figure" else ()
+        aliases: tuple[str, ...] = ()
+        if name == "figure":  # people also try --plot, and --out if a command writes only a picture
+            aliases = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
         kinds[name] = Annotated[kinds[name], parameter(name, kinds[name], command, detail, aliases)]
     if not is_record:
         return described
@@ -187,25 +190,30 @@ def options(described: Described) -> Described:
 def parameter(
     name: str, kind: Any, command: str = "", detail: str = "", aliases: Collection[str] = ()
 ) -> Parameter:
-    """Return the reader and the help of an option for cyclopts."""
-    entry = record(name, command)
-    about, detail = begin_sentence(entry.head), " ".join(filter(None, (entry.more, detail)))
-    is_output, kinds = output_kind(kind) is not None, value_kinds(kind)
-    is_number = bool(kinds & {int, float})
-    readers: list[Any] = [READERS[value] for value in kinds & READERS.keys()]
+    """Return the reader and the help of an option for cyclopts; `kind` is its annotation."""
+    entry, kinds = record(name, command), value_kinds(kind)
+    about, detail = begin_sentence(entry.head), f"{entry.more} {detail}".strip()
+    if detail:
+        about += f"{'. ' if detail[0].isupper() else ': '}{detail}"
+    is_output, is_number = output_kind(kind) is not None, bool(kinds & {int, float})
+    reader: Any = next((READERS[value] for value in kinds & READERS.keys()), None)
     if is_output:
-        readers = [lambda _, tokens: Output(Path(tokens[0].value))]
+        reader = _read_output
     return Parameter(
         name=flag(name),
         alias=[*([f"-{entry.short}"] if entry.short else []), *aliases],
-        help=about if not detail else f"{about}{'. ' if detail[0].isupper() else ': '}{detail}",
+        help=about,
         group=GROUPS[option_panel(name, command)],
         metavar=entry.kind.metavar,
-        converter=next(iter(readers), None),
+        converter=reader,
         accepts_keys=False if is_output else None,
         validator=Number(gte=entry.kind.least, lte=entry.kind.largest) if is_number else None,
         allow_repeating=any(get_origin(value) is list for value in kinds),
     )
+
+
+def _read_output(_: Any, tokens: Any) -> Output:
+    return Output(Path(tokens[0].value))
 
 
 def _read_whole(_: Any, tokens: Any) -> int:
@@ -256,10 +264,14 @@ NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of all: in its signature alone, which cyclopts reads."""
+    """Return a function with the parameters of a command and the options that all commands have.
+
+    Only cyclopts reads its signature; the command itself does not get the added options.
+    """
     takes = inspect.signature(command).parameters
-    has_outputs = any(output_kind(option.annotation) for option in takes.values())
-    excluded = {"force": not has_outputs, "format": command.__name__ in NO_TABLES}
+    excluded = {*takes, *(("format",) if command.__name__ in NO_TABLES else ())}
+    if not any(output_kind(option.annotation) for option in takes.values()):
+        excluded.add("force")
     common = [
         inspect.Parameter(
             name,
@@ -268,7 +280,7 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             annotation=Annotated[kind, parameter(name, kind, "", detail)],
         )
         for name, (kind, default, detail) in COMMON.items()
-        if name not in takes and not excluded.get(name)
+        if name not in excluded
     ]
     return with_signature([*takes.values(), *common])
 
@@ -318,13 +330,15 @@ def command_options(command: Callable[..., Any]) -> dict[str, CommandOption]:
 def check_outputs(
     command: Callable[..., Any], arguments: dict[str, Any], *, force: bool
 ) -> list[Output]:
-    """Check before the work the files that a command is to write, and fill in their options."""
+    """Check, before the work, that a command can write its files; return its outputs.
+
+    `arguments` gets outputs that know their option, and whether they replace a file.
+    """
     parameters = inspect.signature(command).parameters
     marks = {name: output_kind(option.annotation) for name, option in parameters.items()}
     kinds = {name: kind for name, kind in marks.items() if kind is not None}
-    draws = flag("figure") if "figure" in kinds else ""
     for name, kind in kinds.items():
-        drawn_by = "" if name == "figure" else draws
+        drawn_by = flag("figure") if "figure" in kinds and name != "figure" else ""
         arguments[name] = Output(arguments[name].path, flag(name), force, drawn_by).check(kind)
     outputs = [arguments[name] for name in kinds]
     check_apart(outputs)

@@ -47,7 +47,6 @@ NEEDED_DEGREES: Mapping[str, tuple[str, ...]] = {  # degrees without which an op
     "tensor_overlap": ("tensor_parallel",),
     "expert_overlap": ("expert_parallel",),
 }
-NO_EFFECT_ALONE = ("sequence_parallel", "scatter_gather")  # without tensor parallelism
 
 
 class CostFields(NamedTuple):
@@ -61,7 +60,11 @@ class CostFields(NamedTuple):
 def parse_scenario(
     run: Any, *, settings: "TableOptions | None" = None, point: "SizedSchedule | None" = None
 ) -> "pj.Scenario":
-    """Read a scenario from options of tables and costs, or those of one of several schedules."""
+    """Make a scenario of the options of a command, which are the fields of the record `run`.
+
+    `point` is the schedule and its size if the command takes several schedules; `settings` replace
+    the options of the schedule.
+    """
     link = getattr(run, "links", pj.Links)()  # a closed form has its own, and no costs
     settings = settings or run.settings
     costs = getattr(run, "cost_fields", None) or CostFields(pj.costing.SlotCosts(), (), {})
@@ -91,13 +94,16 @@ def parse_scenario(
 
 
 def scenario_options(scenario: "pj.Scenario") -> Options:
-    """Return the options of a scenario in the order of the help; raise if none sets a part."""
+    """Return the options that give this scenario, with their values, in the order of the help.
+
+    Raises ValueError if no option can set a part of the scenario, such as costs in no file.
+    """
     options = _table_options(scenario)
     options |= _source_options(scenario)
     options |= _edit_options(scenario)
     for name, value in scenario.links.changed().items():
         text = value if isinstance(value, str) else seconds_text(value)
-        options["link" if name == "model" else name] = text
+        options["link" if name == "model" else name] = text  # --link sets `Links.model`
     if "launcher" in scenario.files:
         options["launcher"] = scenario.files["launcher"]
     return {name: options[name] for name in CATALOGUE if name in options}
@@ -151,7 +157,7 @@ def _table_options(scenario: "pj.Scenario") -> Options:
     sizes = {"workers": scenario.num_workers, "microbatches": scenario.num_microbatches}
     options: Options = {"schedule": schedule}
     options |= {name: size for name, size in sizes.items() if size is not None}
-    others = []
+    custom = []  # options of a schedule of the user's own
     for name, value in scenario.options.items():
         option = PLANNED.get(name, name)
         if name == "slots":
@@ -159,8 +165,8 @@ def _table_options(scenario: "pj.Scenario") -> Options:
         elif option in CATALOGUE:
             options[option] = list_text(value) if isinstance(value, float | list) else value
         else:
-            others.append(f"{name}={_json_text(value)}")
-    return options | ({"schedule_options": ",".join(others)} if others else {})
+            custom.append(f"{name}={_json_text(value)}")
+    return options | ({"schedule_options": ",".join(custom)} if custom else {})
 
 
 def _json_text(value: Any) -> str:
@@ -220,7 +226,10 @@ _EDITS = (  # options that change costs, and need some
 
 
 def parse_costs(run: Any) -> CostFields:
-    """Read costs and their edits from options; the slots of the table if no option gives times."""
+    """Make the costs, their edits and the files named of the options of a command.
+
+    If no option gives times, the costs are the slots of the table.
+    """
     nodes, places = _parse_machine(run)
     microbatches = _parse_microbatches(run)
     messages = _parse_messages(run, nodes)
@@ -246,7 +255,7 @@ def parse_costs(run: Any) -> CostFields:
 
 
 def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Read the sizes of nodes, and the place of each worker."""
+    """Return the sizes of nodes, as (8,) or (4, 8), and the place of each worker; else ()."""
     per_node = run.workers_per_node
     if per_node is not None and (run.costs is not None or run.model is not None):
         other = "--costs: its file" if run.costs is not None else "--model: the system"
@@ -278,7 +287,10 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _parse_messages(run: Any, nodes: tuple[int, ...]) -> tuple[dict[str, float], ...]:
-    """Read the times of a message [s] by level of the machine."""
+    """Return {"latency": s, "transmit": s} for each level of the machine, inside a node first.
+
+    A level has only the keys that options give.
+    """
     texts = {"latency": run.latency, "transmit": run.transmit}
     if run.comm is not None:
         if texts != {"latency": None, "transmit": None}:
@@ -311,42 +323,43 @@ def _parse_source(
     places: tuple[int, ...],
     microbatches: "pj.costing.Microbatches",
 ) -> "CostSource | None":
-    """Read the source of the costs; None without one."""
-    ways = [name for name in _TIMES if getattr(run, name) is not None]
-    if len(ways) > 1:
-        raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
-    stray = [name for name in _WITH_MODEL if getattr(run, name) not in (None, False)]
-    if stray and run.model is None:
-        raise ValueError(f"{flag(stray[0])} needs --model")
-    way = ways[0] if ways else ""
-    if any(messages) and way not in ("stage_times", "worker_times"):
+    """Return the source of the costs; None if no option gives times of ops."""
+    options = [name for name in _TIMES if getattr(run, name) is not None]
+    if len(options) > 1:
+        raise ValueError(f"{flag(options[0])} and {flag(options[1])} both give times: choose one")
+    model_options = [name for name in _WITH_MODEL if getattr(run, name) not in (None, False)]
+    if model_options and run.model is None:
+        raise ValueError(f"{flag(model_options[0])} needs --model")
+    option = options[0] if options else ""
+    if any(messages) and option not in ("stage_times", "worker_times"):
         raise ValueError(
             "--comm, --latency and --transmit go with op times of --stage-times or --worker-times "
             "alone: a model and a file of costs have message times"
         )
-    if way == "":
+    if option == "":
         return None
     stages = run.measured_stages
-    if stages is not None and way not in ("costs", "stage_times"):
+    if stages is not None and option not in ("costs", "stage_times"):
         raise ValueError(f"--measured-stages {stages} goes with --costs or --stage-times")
-    if way == "model":
+    if option == "model":
         return _parse_model(run, places, microbatches)
-    if way == "costs":
+    if option == "costs":
         return pj.costing.CostsFile(run.costs, stages=stages, places=places)
-    times = _parse_times(getattr(run, way), way, messages)
+    times = _parse_times(option, getattr(run, option), messages)
     for name in ("comm", "latency", "transmit"):
-        warn_of_mixed_units(getattr(run, name) or "", flag(name), getattr(run, way))
-    is_per_worker = way == "worker_times"
-    return pj.costing.GivenTimes(
-        times, messages, is_per_worker, nodes, stages=stages, places=places
-    )
+        warn_of_mixed_units(getattr(run, name) or "", flag(name), getattr(run, option))
+    per_worker = option == "worker_times"
+    return pj.costing.GivenTimes(times, messages, per_worker, nodes, stages=stages, places=places)
 
 
-def _parse_times(text: str, way: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Read times of ops such as "F=1,B=2,pair=2.5": by field, of kinds of a table by letters."""
+def _parse_times(name: str, text: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Read times [s] of ops from an option such as "F=1,B=2,pair=2.5".
+
+    The keys are fields of `Costs`; the time of a kind that a table defines has its letters as key.
+    """
     from pipejax.costs.costs import TIME_FIELDS, check_backward
 
-    option, times = flag(way), dict[str, float]()
+    option, times = flag(name), dict[str, float]()
     for entry in text.split(","):
         letter, _, value = (part.strip() for part in entry.partition("="))
         field = TIME_FIELDS.get(letter, letter)
@@ -411,14 +424,12 @@ _READERS = {"share": parse_number, "seconds": parse_seconds}  # of texts, by kin
 
 def workload_fields(run: object, names: Iterable[str]) -> Options:
     """Return the fields of a workload that options give; shares and seconds as numbers."""
-    fields = (
-        (name, getattr(run, name), _READERS.get(WORKLOAD_FIELDS[name].kind)) for name in names
-    )
-    return {
-        name: value if read is None else read(value, flag(name))
-        for name, value, read in fields
-        if value is not None and value is not False
-    }
+    fields: Options = {}
+    for name in names:
+        value, read = getattr(run, name), _READERS.get(WORKLOAD_FIELDS[name].kind)
+        if value is not None and value is not False:
+            fields[name] = value if read is None else read(value, flag(name))
+    return fields
 
 
 def load_with(model: str, sequence: int | None) -> "pj.Model":
@@ -449,10 +460,9 @@ def _times_options(source: Any) -> Options:
     from pipejax.costs.costs import TIME_FIELDS
 
     letters = {field: letter for letter, field in TIME_FIELDS.items()}
-    way = "worker_times" if source.per_worker else "stage_times"
     texts = zip(source.times, seconds_texts(source.times.values()), strict=True)
-    entries = (f"{letters.get(field, field)}={text}" for field, text in texts)
-    options: Options = {way: ",".join(entries)}
+    entries = ",".join(f"{letters.get(field, field)}={text}" for field, text in texts)
+    options: Options = {"worker_times" if source.per_worker else "stage_times": entries}
     if source.nodes:
         options["workers_per_node"] = list_text(source.nodes)
     names = [name for name in ("latency", "transmit") if name in source.messages[0]]
@@ -471,10 +481,10 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     assert system is not None
     names = {"model": workload.model.name, "system": system.name, **files}
     options: Options = {k: v for k, v in names.items() if k in ("model", "system", "stack")}
-    bare, model = pj.load_system(names["system"]), pj.load_model(names["model"])
+    bare, model = pj.load_system(names["system"]), load_with(names["model"], None)
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
-        model = dataclasses.replace(model, sequence=workload.model.sequence)
+        model = load_with(names["model"], workload.model.sequence)
     with warnings.catch_warnings():  # the run has said what it is used with
         warnings.simplefilter("ignore")
         model, software, defaults = launcher_defaults(
@@ -492,11 +502,13 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     usual = pj.Workload(model, workload.minibatch, **usual_fields | {"pipeline_layout": ""})
     for field in dataclasses.fields(workload):
         name, value = field.name, getattr(workload, field.name)
-        has_no_effect = name in NO_EFFECT_ALONE and workload.tensor_parallel == 1
-        has_no_effect |= name in OF_EXPERTS and not workload.has_experts
-        if value == getattr(usual, name) or has_no_effect:
+        # the command line refuses options that have no effect on this workload
+        needed = line.NEEDS[name].other if name in line.NEEDS else ""
+        is_refused = needed != "" and getattr(workload, needed) == 1
+        is_refused |= name in OF_EXPERTS and not workload.has_experts
+        if value == getattr(usual, name) or is_refused:
             continue
-        if name in ("worker_places", "stragglers", "pair_factor"):
+        if name in _WRITERS:
             options[name] = _WRITERS[name](value)
         elif value is False or name not in (*WORKLOAD, "weight_share", "recompute_again"):
             raise ValueError(f"no option sets {name} of a workload to {value!r}")
@@ -669,17 +681,19 @@ def named_launch(scenario: "pj.Scenario") -> "pj.results.Launch | None":
 
 def check_used(
     scenario: "pj.Scenario",
-    tables: Iterable[pj.ScheduleTable],
+    tables: Sequence[pj.ScheduleTable],
     builders: Iterable[Builder] = (),
     letters: Collection[str] | None = None,
 ) -> None:
-    """Refuse a time of ops, of some letters, that no table has and that none is planned for."""
+    """Refuse a time of ops that no table has, and for which no builder plans its order.
+
+    `letters` are those of the ops to check, "pair" for fused pairs; default: all ops.
+    """
     from pipejax.costs.costs import PHASE_FIELDS
 
-    used: dict[str, set[str]] = {}  # letters by name of the table
+    used_letters: set[str] = set()
     valid_letters = dict.fromkeys(("pair", *PHASE_FIELDS))
     for table in tables:
-        used_letters = used.setdefault(table.name, set())
         used_letters |= {phase.name for phase in table.used_phases}
         used_letters |= {"pair"} if table.is_fused.any() else set()
         valid_letters |= dict.fromkeys(table.grammar.letters)
@@ -690,10 +704,10 @@ def check_used(
             continue
         if letter not in valid_letters:
             raise ValueError(f"{text} is not LETTER=TIME: letters are {', '.join(valid_letters)}")
-        is_planned = PHASE_FIELDS.get(letter) in planned
-        if not is_planned and not any(letter in names for names in used.values()):
+        if letter not in used_letters and PHASE_FIELDS.get(letter) not in planned:
             noun = "fused pair" if letter == "pair" else letter
-            raise ValueError(f"{text} has no effect: no {noun} in {', '.join(used)}")
+            names = ", ".join(dict.fromkeys(table.name for table in tables))
+            raise ValueError(f"{text} has no effect: no {noun} in {names}")
 
 
 # times without effect on a table that lacks these ops; without cells, the step ends with A and U
@@ -701,16 +715,19 @@ _OPTIONAL = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, 
 
 
 def _optional_times(scenario: "pj.Scenario") -> dict[str, str]:
-    """Return letters of ops that most tables lack, and the option that gives the time of each."""
+    """Return {letter: option} for times of ops that most tables lack, as {"R": "--stage-times: R"}.
+
+    The option is written as an error names it.
+    """
     from pipejax.costs.costs import PHASE_FIELDS, TIME_FIELDS
 
     source, texts = scenario.source, {}
     if isinstance(source, pj.costing.GivenTimes):
-        way, times = flag("worker_times" if source.per_worker else "stage_times"), source.times
-        texts = {k: f"{way}: {k}" for k in _OPTIONAL if PHASE_FIELDS[k] in times}
+        option, times = flag("worker_times" if source.per_worker else "stage_times"), source.times
+        texts = {k: f"{option}: {k}" for k in _OPTIONAL if PHASE_FIELDS[k] in times}
         custom = times.keys() - TIME_FIELDS.values()
-        texts |= {k: f"{way}: '{k}={times[k]:g}'" for k in times if k in custom}
-        texts |= {"pair": f"{way}: pair={times['pair']:g}"} if "pair" in times else {}
+        texts |= {k: f"{option}: '{k}={times[k]:g}'" for k in times if k in custom}
+        texts |= {"pair": f"{option}: pair={times['pair']:g}"} if "pair" in times else {}
     if (host := scenario.find_edit(pj.costing.HostTimes)) is not None:
         host_texts = _write_host_times(host)
         texts |= {PHASES[name]: f"{flag(name)} {text}" for name, text in host_texts.items()}

@@ -1,7 +1,7 @@
 """Answers of commands, printed as one JSON object, as text or as tables; their progress."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -13,22 +13,26 @@ from rich.text import Text
 from pipejax.base.progress import OnProgress, if_interrupted
 from pipejax.cli.options.option import parse_seconds
 from pipejax.cli.output.report import (
+    SEARCH_FIELDS,
     current_style,
     has_details,
     is_json,
+    pick,
     plain,
     print_all,
     print_json,
+    savings,
+    search_end,
 )
 
 
 @contextmanager
-def progress(what: str, total: float | None = None) -> Iterator[OnProgress]:
-    """Show a bar, called `what`, while the block runs, only on a terminal; yield `on_progress`."""
+def progress(title: str, total: float | None = None) -> Iterator[OnProgress]:
+    """Show a bar on a terminal while the block runs; yield the function that moves it."""
     err = Console(stderr=True, highlight=False)
     bar = Progress(console=err, transient=True, disable=not err.is_terminal)
     with bar, if_interrupted(bar.stop):
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(title, total=total)
 
         def show(done: float, total: float | None, text: str) -> None:
             bar.update(task, completed=done, total=total, description=text)
@@ -49,7 +53,7 @@ class Answer(NamedTuple):
     details: Mapping[str, Iterable[object]] = {}  # parts that `--details` adds, by their names
 
     def as_json(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """Return what `--json` prints."""
+        """Return the value that `--json` prints: the result, next commands and written files."""
         if not isinstance(self.result, dict):
             return self.result
         result = self.result | ({"next": self.next} if self.next else {})
@@ -80,7 +84,10 @@ class Answer(NamedTuple):
 
 @contextmanager
 def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], object]]:
-    """Yield a function that keeps a result; an interrupt in the block answers with the last one."""
+    """Yield a function that stores the best result so far of a search in the block.
+
+    If the user interrupts the block, `answer` of the last stored result is printed.
+    """
     best: deque[Any] = deque(maxlen=1)
 
     def show_best() -> str | None:
@@ -97,7 +104,11 @@ def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], obj
 def run_search(
     search: Any, iterations: int, limit: str, report: Callable[[Any], Answer], gap: float = 0.0
 ) -> Answer:
-    """Run a local search under a bar, and answer with its result, if interrupted too."""
+    """Run a local search for at most `iterations` and the time limit, and report its result.
+
+    If the user interrupts it, the best result so far is reported. It stops early at the gap, the
+    share that a better result could still save.
+    """
     limit_seconds = parse_seconds(limit, "--time-limit")
     with (
         best_so_far(lambda search: report(search.result("interrupted"))) as keep,
@@ -106,3 +117,22 @@ def run_search(
         keep(search)
         result = search.run(iterations, limit_seconds, on_progress, gap)
     return report(result)
+
+
+def search_answer(
+    first_lines: Sequence[str],
+    data: Mapping[str, Any],
+    result: Any,
+    nouns: tuple[str, str],
+    *,
+    time: str = "makespan",
+    next: tuple[str, ...] = (),
+    details: Mapping[str, Iterable[object]] = {},
+) -> Answer:
+    """Answer with the result of a search, its baselines and why it ended.
+
+    `nouns` name a candidate and several of them, and `time` the minimized time.
+    """
+    baselines = savings(nouns[0], time, result.baselines, result.value)
+    view = [*first_lines, baselines, *search_end(result, nouns[1])]
+    return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

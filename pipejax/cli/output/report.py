@@ -47,11 +47,6 @@ def percent(value: float | None) -> str:
     return f"{digits(100 * value if abs(value) > ROUNDING else 0.0)} %"
 
 
-def short_percent(ratio: float) -> str:
-    """Format a share in three digits; one too small to matter says so."""
-    return "under 0.01 %" if 0 < ratio < 1e-4 else f"{100 * ratio:.3g} %"
-
-
 def above(ratio: float) -> str:
     """Format how far a value lies above the best one, relative to that."""
     digits = ".1f" if abs(ratio) >= 1e-3 else ".2g"
@@ -462,23 +457,26 @@ def saving(before: float | None, after: float) -> float | None:
     return 1 - after / before if before else before
 
 
-def savings(head: str, value: str, times: Mapping[str, float | None], best: float) -> TextTable:
-    """Make a table of the best of a search and its baselines; None marks illegal ones."""
+def savings(noun: str, time: str, times: Mapping[str, float | None], best: float) -> TextTable:
+    """Make a table of the best candidate of a search and its baselines, with their times [s].
+
+    The headers are `noun`, `time` and what the best saves; an illegal baseline has the time None.
+    """
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
-    return grid([(head, all_times), (value, texts), ("saved by the best", shares)])
+    return grid([(noun, all_times), (time, texts), ("the best saves", shares)])
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:
-    """Yield the bound of a search and why it stopped; `candidates` is the noun of its answers."""
+    """Yield the lower bound of a search and why it stopped; `candidates` is a plural noun."""
     if not result.lower_bound:
-        yield "bound: none is known, so a much better one may exist"
+        yield "no lower bound is known: a much shorter time may be possible"
     elif result.gap <= 1e-12:
-        yield "optimal: no other is shorter"
+        yield "optimal: the time is at its lower bound"
     else:
-        bound = f"none is below {seconds(result.lower_bound)}"
-        yield f"bound: another could save at most {percent(result.gap)} ({bound})"
+        bound = seconds(result.lower_bound)
+        yield f"lower bound {bound}: at most {percent(result.gap)} more could be saved"
     yield f"{result.evaluated} {candidates} evaluated; search ended: {result.stopped}"
 
 
