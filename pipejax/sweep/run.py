@@ -8,8 +8,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,12 +68,11 @@ _OTHERS = ("model", "weight_share", "stragglers", "worker_places")
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in _OTHERS)
 
 Values = dict[str, Any]  # array by variable
-Steps = Generator[None, None, Values]  # of a point: it is prepared, then it runs
 IN_FLOAT64 = functools.partial(jax.enable_x64, True)  # for prices; runs are in the sweep's dtype
 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
-    """Evaluate all points of a block."""
+    """Evaluate all points of a block; return an array for each variable, by name."""
     axes = [
         axis._replace(values=axis.values[cut])
         for axis, cut in zip(sweep.axes, block.cuts, strict=True)
@@ -83,11 +81,11 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
     systems = {stack.name: stack_systems(system_axes, stack) for stack in software}
-    rows = itertools.product(*(axis.values for axis in shape_axes))
-    points = (dict(zip(names, row, strict=True)) for row in rows)
-    values_by_point = _one_ahead(
-        _evaluate_named(sweep, point, systems[point["stack"].name]) for point in points
-    )
+    values_by_point = []
+    for row in itertools.product(*(axis.values for axis in shape_axes)):
+        point = dict(zip(names, row, strict=True))
+        with IN_FLOAT64():
+            values_by_point.append(_evaluate_named(sweep, point, systems[point["stack"].name]))
     values = {}
     for name, variable in sweep_variables(sweep).items():
         shape = [block.shape[place] for place in variable.places(sweep)]
@@ -96,32 +94,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     return values
 
 
-def _one_ahead(points: Iterable[Steps]) -> list[Values]:
-    """Prepare each point while the previous point runs, so that XLA compiles meanwhile."""
-    running: list[Future[Values]] = []
-    with ThreadPoolExecutor(1, "pipejax-sweep") as executor:
-        for point in points:
-            try:
-                with IN_FLOAT64():
-                    next(point)
-            finally:
-                if running:
-                    running[-1].result()
-            running.append(executor.submit(_finish, point))
-    return [future.result() for future in running]
-
-
-def _finish(point: Steps) -> Values:
-    """Run the second step of a point's generator, and return the point's values."""
-    with IN_FLOAT64():
-        try:
-            next(point)
-        except StopIteration as end:
-            return end.value
-    raise AssertionError("a point has two steps")
-
-
-class _GridPoint(NamedTuple):
+class _PipelineJob(NamedTuple):
     """One schedule and workload of the grid, ready to be priced on any system."""
 
     table: ScheduleTable
@@ -130,69 +103,72 @@ class _GridPoint(NamedTuple):
     slowed: Slowed
 
 
-def _evaluate_named(sweep: Sweep, at: Values, systems: System) -> Steps:
-    """Evaluate a schedule and workload; errors, other than illegal points, name the point."""
+def _evaluate_named(sweep: Sweep, point: Values, systems: System) -> Values:
+    """Call `_evaluate_systems`; its errors get the point's schedule and varied axes as a prefix."""
     try:
-        return (yield from _evaluate_systems(sweep, at, systems))
+        return _evaluate_systems(sweep, point, systems)
     except ValueError as error:
-        listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
-        point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
-        raise ValueError(f"at {point}: {error}") from error
+        varied_axes = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
+        place = ", ".join(f"{name} = {label(point[name])}" for name in point if name in varied_axes)
+        raise ValueError(f"at {place}: {error}") from error
 
 
-def _evaluate_systems(sweep: Sweep, point_values: Values, systems: System) -> Steps:
-    """Evaluate a schedule and workload on all systems, or report why it is illegal."""
-    # The generator yields once, when the first batch of systems is priced; the rest runs while the
-    # next point is prepared: see `_one_ahead`.
-    num_systems = len(np.asarray(systems.gpus_per_node))
+def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
+    """Evaluate one schedule and workload on a batch of systems.
+
+    `point` has a value for each axis but those of the systems. The result has an array (systems)
+    for each variable of the dataset. If the point is illegal, only status and reason are set.
+    """
+    num_systems = _num_systems(systems)
     variables = sweep_variables(sweep)
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
-        workload = _workload(point_values, systems)
+        workload = _workload(point, systems)
         usable, refusal = _usable_systems(workload, systems)
         values["reason"] = np.array(refusal, object)
-        points = [
-            (usable[rows], point)
-            for rows, point in _points(point_values, workload, _select(systems, usable))
+        jobs = [
+            (usable[rows], job, stage_work(workload, job.table))
+            for rows, job in _pipeline_jobs(point, workload, _select(systems, usable))
         ]
-        works = [stage_work(point.workload, point.table) for _, point in points]
-        needs = [float(memory_bytes(point.workload, point.table).max()) for _, point in points]
+        needs = [float(memory_bytes(workload, job.table).max()) for _, job, _ in jobs]
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
-        yield
         return values | {"reason": np.array(reason, object)}
-    is_first = True
-    for (rows, point), work, need in zip(points, works, needs, strict=True):
-        point_systems = _select(systems, rows)
-        if point.table.offloads and not np.all(np.asarray(point_systems.host_link.bandwidth) > 0):
+    for (rows, job, work), need in zip(jobs, needs, strict=True):
+        job_systems = _select(systems, rows)
+        if job.table.offloads and not np.all(np.asarray(job_systems.host_link.bandwidth) > 0):
             raise ValueError("activations are offloaded, and a system has no host_link")
-        fits = need <= np.asarray(point_systems.memory_available)
+        fits = need <= np.asarray(job_systems.memory_available)
         memory = values["memory_bytes"]  # (systems), or one number for all of them
         memory[rows if memory.ndim else ...] = need
         values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
-        step = max(1, MAX_NUMBERS // point.table.num_stages)
-        for begin in range(0, len(rows), step):
-            batch = rows[begin : begin + step]
-            priced = _price(point, work, _select(systems, batch), sweep)
-            if is_first:
-                yield
-            is_first = False
-            for name, value in _run(point, priced, sweep).items():
+        batch_size = max(1, MAX_NUMBERS // job.table.num_stages)
+        for begin in range(0, len(rows), batch_size):
+            batch = rows[begin : begin + batch_size]
+            priced = _price(job, work, _select(systems, batch), sweep)
+            for name, value in _run(job, priced, sweep).items():
                 values[name][batch] = value
-    if is_first:
-        yield
     return values
 
 
+def _num_systems(systems: System) -> int:
+    """Count the systems of a batch."""
+    return len(np.asarray(systems.gpus_per_node))
+
+
 def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
-    """Return the systems with all numbers that a workload needs, and why others are refused."""
-    # systems that lack the same numbers are of one kind: one example of each kind is checked
-    numbers = (*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth)
-    numbers = (*numbers, systems.host_link.bandwidth)
-    size = len(np.asarray(systems.gpus_per_node))
-    has = np.stack([np.broadcast_to(np.asarray(number) > 0, size) for number in numbers])
-    _, examples, kinds = np.unique(has, axis=1, return_index=True, return_inverse=True)
+    """Return the positions of systems with all numbers that a workload needs, and a reason.
+
+    The reason says why another system is refused; it is empty if none is refused.
+    """
+    # Systems that lack the same numbers are of one kind; the first system of each kind is checked.
+    # has_number (numbers, systems) [[1 0 1], [1 1 1]] -> kinds [1 0 1], examples [1 0]
+    numbers = [*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth]
+    numbers.append(systems.host_link.bandwidth)
+    size = _num_systems(systems)
+    has_number = np.stack([np.broadcast_to(np.asarray(number) > 0, size) for number in numbers])
+    _, examples, kinds = np.unique(has_number, axis=1, return_index=True, return_inverse=True)
     refusals = []
     for example in examples:
         try:
@@ -202,58 +178,65 @@ def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
         else:
             refusals.append("")
     is_usable = np.array([not refusal for refusal in refusals])[kinds.ravel()]
-    return np.flatnonzero(is_usable), max(refusals)  # empty only if no system is refused
+    return np.flatnonzero(is_usable), max(refusals)  # the largest text: "" is the smallest
 
 
 def _select(systems: System, rows: Rows) -> System:
-    if len(rows) == len(np.asarray(systems.gpus_per_node)):
+    if len(rows) == _num_systems(systems):
         return systems
     return jax.tree.map(lambda leaf: leaf[rows], systems)
 
 
-def _workload(at: Values, systems: System) -> Workload:
-    """Return the workload of a point."""
-    launcher, software = at.get("launcher"), at["stack"]
-    model, _, defaults = launcher_defaults(launcher, at["model"], systems, software, at["workers"])
+def _workload(point: Values, systems: System) -> Workload:
+    """Return the workload of a point: its values by axis, and defaults of launcher and software."""
+    model, _, defaults = launcher_defaults(
+        point.get("launcher"), point["model"], systems, point["stack"], point["workers"]
+    )
     return Workload(
         model,
-        **merge_fields(defaults, {name: at[name] for name in WORKLOAD if name in at}),
-        weight_share=dict(at["schedule"].options).get("weight_share"),
-        stragglers=parse_stragglers(at["stragglers"], "stragglers"),
-        worker_places=parse_places(at["worker_places"], "worker_places"),
+        **merge_fields(defaults, {name: point[name] for name in WORKLOAD if name in point}),
+        weight_share=dict(point["schedule"].options).get("weight_share"),
+        stragglers=parse_stragglers(point["stragglers"], "stragglers"),
+        worker_places=parse_places(point["worker_places"], "worker_places"),
     )
 
 
-def _points(at: Values, workload: Workload, systems: System) -> Iterator[tuple[Rows, _GridPoint]]:
-    """Yield groups of systems with a table and workload; planned schedules differ by system."""
-    num_microbatches = at.get("microbatches")
+def _pipeline_jobs(
+    point: Values, workload: Workload, systems: System
+) -> Iterator[tuple[Rows, _PipelineJob]]:
+    """Yield (positions of systems, job) for the systems that run the same table.
+
+    A schedule with a fixed order has one table, so all systems form one group. A planned schedule
+    has a table for each set of op times.
+    """
+    num_microbatches = point.get("microbatches")
     if num_microbatches is None:
-        num_microbatches, remainder = divmod(at["minibatch"], at["microbatch_size"])
+        num_microbatches, remainder = divmod(point["minibatch"], point["microbatch_size"])
         if remainder:
             raise MismatchError(
-                f"microbatch size {at['microbatch_size']} does not divide a minibatch "
-                f"of {at['minibatch']}"
+                f"microbatch size {point['microbatch_size']} does not divide a minibatch "
+                f"of {point['minibatch']}"
             )
-    size = {"num_workers": at["workers"], "num_microbatches": num_microbatches}
-    choice = at["schedule"]
-    options, launcher = dict(choice.options), at.get("launcher")
+    size = {"num_workers": point["workers"], "num_microbatches": num_microbatches}
+    choice = point["schedule"]
+    options, launcher = dict(choice.options), point.get("launcher")
     if workload.uneven_splits:
         raise MismatchError(f"no launcher runs it: {'; '.join(workload.uneven_splits)}")
 
-    def point(table: ScheduleTable) -> _GridPoint:
-        """Combine a table with the workload; refuse what a launcher cannot run."""
+    def make_job(table: ScheduleTable) -> _PipelineJob:
+        """Combine a table with the workload; refuse a table that the launcher cannot run."""
         if table.grammar.custom_phases:
             check_usual(table, "a sweep over models")
         if launcher and (refusal := launches(workload, table, launcher)[0].refusal):
             raise MismatchError(refusal)
-        return _GridPoint(
-            table, workload, _links(at), Slowed.from_stragglers(table, dict(workload.stragglers))
-        )
+        slowed = Slowed.from_stragglers(table, dict(workload.stragglers))
+        return _PipelineJob(table, workload, _links(point), slowed)
 
     if not choice.is_planned:
-        yield np.arange(len(np.asarray(systems.gpus_per_node))), point(built(choice, **size))
+        yield np.arange(_num_systems(systems)), make_job(built(choice, **size))
         return
-    example = point(similar_table(choice.builder, size, options))
+    # plan from the op times that a table of this size has on each system
+    example = make_job(similar_table(choice.builder, size, options))
     has_host_link = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
     priced = price_systems(stage_work(workload, example.table, offloads=has_host_link), systems)
     costs = {k: v for k, v in vars(example.slowed.costs(priced.costs)).items() if v is not None}
@@ -264,17 +247,17 @@ def _points(at: Values, workload: Workload, systems: System) -> Iterator[tuple[R
             f"{len(planned_options):,} systems of this sweep differ in them: at most {MAX_PLANS:,}"
         )
     for rows, options_of_rows in planned_options:
-        yield rows, point(choice.builder.function(**size, **options_of_rows))
+        yield rows, make_job(choice.builder.function(**size, **options_of_rows))
 
 
-def _links(at: Values) -> Links:
+def _links(point: Values) -> Links:
     """Return the `Links` of a point from the point's values by axis."""
-    values = {name: at["link" if name == "model" else name] for name in LINK_OPTIONS}
+    values = {name: point["link" if name == "model" else name] for name in LINK_OPTIONS}
     return Links(**{name: LINK_OPTIONS[name].parse(v, name) for name, v in values.items() if v})
 
 
-def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
-    """Price a batch of systems, including the effects of slow workers and fused pairs."""
+def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
+    """Return the op times of a job on each system, with slow workers and fused pairs applied."""
     priced = price_systems(
         work,
         systems,
@@ -282,23 +265,22 @@ def _price(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) ->
         quickly=sweep.num_points < MANY_POINTS,
         slopes=_needs_paths(sweep),
     )
-    slowed_costs = point.slowed.costs(priced.costs)
-    if point.workload.pair_factor != 1:
-        factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
+    slowed_costs = job.slowed.costs(priced.costs)
+    if job.workload.pair_factor != 1:
+        factor = np.full(1, job.workload.pair_factor, np.dtype(sweep.dtype))
         slowed_costs = unchecked_costs({**vars(slowed_costs), "pair_factor": factor})
     return priced._replace(costs=slowed_costs)
 
 
-def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
-    """Evaluate a batch of systems; systems with the same eager messages share a program."""
-    size = len(np.asarray(priced.systems.gpus_per_node))
+def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
+    """Evaluate a batch of systems; return an array (systems, ...) for each output."""
+    # Messages that are sent eagerly differ by system; systems with the same ones share a program.
+    size = _num_systems(priced.systems)
     results: Values = {}
-    for program, rows in programs_of_batch(point.table, point.links, priced.costs):
-        part = priced if rows is None else priced.rows(rows)
-        for name, values in _run_program(program, point, part, sweep).items():
-            if rows is None:
-                results[name] = values
-                continue
+    for program, rows in programs_of_batch(job.table, job.links, priced.costs):
+        if rows is None:  # one program for all systems
+            return _run_program(program, job, priced, sweep)
+        for name, values in _run_program(program, job, priced.rows(rows), sweep).items():
             if name not in results:
                 results[name] = np.empty((size, *values.shape[1:]), values.dtype)
             results[name][rows] = values
@@ -306,20 +288,20 @@ def _run(point: _GridPoint, priced: PricedSystems, sweep: Sweep) -> Values:
 
 
 def _run_program(
-    program: Program, point: _GridPoint, priced: PricedSystems, sweep: Sweep
+    program: Program, job: _PipelineJob, priced: PricedSystems, sweep: Sweep
 ) -> Values:
-    """Return step times and the sweep's outputs for one program on all systems."""
-    program = by_microbatch(program) if point.slowed.differ else program
-    size = len(np.asarray(priced.systems.gpus_per_node))
+    """Return step times [s] and the sweep's outputs, as (systems, ...), for one program."""
+    program = by_microbatch(program) if job.slowed.differ else program
+    size = _num_systems(priced.systems)
     share: NumpyArray = np.zeros((0, 0))
     if _needs_paths(sweep):
-        steps, shares = resource_shares(program, priced, slowed=point.slowed)
+        steps, shares = resource_shares(program, priced, slowed=job.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
     else:
         times = np.asarray(makespans(program, priced.costs, batch_size=size, unroll=False))
-    workload = point.workload
+    workload = job.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
-    workers = point.table.num_workers
+    workers = job.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
     busy = _busy(priced.costs, program)
     runs = SystemRuns(times, busy, tokens, gpus, share, priced.systems)
@@ -332,9 +314,9 @@ def _needs_paths(sweep: Sweep) -> bool:
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
-    """Return the mean work of a worker for each row of a batch of costs [s]."""
-    # It is the sum over costs of an op count (of the mean worker) times that cost. Without times of
-    # their own, fused pairs count as their two ops.
+    """Return the time that the mean worker computes, for each row of a batch of costs [s]."""
+    # The work is a sum over ops: their number on the mean worker times the op time. A fused pair
+    # without a time of its own counts as two ops: F and B.
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
@@ -357,8 +339,12 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Return all systems of a block as one batched system; the last field varies fastest."""
-    # The grid has axes (systems, sizes of nodes, field 1, field 2, ..), which are flattened at the
+    """Return all systems of a block, with their software, as one batched system.
+
+    `axes` are the systems, the accelerators per node, and fields of systems. The batch has every
+    combination of their values; the last field varies fastest.
+    """
+    # The grid has axes (systems, node sizes, field 1, field 2, ..), which are flattened at the
     # end. The software applies to the systems before their fields are varied.
     system_axis, node_axis, *fields = axes
     members = tuple(map(software.on, system_axis.values))
@@ -377,8 +363,9 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
-    """Drop the systems' names, and pad efficiency curves to one length with steps at infinity."""
-    # Flags become numbers if the systems differ in them.
+    """Return systems whose fields can be stacked: with as many numbers, and without texts."""
+    # Efficiency curves are padded to one length with steps at infinite sizes. Flags that differ
+    # between systems become numbers.
     flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
