@@ -484,7 +484,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     bare, model = pj.load_system(names["system"]), load_with(names["model"], None)
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
-        model = load_with(names["model"], workload.model.sequence)
+        model = load_with(names["model"], int(workload.model.sequence))
     with warnings.catch_warnings():  # the run has said what it is used with
         warnings.simplefilter("ignore")
         model, software, defaults = launcher_defaults(
