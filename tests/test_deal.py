@@ -11,7 +11,6 @@ from daily import daily
 import pipejax as pj
 from pipejax.costs.stage.microbatches import in_order
 from pipejax.schedules.table.links import Links
-from pipejax.search.orders import deal as deal_search
 from pipejax.search.orders.permutations import order_bound, packed_bound
 
 RECORDED = Path(__file__).parent / "data" / "traces_deal" / "durations.csv"
@@ -57,26 +56,20 @@ def brute_force(table, batches, link, replicas):
 
 
 @pytest.mark.parametrize(("name", "workers", "link", "replicas", "size"), daily(CASES))
-def test_deals_equal_brute_force_and_bounds_stay_below(
-    name, workers, link, replicas, size, monkeypatch
-):
+def test_deals_equal_brute_force_and_bounds_stay_below(name, workers, link, replicas, size):
     case = name, workers, link, replicas, size
     table, batches = draw_samples(case, 40 if size < 4 else 16)
     optimum = brute_force(table, batches, link, replicas)
     for bound in (order_bound, packed_bound):
         below = [bound(table, costs, Links.resolve(link), replicas) for costs in batches]
         assert (below <= optimum * (1 + 1e-12)).all()
-    for few in (True, False):
-        monkeypatch.setattr(deal_search, "MAX_EXHAUSTIVE", 12 if few else 0)
-        all_deals = pj.search.deals(
-            table, batches, replicas=replicas, link=link, iterations=60 if size < 4 else 240
-        )
-        np.testing.assert_allclose([result.value for result in all_deals], optimum, rtol=1e-12)
-        for step, (result, costs) in enumerate(zip(all_deals, batches, strict=True)):
-            if step < 6:  # one by one
-                check(result, table, costs, link, replicas)
-            assert result.lower_bound <= result.value * (1 + 1e-12)
-            assert not few or (result.stopped, result.gap) == ("optimal", 0.0)
+    iterations = 60 if size < 4 else 240
+    all_deals = pj.search.deals(table, batches, replicas=replicas, link=link, iterations=iterations)
+    np.testing.assert_allclose([result.value for result in all_deals], optimum, rtol=1e-12)
+    for step, (result, costs) in enumerate(zip(all_deals, batches, strict=True)):
+        if step < 6:  # one by one
+            check(result, table, costs, link, replicas)
+        assert result.lower_bound <= result.value * (1 + 1e-12)
 
 
 def check(result, table, costs, link, replicas):
@@ -127,7 +120,7 @@ def test_a_recorded_job_is_dealt_near_its_bound(recorded):
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline(recorded):
     table, (costs, *_) = recorded
     options = {"replicas": 8, "link": "blocking", "seed": 3}
-    first, same = (pj.search.deal(table, costs, iterations=4, **options) for _ in range(2))
+    first, same = (pj.search.deals(table, [costs], iterations=4, **options)[0] for _ in range(2))
     assert first.best.order.tolist() == same.best.order.tolist()
     assert (first.value, first.evaluated, first.stopped) == (
         same.value,
@@ -135,7 +128,7 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline(recorded):
         "iterations",
     )
     for more, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
-        none = pj.search.deal(table, costs, **more, **options)
+        (none,) = pj.search.deals(table, [costs], **more, **options)
         assert none.stopped == why
         assert first.value < none.value == min(none.baselines.values())
 
@@ -149,7 +142,7 @@ def test_steps_may_differ_in_what_no_microbatch_does():
     ]
     together = pj.search.deals(table, batches, replicas=2)
     for result, costs in zip(together, batches, strict=True):
-        assert result.value == pj.search.deal(table, costs, replicas=2).value
+        assert result.value == pj.search.deals(table, [costs], replicas=2)[0].value
         assert result.baselines["given"] == max(
             pj.evaluate(table, in_order(costs, np.arange(low, low + 3))).makespan for low in (0, 3)
         )
@@ -159,7 +152,8 @@ def test_of_equal_replicas_the_bound_is_the_value():
     """One worker: all that is dealt is work, and blocks of 1 + 3 and 2 + 2 are even."""
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
     lengths = np.array([[1.0, 2.0, 2.0, 3.0]])
-    result = pj.search.deal(table, pj.Costs(forward=lengths, backward=lengths), replicas=2)
+    costs = pj.Costs(forward=lengths, backward=lengths)
+    (result,) = pj.search.deals(table, [costs], replicas=2)
     assert (result.value, result.lower_bound, result.stopped) == (8.0, 8.0, "optimal")
 
 
@@ -197,7 +191,7 @@ def test_what_is_wrong_is_named(name):
     options, message = WRONG[name]
     table, (costs,) = draw_samples(("1f1b", 2, "delay", 2, 3), 1)
     with pytest.raises(ValueError, match=message):
-        pj.search.deal(table, costs, **options)
+        pj.search.deals(table, [costs], **options)
 
 
 def test_steps_that_do_not_go_together_are_named():
@@ -205,7 +199,11 @@ def test_steps_that_do_not_go_together_are_named():
     alike = pj.Costs(forward=1.0, backward=other.backward)
     with pytest.raises(ValueError, match=r"forward has shape \(\) in step 1 and \(2, 6\) in the"):
         pj.search.deals(table, [costs, alike], replicas=2)
+    equal, many = (
+        pj.Costs(forward=1.0, backward=1.0),
+        pj.Costs(forward=np.ones((3, 6)), backward=1.0),
+    )
     with pytest.raises(ValueError, match=r"any deal is as good, give costs of shape \(stages, 6\)"):
-        pj.search.deal(table, pj.Costs(forward=1.0, backward=1.0), replicas=2)
+        pj.search.deals(table, [equal], replicas=2)
     with pytest.raises(ValueError, match="the table has 2 stages"):
-        pj.search.deal(table, pj.Costs(forward=np.ones((3, 6)), backward=1.0), replicas=2)
+        pj.search.deals(table, [many], replicas=2)

@@ -83,7 +83,6 @@ def test_importing_changes_nothing():
 
 SEARCHES = (
     pj.optimize,
-    pj.search.deal,
     pj.search.deals,
     pj.search.layers,
     pj.search.messages,

@@ -5,8 +5,6 @@ a slow and of a faster replica form one sequence. Swaps and insertions in this s
 order in a replica, or exchange microbatches between both. All steps are searched in one batch.
 """
 
-import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +26,6 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import (
     BATCH,
-    EXHAUSTIVE,
     PATIENCE,
     SHAKES,
     LocalSearch,
@@ -50,7 +47,6 @@ NUM_RANDOM = 64  # random deals among the baselines
 MAX_RUNS = 1 << 14  # pipelines in a batch of the engine
 MAX_COSTS = 1 << 24  # numbers in the costs of a batch
 MAX_NUMBERS = 1 << 20  # numbers in the orders of one round
-MAX_EXHAUSTIVE = 12  # microbatches up to which every deal is tried, if replicas have few orders
 SLOW_SHARE = 0.25  # of the replicas, which exchange microbatches with others
 FASTER_WEIGHT = 0.1  # of the faster of two replicas in the rank of a move
 
@@ -111,78 +107,6 @@ class Deal(NamedTuple):
     costs: Costs
 
 
-def deal(
-    table: ScheduleTable,
-    costs: Costs,
-    *,
-    replicas: int,
-    link: str | Links = "delay",
-    iterations: int = 60,
-    time_limit: float | None = TIME_LIMIT,
-    seed: int = 0,
-    on_progress: OnProgress | None = None,
-) -> Found[Deal]:
-    """Search the assignment of microbatches to replicas that makes the slowest replica fastest.
-
-    Every replica runs the same table with its own microbatches in its own order. All deals are
-    tried for at most 12 microbatches, if a replica has at most 50,000 choices. The result is never
-    slower than a baseline, and deterministic unless the time runs out. An interrupt (Ctrl-C) ends
-    the search with the best deal so far.
-
-    Args:
-      table: the schedule of each replica, M microbatches.
-      costs: unbatched costs per microbatch [s] of all N = replicas x M microbatches of the step:
-        (stages, N) for an op, four axes for a message, the last N.
-      replicas: pipelines that share the step, 2 or more.
-      link: link model, or `Links`, of each replica.
-      iterations: largest number of rounds, in which pairs of replicas exchange microbatches.
-      time_limit: time after which no further round starts [s]; None for no limit.
-      seed: seed of all random choices.
-      on_progress: called after each round with its number, `iterations`, and a text.
-
-    Returns:
-      The best deal; its value is the makespan of its slowest replica [s], and `evaluated` counts
-      runs of one replica. If all deals were tried, the bound equals the value; else it is the
-      largest of three: evenly divided work of a worker between the shortest paths to and from it;
-      the longest microbatches, some of which must share a replica; the longest one among artificial
-      shortest ones. Baselines are consecutive blocks as "given", "round robin", "greedy" (the
-      longest first, to the replica with the least work), "greedy with order" (the same, with
-      locally optimal orders), and the "best of random".
-
-    Raises:
-      ValueError: as `evaluate`; if costs are not of N microbatches or none differs by microbatch,
-        replicas is below 2 (use `pj.search.microbatches` for one), or iterations, seed or
-        time_limit is negative.
-
-    Cost:
-      A round tries all swaps and moves between the replicas of every pair, or as many as a million
-      numbers hold. 32 replicas of 8 microbatches on 2 stages take a second, most of it to compile;
-      16 of 32 on 8 stages take 20.
-
-    Example:
-      >>> import numpy as np, pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> lengths = np.array([[1.0, 4.0, 3.0, 5.0, 2.0, 2.0]])  # of all stages alike
-      >>> costs = pj.Costs(forward=lengths, backward=lengths)
-      >>> result = pj.search.deal(table, costs, replicas=3)
-      >>> result.value, result.baselines["given"], result.stopped
-      (21.0, 24.0, 'optimal')
-      >>> result.best.order.tolist()
-      [[0, 3], [1, 4], [2, 5]]
-    """
-    check_types(costs=(costs, Costs))
-    return deals(
-        table,
-        [costs],
-        replicas=replicas,
-        link=link,
-        iterations=iterations,
-        time_limit=time_limit,
-        seed=seed,
-        on_progress=on_progress,
-    )[0]
-
-
 def deals(
     table: ScheduleTable,
     costs_by_step: Sequence[Costs],
@@ -194,23 +118,44 @@ def deals(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> list[Found[Deal]]:
-    """Search the deals of many steps in one batch, each step as in `deal`.
+    """Assign the microbatches of steps to replicas so that each step's slowest replica is fast.
+
+    Every replica runs the same table with its own microbatches in its own order. All steps are
+    searched in one batch. A result is never slower than its baselines, and deterministic unless
+    the time runs out. An interrupt (Ctrl-C) ends the search with the best deals so far.
 
     Args:
-      table: the schedule of each replica.
-      costs_by_step: costs of each step, as for `deal`; all of the same shapes.
-      replicas: as for `deal`.
-      link: as for `deal`.
-      iterations: largest number of rounds; a step takes part until it is optimal.
+      table: the schedule of each replica, M microbatches.
+      costs_by_step: unbatched costs of each step, all of the same shapes: times per microbatch [s]
+        of all N = replicas x M microbatches of the step, (stages, N) for an op, four axes for a
+        message, the last N.
+      replicas: pipelines that share a step, 2 or more.
+      link: link model, or `Links`, of each replica.
+      iterations: largest number of rounds, in which pairs of replicas exchange microbatches; a step
+        takes part until it is optimal.
       time_limit: time for all steps after which no further round starts [s]; None for no limit.
       seed: seed of all random choices.
-      on_progress: as for `deal`; the text says the mean over the steps.
+      on_progress: called after each round with its number, `iterations`, and a text that says the
+        mean over the steps.
 
     Returns:
-      The result of `deal` for each step.
+      The best deal of each step; its value is the makespan of its slowest replica [s], and
+      `evaluated` counts runs of one replica. The bound is the largest of three: evenly divided work
+      of a worker between the shortest paths to and from it; the longest microbatches, some of which
+      must share a replica; the longest one among artificial shortest ones. Baselines are
+      consecutive blocks as "given", "round robin", "greedy" (the longest first, to the replica with
+      the least work), "greedy with order" (the same, with locally optimal orders), and the "best of
+      random".
 
     Raises:
-      ValueError: as `deal`; if there are no steps, or the costs of two steps have other shapes.
+      ValueError: as `evaluate`; if there are no steps, the costs of two steps have other shapes,
+        costs are not of N microbatches or none differs by microbatch, replicas is below 2 (use
+        `pj.search.microbatches` for one), or iterations, seed or time_limit is negative.
+
+    Cost:
+      A round tries all swaps and moves between the replicas of every pair, or as many as a million
+      numbers hold. 32 replicas of 8 microbatches on 2 stages take a second, most of it to compile;
+      16 of 32 on 8 stages take 20.
 
     Example:
       >>> import numpy as np, pipejax as pj
@@ -220,6 +165,8 @@ def deals(
       >>> result = pj.search.deals(table, costs, replicas=2)
       >>> [step.baselines["given"] for step in result], [step.value for step in result]
       ([18.0, 22.0], [13.0, 21.0])
+      >>> sorted(result[0].best.order[0].tolist())
+      [0, 2]
     """
     check_types(table=(table, ScheduleTable), costs_by_step=(costs_by_step, list, tuple))
     costs_list = list(costs_by_step)
@@ -342,17 +289,12 @@ class DealSearch(LocalSearch[list[Deal]]):
         return makespans[: len(rows)].reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
-        """Improve all pairs of replicas once; if there are few possible deals, try them all."""
+        """Improve all pairs of replicas once."""
         steps = np.flatnonzero(~self._are_optimal())
-        _, replicas, size = self._shape
-        members = replicas * size
-        if members <= MAX_EXHAUSTIVE and math.perm(members, size) <= EXHAUSTIVE:
-            self._try_all(steps)
-        else:
-            if len(stuck := steps[self._idle_rounds[steps] >= PATIENCE]):
-                self._shake(stuck)
-            has_changed = self._improve(steps, self._pairs(steps))
-            self._idle_rounds[steps] = np.where(has_changed, 0, self._idle_rounds[steps] + 1)
+        if len(stuck := steps[self._idle_rounds[steps] >= PATIENCE]):
+            self._shake(stuck)
+        has_changed = self._improve(steps, self._pairs(steps))
+        self._idle_rounds[steps] = np.where(has_changed, 0, self._idle_rounds[steps] + 1)
         self._update_best()
 
     def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
@@ -421,21 +363,6 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._times[steps] = self.times(self._order[steps])
         self._idle_rounds[steps] = 0
 
-    def _try_all(self, steps: Steps) -> None:
-        """Find the optimal deals of some steps, with each microbatch set in its best order."""
-        _, replicas, size = self._shape
-        orders = np.array([*itertools.permutations(range(replicas * size), size)])
-        masks = (1 << orders).sum(axis=1)  # set of members as bits: {0, 2} is 0b101
-        times = self.times(self._first_member[steps] + orders)
-        for step, seconds in zip(steps.tolist(), times, strict=True):
-            # sorted by set and time, the first row of each set is its best order
-            ranked = np.lexsort((seconds, masks))
-            best_rows = ranked[np.unique(masks[ranked], return_index=True)[1]]
-            sets = _fastest_sets(masks[best_rows], seconds[best_rows], replicas * size)
-            self._order[step] = self._first_member[step] + orders[best_rows[sets]]
-            self._times[step] = seconds[best_rows[sets]]
-        self.bounds[steps] = self._times[steps].max(axis=1)
-
     def best_so_far(self) -> tuple[list[Deal], float]:
         """Return each step's best deal so far, and the mean makespan of these deals [s]."""
         pairs = zip(self._step_costs, self.best - self._first_member, strict=True)
@@ -480,32 +407,3 @@ def _longest_first(
         load[all_steps, replica] += work[all_steps, member]
         count[all_steps, replica] += 1
     return order
-
-
-def _fastest_sets(
-    masks: Int[NumpyArray, " sets"], times: Float[NumpyArray, " sets"], members: int
-) -> list[int]:
-    """Partition microbatches into sets whose largest time is least; return the rows of the sets."""
-    # A set is a mask of bits, one per member: {0, 2} is 0b101. The set of the lowest remaining
-    # member is chosen first, then the remaining members are partitioned.
-    sets_by_lowest_member: list[list[tuple[int, float, int]]] = [[] for _ in range(members)]
-    for row, (mask, time) in enumerate(zip(masks.tolist(), times.tolist(), strict=True)):
-        sets_by_lowest_member[_lowest_member(mask)].append((mask, time, row))
-
-    @functools.cache
-    def best_partition(remaining: int) -> tuple[float, tuple[int, ...]]:
-        """Return the largest time and the rows of the best partition of the remaining members."""
-        if not remaining:
-            return 0.0, ()
-        best: tuple[float, tuple[int, ...]] = (math.inf, ())
-        for mask, time, row in sets_by_lowest_member[_lowest_member(remaining)]:
-            if not mask & ~remaining:
-                largest_time, rows = best_partition(remaining & ~mask)
-                best = min(best, (max(time, largest_time), (row, *rows)))
-        return best
-
-    return [*best_partition((1 << members) - 1)[1]]
-
-
-def _lowest_member(mask: int) -> int:
-    return (mask & -mask).bit_length() - 1  # 0b110 & -0b110 is 0b010, its lowest bit
