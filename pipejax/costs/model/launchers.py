@@ -1,7 +1,8 @@
 """Launchers of training, such as Megatron-LM: the options that make them run a layout.
 
 `LAUNCHERS` has one record for each. Number formats of products and kernels are not here: options
-say who holds what, in which order it runs, and which exchanges run beside compute.
+say who holds what, in which order it runs, and which exchanges run beside compute. Names and
+defaults of options are data, in `costs/data/arguments/launchers.json`.
 """
 
 import dataclasses
@@ -22,8 +23,8 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import Stack, fields_for, load_stack, machine_software
 from pipejax.costs.model.workload import Workload, assign_layers
-from pipejax.costs.model.workload_fields import DISPATCHERS, PRECISIONS, RANK_ORDERS
-from pipejax.costs.system.system import System
+from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
+from pipejax.costs.system.system import System, read_named
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.registry import schedule_name
 from pipejax.schedules.table.table import ScheduleTable
@@ -35,7 +36,6 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "interleaved-zb": "InterleavedZeroBubble",
     "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
 }
-MEGATRON = ("1f1b", "interleaved-1f1b")
 COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
 PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
@@ -79,7 +79,8 @@ class Launch(NamedTuple):
             items = value if isinstance(value, list) else [value]
             if isinstance(items[0], list):  # names of modules, a word for each stage
                 items = [",".join(names) for names in items]
-            words += [f"--{name}", *(str(item) for item in items if item is not True)]
+            words.append(f"--{name}")
+            words += [str(item) for item in items if item is not True]  # a flag has no value
         return " ".join(filter(None, (self.program, shlex.join(words))))
 
 
@@ -142,7 +143,8 @@ def machine_launches(
     workload: Workload, table: ScheduleTable, system: System, stack: str, launcher: str | None
 ) -> tuple[Launch, ...]:
     """Return launcher options that run a workload on a system with a software stack."""
-    is_compiled = bool(stack) and float(system.kernels.elementwise) == 1  # as fused kernels move
+    # a compiler fuses norms and activation functions, which then move no more bytes than needed
+    is_compiled = bool(stack) and float(system.kernels.elementwise) == 1
     per_node = float(system.gpus_per_node)
     return launches(workload, table, launcher, per_node, is_compiled=is_compiled)
 
@@ -206,7 +208,7 @@ def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) ->
 
 
 class _Pipeline:
-    """A schedule's stages and order, in terms that all launchers have."""
+    """A schedule's stages and order, in the numbers and names that launchers' options use."""
 
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
@@ -221,7 +223,7 @@ class _Pipeline:
 
 
 class _Job(_Pipeline):
-    """A workload on a schedule, in terms that all launchers have."""
+    """A workload on a schedule, in the numbers and names that launchers' options use."""
 
     def __init__(
         self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
@@ -373,8 +375,10 @@ def _torchtitan(job: _Job) -> Options:
         "expert_tensor_parallel_degree": workload.expert_tensor if workload.has_experts else 1,
         "pipeline_parallel_degree": job.workers,
     }
-    # by default all other accelerators split weights
-    parallelism: Options = {name: n for name, n in degrees.items() if n > 1 or "shard" in name}
+    # without the option of shards, torchtitan splits weights over all remaining accelerators
+    parallelism: Options = {
+        name: degree for name, degree in degrees.items() if degree > 1 or "shard" in name
+    }
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         parallelism["enable_async_tensor_parallel"] = True
     if workload.zero:
@@ -404,12 +408,13 @@ def _torchtitan(job: _Job) -> Options:
 
 
 def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
+    """Return torchtitan's options for the schedule: a name in PyTorch, or a file of the table."""
     if pipeline.schedule in PYTORCH:
         return {"pipeline_parallel_schedule": PYTORCH[pipeline.schedule]}
-    options: Options = {}
-    if name := _named_placement(pipeline):  # beside a file, it says which rank holds which stages
-        options["pipeline_parallel_schedule"] = name
-    return options | {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
+    options: Options = {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
+    if name := _named_placement(pipeline):  # beside a file, a name places the stages on ranks
+        options = {"pipeline_parallel_schedule": name, **options}
+    return options
 
 
 def _named_placement(pipeline: _Pipeline) -> str | None:
@@ -528,18 +533,24 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
 
 
 def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
-    """Return the part of each mesh axis inside nodes (ici) and the rest between them (dcn)."""
+    """Return the part of each mesh axis inside nodes (ici) and the rest between nodes (dcn).
+
+    `degrees` are by axis, `per_node` is the number of accelerators of a node.
+    """
     # Axes fill nodes in order: tensor 4 and data 4 on nodes of 8 accelerators are ici_tensor 4,
     # ici_data 2 and dcn_data 2. Nodes stay full where the job fills them; on a node of 72, a job
     # of 64 has axes inside that are divisors of their degrees.
     options: Options = {}
     accelerators = math.prod(degrees.values())
-    places_left = accelerators if per_node == math.inf else int(per_node)  # of a node
-    has_full_nodes = accelerators % places_left == 0
+    free_places = accelerators if per_node == math.inf else int(per_node)  # of a node
+    has_full_nodes = accelerators % free_places == 0
     for name, degree in degrees.items():
-        divisors = (n for n in range(min(degree, places_left), 0, -1) if degree % n == 0)
-        inside = math.gcd(degree, places_left) if has_full_nodes else next(divisors)
-        places_left //= inside
+        if has_full_nodes:
+            inside = math.gcd(degree, free_places)
+        else:
+            limit = min(degree, free_places)
+            inside = max(count for count in range(1, limit + 1) if degree % count == 0)
+        free_places //= inside
         for network, count in (("ici", inside), ("dcn", degree // inside)):
             if count > 1:
                 options[f"{network}_{name}_parallelism"] = count
@@ -549,7 +560,7 @@ def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
 def _maxtext(job: _Job) -> Options:
     """Return the configuration of MaxText that runs a job."""
     workload = job.workload
-    # experts lie on replicas; where they do not fit there, `_unsupported_by_maxtext` says so
+    # replicas hold the experts; where experts do not fit there, `_unsupported_by_maxtext` says so
     replicas = max(1, workload.data_parallel // workload.expert_parallel)
     degrees = {
         "tensor_sequence" if workload.sequence_parallel else "tensor": workload.tensor_parallel,
@@ -599,34 +610,35 @@ NO_OVERLAP = {
     "tp_comm_overlap": False,
 }
 COMM_OVERLAP = "comm_overlap"
-DDP_OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
+DDP_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 
 
 class Launcher(NamedTuple):
-    """A launcher of training: its options, defaults and unsupported features."""
+    """A launcher of training: its options, defaults and unsupported features.
+
+    All but the functions are from `costs/data/arguments/launchers.json`.
+    """
 
     name: str
     source: str  # its repository
-    version: str  # whose names and defaults these are
-    schedules: tuple[str, ...]  # that it builds by name
+    schedules: Sequence[str]  # that it builds by name
     options: Callable[[_Job], Options]  # that run a job
-    lacks: Callable[[_Job], Iterator[str]]  # of a job
+    lacks: Callable[[_Job], Iterator[str]]  # features of a job that it does not support
+    program: Callable[[_Job], str]  # what stands in the user's program or environment
+    precisions: Mapping[str, Options]  # options by precision of products
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
-    program: Callable[[_Job], str] = lambda job: ""  # what stands in the user's program
-    groups: Mapping[str, tuple[str, ...]] = {}  # options by record, those of others in "model"
+    groups: Mapping[str, Sequence[str]] = {}  # options by configuration record; others in "model"
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
-    workload: Mapping[str, Any] = {}  # fields of `Workload` by default, where others than ours
-    alone: Mapping[str, Any] = {}  # the same without a pipeline
+    workload: Mapping[str, Any] = {}  # defaults of `Workload` fields that differ from ours
+    alone: Mapping[str, Any] = {}  # further defaults for a job without a pipeline
     resets: Mapping[str, Any] = {}  # options of its recipes that a run without them must undo
     uneven: str = "needs equal layers, or --pipeline-layout"  # its rule of unequal stages
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
-    # options by precision of the products; 16 bits as the job has them
-    precisions: Mapping[str, Options] = {PRECISIONS[0]: {}}
     compiled: str = ""  # the stack whose kernels it has with its option of a compiler
 
     def launch(self, job: _Job) -> Launch:
-        """Return the options that run a job, and what the launcher lacks for it."""
+        """Return the launcher's options that run a job, and the features of it that it lacks."""
         options = self.options(job)
         if self.length:
             options[self.length] = int(job.workload.model.sequence)
@@ -636,13 +648,17 @@ class Launcher(NamedTuple):
 
     def missing(self, job: _Job) -> tuple[str, ...]:
         """List the features of a job that the launcher lacks."""
-        precision, names = job.workload.precision, " and ".join(self.precisions)
-        is_known = precision in self.precisions
-        unknown_precision = () if is_known else (f"precision {precision} ({names} are there)",)
-        return (*self.lacks(job), *unknown_precision)
+        features = [*self.lacks(job)]
+        if job.workload.precision not in self.precisions:
+            names = " and ".join(self.precisions)
+            features.append(f"precision {job.workload.precision} ({names} are there)")
+        return tuple(features)
 
     def renamed(self, options: Options) -> Options:
-        """Translate Megatron-LM's options to the launcher's configuration fields, if it has any."""
+        """Translate Megatron-LM's options to configuration fields, as "ddp.overlap_grad_reduce".
+
+        A launcher without groups of fields gets the options unchanged.
+        """
         if not self.groups:
             return options
         options = dict(options)
@@ -660,138 +676,37 @@ class Launcher(NamedTuple):
                 overlaps[field] = value
             else:
                 fields[f"{group}.{field}"] = value
-        # most recipes have no record of overlaps: it is made, and overrides those of `ddp`
+        # most recipes have no record of overlaps: a new one overrides the overlaps of `ddp`
         if overlaps:
-            ddp_overlaps = {k.partition(".")[2]: v for k, v in fields.items() if k in DDP_OVERLAPS}
-            fields[COMM_OVERLAP] = {**NO_OVERLAP, **overlaps, **ddp_overlaps}
+            for name in DDP_OVERLAPS:
+                if f"ddp.{name}" in fields:
+                    overlaps[name] = fields[f"ddp.{name}"]
+            fields[COMM_OVERLAP] = {**NO_OVERLAP, **overlaps}
         return fields
 
 
-# Defaults of gradients and exchanges. Megatron-LM overlaps nothing unless it is told to.
-# Megatron-Bridge: its recipes for pretraining (recipes/common.py). torchtitan reduces gradients in
-# float32 (mixed_precision_reduce), prefetches weights (FSDP2), leaves experts whole, and compiles
-# nothing (compile.enable); PyTorch's checkpoints recompute once for I and once for W. MaxText:
-# grad_dtype of base.yml. DeepSpeed's gradients depend on its optimizer: unknown.
+class _Functions(NamedTuple):
+    """Functions of one launcher that turn a job into its options."""
+
+    options: Callable[[_Job], Options]
+    lacks: Callable[[_Job], Iterator[str]]
+    program: Callable[[_Job], str] = lambda job: ""
+
+
+_FUNCTIONS = {
+    "Megatron-LM": _Functions(_megatron, _unsupported_by_megatron, _connections),
+    "Megatron-Bridge": _Functions(_megatron, _unsupported_by_megatron),
+    "torchtitan": _Functions(_torchtitan, _unsupported_by_torchtitan),
+    "DeepSpeed": _Functions(_deepspeed, _unsupported_by_deepspeed, _pipeline_module),
+    "MaxText": _Functions(
+        _maxtext,
+        _unsupported_by_maxtext,
+        lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
+    ),
+}
 LAUNCHERS: Mapping[str, Launcher] = {
-    launcher.name: launcher
-    for launcher in (
-        Launcher(
-            "Megatron-LM",
-            source="NVIDIA/Megatron-LM",
-            version="core 0.20",
-            schedules=MEGATRON,
-            options=_megatron,
-            lacks=_unsupported_by_megatron,
-            program=_connections,
-            length="seq-length",
-            gradient_bytes=FULL_GRADIENT,
-            precisions={
-                "bf16": {},
-                "fp16": {"fp16": True},
-                "fp8": {"bf16": True, "fp8-format": "hybrid", "fp8-recipe": "tensorwise"},
-                "mxfp8": {"bf16": True, "fp8-format": "e4m3", "fp8-recipe": "mxfp8"},
-                "nvfp4": {"bf16": True, "fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
-            },
-        ),
-        Launcher(
-            "Megatron-Bridge",
-            source="NVIDIA-NeMo/Megatron-Bridge",
-            version="recipes of 2026",
-            schedules=MEGATRON,
-            options=_megatron,
-            lacks=_unsupported_by_megatron,
-            style="pairs",
-            length="seq-length",
-            groups={
-                "train": ("micro-batch-size", "global-batch-size"),
-                "ddp": (
-                    *("overlap-grad-reduce", "overlap-param-gather", "grad-reduce-in-fp32"),
-                    *("use-distributed-optimizer", "use-megatron-fsdp"),
-                    "data-parallel-sharding-strategy",
-                ),
-                "checkpoint": ("ckpt-format",),
-                COMM_OVERLAP: ("tp-comm-overlap", "overlap-moe-expert-parallel-comm"),
-                "dist": ("use-tp-pp-dp-mapping",),
-            },
-            gradient_bytes=FULL_GRADIENT,
-            precisions={
-                "bf16": {},
-                "fp16": {"mixed_precision": "fp16_mixed"},
-                "fp8": {"mixed_precision": "bf16_with_fp8_current_scaling_mixed"},
-                "mxfp8": {"mixed_precision": "bf16_with_mxfp8_mixed"},
-                "nvfp4": {"mixed_precision": "bf16_with_nvfp4_mixed"},
-            },
-            workload={"zero": 1, "overlap": 1.0},
-            resets={
-                "recompute-granularity": None,
-                "cuda-graph-impl": "none",
-                "overlap-grad-reduce": False,
-                "overlap-param-gather": False,
-                "use-distributed-optimizer": False,
-                "account-for-embedding-in-pipeline-split": False,
-                "account-for-loss-in-pipeline-split": False,
-            },
-        ),
-        Launcher(
-            "torchtitan",
-            source="pytorch/torchtitan",
-            version="0.2.2",
-            schedules=tuple(PYTORCH),
-            options=_torchtitan,
-            lacks=_unsupported_by_torchtitan,
-            gradient_bytes=FULL_GRADIENT,
-            workload={
-                "sequence_parallel": True,
-                "expert_tensor_parallel": 1,
-                "overlap": 1.0,
-                "tensor_overlap": 0.0,
-                "zero": 1,
-                "embedding_units": 1,
-                "loss_units": 1,
-                "recompute_again": True,
-            },
-            alone={"zero": 3, "embedding_units": 0, "loss_units": 0},
-            length="training.seq_len",
-            precisions={
-                "bf16": {},
-                "fp8": {"model.converters": "quantize.linear.float8"},
-                "mxfp8": {"model.converters": "quantize.linear.mx"},
-            },
-            uneven="takes them by names of modules",
-            stack="torchtitan-2024-eager",
-            compiled="torchtitan-2024",
-        ),
-        Launcher(
-            "DeepSpeed",
-            source="deepspeedai/DeepSpeed",
-            version="0.19",
-            schedules=("1f1b",),
-            options=_deepspeed,
-            lacks=_unsupported_by_deepspeed,
-            style="file",
-            uneven="needs equal layers",
-            program=_pipeline_module,
-            precisions={"bf16": {}, "fp16": {"fp16": {"enabled": True}}},
-        ),
-        Launcher(
-            "MaxText",
-            source="AI-Hypercomputer/maxtext",
-            version="e591f30c",
-            schedules=("gpipe", "circular"),
-            options=_maxtext,
-            lacks=_unsupported_by_maxtext,
-            style="pairs",
-            length="max_target_length",
-            precisions={
-                "bf16": {},
-                "fp8": {"quantization": "te_fp8_currentscaling"},
-                "mxfp8": {"quantization": "te_mxfp8"},
-            },
-            uneven="needs equal layers",
-            program=lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
-            gradient_bytes=FULL_GRADIENT,
-        ),
-    )
+    record["name"]: Launcher(**record, **_FUNCTIONS[record["name"]]._asdict())
+    for record in read_named("arguments", "launchers", "file")[0]["launchers"]
 }
 
 
@@ -810,8 +725,11 @@ def launcher_defaults(
     stack: Stack | str | Path | None = None,
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
-    """Return model, software stack and workload defaults, as the named launcher sets them."""
-    # The model's gradient bytes precede the launcher's; requested software that of a calibration.
+    """Return model, software stack and workload defaults for a launcher, or for none if None.
+
+    A model's own gradient bytes precede those of the launcher, and a requested `stack` precedes the
+    stack of the system's calibration. `workers` is the number of pipeline workers, if it is known.
+    """
     software = machine_software(system, stack)
     if name is None:
         return software.model(model), software, fields_for(model, software.workload)
@@ -820,7 +738,7 @@ def launcher_defaults(
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
     if launcher.stack and stack is None and not software.name:
         default = load_stack(launcher.stack)
-        # only where the machine's file says how fast its kernel of attention is
+        # a stack needs a machine whose file says how fast the stack's kernel of attention is
         if getattr(system.attention_kernels, default.attention.replace("-", "_")):
             workload = {**default.workload, **launcher.workload}
             software = dataclasses.replace(default, workload=workload)
