@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -57,16 +57,19 @@ COLUMNS: Mapping[str, FileField] = {
 
 
 def read_csv(path: Path) -> dict[str, Any]:
-    """Read a CSV file of costs, and return what a JSON file of these costs would contain."""
-    # Headers are `stage` and columns with a unit: F_ms, latency_us, bandwidth_GB_per_s. A message
-    # stands in the row of the stage before its boundary, so the last row has none.
+    """Read a CSV file of costs; return the content that a JSON file of these costs would have.
+
+    Columns are `stage` and times with a unit: F_ms, latency_us, bandwidth_GB_per_s. The row of a
+    stage has the message to the next stage, so the last row has none.
+    """
     header, *_ = read_lines(path)
     if "stage" not in header:
         raise ValueError(
             f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
             "each stage from 0"
         )
-    keys = [key for key, _ in check_header(path, header, COLUMNS).values() if key != "stage"]
+    keys = [name for name, _ in check_header(path, header, COLUMNS).values() if name != "stage"]
+    # a row needs its stage; `_content` checks its other cells
     rows = read_cells(path, COLUMNS, lambda _, cells: with_defaults(_STAGE, cells) | cells)
     rows.sort(key=lambda row: row["stage"])
     stages = [row["stage"] for row in rows]
@@ -83,8 +86,10 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
     for key in keys:
         count = len(rows) - 1 if key in _MESSAGES else len(rows)
         for stage, row in enumerate(rows):
-            if (key in row) != (stage < count):
-                wrong = "is given: no message leaves the last stage" if key in row else "is missing"
+            if stage < count and key not in row:
+                raise ValueError(f"{path}, stage {stage}: {key} is missing")
+            if stage >= count and key in row:
+                wrong = "is given: no message leaves the last stage"
                 raise ValueError(f"{path}, stage {stage}: {key} {wrong}")
         section = content
         if key in _MESSAGES:
@@ -207,8 +212,11 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
-    """Read measured costs for each machine level, as if all messages used that level's links."""
-    # costs of another number of stages are merged or divided, see `restaged_costs`
+    """Read measured costs for each machine level, as if all messages used that level's links.
+
+    Levels are links in a node, between nodes, and so on. A file for another number of `stages` than
+    the table's is read, too: `restaged_costs` merges or divides them.
+    """
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     data = read_fields({**FILE, **dict.fromkeys(custom_times, _SERIES)}, _load(path), str(path))
@@ -222,6 +230,8 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
             times[field] = unit * _array(data[key], sizes, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} has no microbatch axis: give one value per stage")
+    slow = data["stragglers"]
+    check_workers(slow, table, f"{path}: stragglers")
     levels = []
     for messages in _message_times(data, sizes, str(path), scale):
         try:
@@ -233,8 +243,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
             costs.check_known(required_phases(table))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        costs, slow = restaged_costs(costs, sizes.num_stages, table), data["stragglers"]
-        check_workers(slow, table, f"{path}: stragglers")
+        costs = restaged_costs(costs, sizes.num_stages, table)
         levels.append(scaled_costs(costs, table, workers=slow) if slow else costs)
     return levels
 
@@ -242,60 +251,66 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
 def _message_times(
     data: dict[str, Any], sizes: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
-    """Yield by level the messages' latency and transmit time (2, 1, boundaries, microbatches)."""
-    levels = len(data["workers_per_node"]) + 1
-    keys = "message", "message" if data["message_back"] is None else "message_back"
-    sections = []
-    for key in keys:
-        by_level = data[key] if levels > 1 else [data[key] or _MESSAGE.read({}, path)]
-        if not isinstance(by_level, list) or len(by_level) != levels:
+    """Yield the latency and transmit time [s] of messages, for each level of links in the machine.
+
+    Arrays are (2 directions, 1 pipe, boundaries, microbatches); times of the file are in `scale` s.
+    """
+    num_levels = len(data["workers_per_node"]) + 1
+    back_key = "message" if data["message_back"] is None else "message_back"
+    directions = []  # times of each level, for activations and then for gradients
+    for key in ("message", back_key):
+        sections = data[key] if num_levels > 1 else [data[key] or _MESSAGE.read({}, path)]
+        if not isinstance(sections, list) or len(sections) != num_levels:
             raise ValueError(
-                f"{path}: {key} must be a list of {levels}: inside a node, between nodes, and so "
-                f"on, got {by_level!r}"
+                f"{path}: {key} must be a list of {num_levels}: inside a node, between nodes, and "
+                f"so on, got {sections!r}"
             )
-        sections.append(by_level)
-    for level in range(levels):
-        forth, back = (
-            _message(section[level], sizes, f"{path}: {key}", scale)
-            for key, section in zip(keys, sections, strict=True)
-        )
+        directions.append([_message(part, sizes, f"{path}: {key}", scale) for part in sections])
+    for forth, back in zip(*directions, strict=True):
         yield {
             name: np.stack(np.broadcast_arrays(forth[name], back[name]))[:, None]
             for name in MESSAGE_FIELDS
         }
 
 
-PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 where all are alike
+PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # (entries, 1) if microbatches are equal
 
 
 def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
-    """Drop microbatch axes of length 1; B, I and W keep or drop theirs together."""
+    """Drop the last axis, microbatches, if it has length 1; B, I and W drop theirs together."""
     names = [name for name in _BACKWARD if name in times]
     backwards = np.broadcast_arrays(*(times[name] for name in names))
     times = times | dict(zip(names, backwards, strict=True))
     return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
 
 
-def _array(value: Any, sizes: _Sizes, what: str, where: str) -> PerMicrobatch:
-    """Convert a series to an array with a row per stage or boundary; `what` says which."""
-    count = sizes.num_stages if what == "stages" else sizes.num_stages - 1
+def _array(
+    value: Any, sizes: _Sizes, places: Literal["stages", "stage boundaries"], where: str
+) -> PerMicrobatch:
+    """Convert a number or list of a file to an array with a row for each stage or boundary.
+
+    A list has an entry for each of the `places`; an entry is a number, or a list by microbatch.
+    """
+    # 3 stages, 2 microbatches: 5 -> [[5] [5] [5]]; [5, 6, [7, 8]] -> [[5 5] [6 6] [7 8]]
+    count = sizes.num_stages if places == "stages" else sizes.num_stages - 1
     entries = value if isinstance(value, list) else [value] * count
     if len(entries) != count:
-        raise MismatchError(f"{where} has {len(entries)} entries, the table has {count} {what}")
-    columns = 1
-    for entry in entries:
-        if isinstance(entry, list):
-            columns = sizes.num_microbatches
-            if len(entry) != columns:
-                raise MismatchError(
-                    f"{where} has {len(entry)} entries, the table has {columns} microbatches"
-                )
+        raise MismatchError(f"{where} has {len(entries)} entries, the table has {count} {places}")
+    lists = [entry for entry in entries if isinstance(entry, list)]
+    for entry in lists:
+        if len(entry) != sizes.num_microbatches:
+            counts = f"{len(entry)} entries, the table has {sizes.num_microbatches} microbatches"
+            raise MismatchError(f"{where} has {counts}")
+    columns = sizes.num_microbatches if lists else 1
     rows = [entry if isinstance(entry, list) else [entry] * columns for entry in entries]
     return np.array(rows, float).reshape(count, columns)
 
 
 def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
-    """Return latency and transmit time [s] from a section: (boundaries, microbatches) each."""
+    """Return latency and transmit time [s] from a section of a file: (boundaries, microbatches).
+
+    The section has the transmit time itself, in units of `scale` seconds, or bytes and bandwidth.
+    """
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be one object without workers_per_node, got {section!r}")
     values = {
@@ -303,12 +318,12 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
         for key, value in section.items()
         if value is not None
     }
-    by_volume = {"bytes", "bandwidth"} & set(values)
-    if by_volume and ("transmit" in values or len(by_volume) == 1):
+    given_sizes = {"bytes", "bandwidth"} & set(values)
+    if given_sizes and ("transmit" in values or len(given_sizes) == 1):
         raise ValueError(f'{where}: give "transmit", or "bytes" and "bandwidth" together')
     zero = np.zeros((sizes.num_stages - 1, 1))
     transmit = scale * values.get("transmit", zero)
-    if by_volume:
+    if given_sizes:
         if (values["bandwidth"] <= 0).any():
             raise ValueError(f"{where}: bandwidth must be above 0 bytes per second")
         slowest = values["bandwidth"].min()
@@ -323,12 +338,17 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Return costs of one second per slot (by default the table's slots), to draw a table."""
-    shares = np.asarray(table.stage_shares)
-    slots: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    """Return costs of one second per slot, to draw a table.
+
+    `durations` are slots by phase, as {"F": 1, "B": 2}; by default the table's.
+    """
+    slots = durations or table.slots
+    shares = np.asarray(table.stage_shares)  # a stage with more layers takes longer
+    field_costs: dict[str, Any] = {}
+    custom_costs: dict[str, Any] = {}  # of kinds of ops that the table defines
     for phase in table.grammar.timed:
-        if (slot := (durations or table.slots).get(phase.name)) is not None:
-            fields = slots if phase.kind.time in FIELDS else others
-            fields[phase.kind.time] = slot if phase.kind.scope == WORKER else slot * shares
-    return Costs(offload=0.0, others=others, **slots)
+        if phase.name in slots:
+            slot = slots[phase.name]
+            costs = field_costs if phase.kind.time in FIELDS else custom_costs
+            costs[phase.kind.time] = slot if phase.kind.scope == WORKER else slot * shares
+    return Costs(offload=0.0, others=custom_costs, **field_costs)
