@@ -132,15 +132,17 @@ class Costs(_FilledIn):
     def __post_init__(self, others: Any, _filled: Any) -> None:
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
-        # of a replaced record, I = 1 that followed from B = 2 follows from the new B again
+        # `dataclasses.replace` passes all times of the old record: forget those that it had filled
+        # in, such as I = 1 from B = 2, because they follow from the new times
         for name, old_value in (_filled or {}).items():
             if values.get(name) is old_value:
                 del values[name]
                 vars(self)[name] = None
-        if repeated_names := values.keys() & (others or {}):
+        others = others or {}
+        if repeated_names := values.keys() & others:
             name = min(repeated_names)
             raise ValueError(f"others: {name} is a field of its own, give {name}=")
-        values |= others or {}
+        values |= others
         if "pair" in values and "pair_factor" in values:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         checked = {name: checked_seconds(name, value) for name, value in values.items()}
@@ -261,8 +263,12 @@ class Costs(_FilledIn):
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from numbers (or batches of numbers), equal for all stages or all workers."""
-        check_types(table=(table, ScheduleTable))
+        """Make costs from numbers (or batches of numbers), equal for all stages or all workers.
+
+        `transfer` is another name of `transmit`. With `by_worker`, `times` are of a microbatch on a
+        whole worker.
+        """
+        check_types(table=(table, ScheduleTable), others=(others, Mapping, type(None)))
         for name in times:
             if name not in FIELDS:
                 raise unknown_cost(name)
@@ -270,13 +276,11 @@ class Costs(_FilledIn):
             if times.get("transmit") is not None:
                 raise ValueError("transfer and transmit are the same cost: give one")
             times["transmit"] = checked_seconds("transfer", transfer)
-        check_types(others=(others, Mapping, type(None)))
         if Phase.F in required_phases(table):
             checked_seconds("forward", times["forward"])  # refuses None
         times |= others or {}
-        times = {
-            name: checked_seconds(name, value) for name, value in times.items() if value is not None
-        }
+        times = {name: value for name, value in times.items() if value is not None}
+        times = {name: checked_seconds(name, value) for name, value in times.items()}
         times = _broadcast_batches(times)
         if by_worker:
             times = _divide_among_stages(times, table)
@@ -307,7 +311,7 @@ class Costs(_FilledIn):
                 checked_seconds(name, value)
 
     def per_microbatch(self, batch_axes: int = 0) -> bool:
-        """Return whether any cost has an axis of microbatches, beside axes of a batch."""
+        """Return whether any cost has an axis of microbatches, after `batch_axes` batch axes."""
         return any(
             differs_by_microbatch(name, value, batch_axes) for name, value in vars(self).items()
         )
@@ -320,17 +324,19 @@ class Costs(_FilledIn):
         num_boundaries: int | None = None,
         places: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """Check the shape of every cost: an entry per stage or boundary, and microbatch, or one."""
-        # `places` gives the number of entries of costs that are of no stage, by name.
+        """Check that each cost is a number, or has an entry per stage or boundary (and microbatch).
+
+        `places` names the costs that have an entry per worker instead, with the number of entries.
+        """
         boundaries = num_stages - 1 if num_boundaries is None else num_boundaries
-        place_counts = dict(places)
+        worker_counts = dict(places)
         expected: tuple[int, ...]
         for name, value in vars(self).items():
             shape = getattr(value, "shape", ())
             if not shape:
                 continue
-            if name in place_counts:
-                expected, sizes = (place_counts[name],), f"{place_counts[name]} workers"
+            if name in worker_counts:
+                expected, sizes = (worker_counts[name],), f"{worker_counts[name]} workers"
             elif name in MESSAGE_FIELDS:
                 expected = (2, num_pipes, boundaries)
                 sizes = f"{boundaries} stage boundaries (or {expected})"
@@ -356,10 +362,10 @@ class Costs(_FilledIn):
 
 def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
     """Replace costs by name: a field of `Costs`, or the cost of a custom kind of op."""
-    all_leaves = {**vars(costs), **leaves}
-    custom_leaves = {name: value for name, value in all_leaves.items() if name not in FIELDS}
-    field_leaves = {name: value for name, value in leaves.items() if name in FIELDS}
-    return dataclasses.replace(costs, **field_leaves, others=custom_leaves)
+    fields = {name: value for name, value in leaves.items() if name in FIELDS}
+    custom = {name: value for name, value in leaves.items() if name not in FIELDS}
+    others = {**(costs.others or {}), **custom}
+    return dataclasses.replace(costs, **fields, others=others)
 
 
 def required_phases(table: ScheduleTable) -> tuple[Phase, ...]:
@@ -424,7 +430,7 @@ register(
 
 
 def _broadcast_batches(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Give all times the same batch axes, then axes of length 1; without a batch, change none."""
+    """Give all times one batch axis, followed by axes of length 1; without a batch, change none."""
     # With forward (5,) and transmit a number: forward (5, 1), with an axis of stages, and transmit
     # (5, 1, 1, 1), with axes of directions, pipes and boundaries.
     batch = np.broadcast_shapes(*map(np.shape, times.values()))
@@ -434,10 +440,11 @@ def _broadcast_batches(times: Mapping[str, Any]) -> dict[str, Any]:
     dtype = float_type(*times.values())
     batches = {}
     for name, value in times.items():
-        axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
+        last_axes = (1, 1, 1) if name in MESSAGE_FIELDS else (1,)
         xp: Any = jnp if is_array(value) else np
         array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
-        batches[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
+        array = array.reshape(*array.shape, *last_axes)
+        batches[name] = xp.broadcast_to(array, (*batch, *last_axes))
     return batches
 
 
@@ -457,7 +464,7 @@ def _divide_among_stages(times: Mapping[str, Any], table: ScheduleTable) -> dict
 
 
 def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete op times: B, I or W from the other two, or I and W from B, and L from O."""
+    """Return op times completed: B, I or W from the other two, or I and W from B, and L from O."""
     b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
     added: dict[str, Any] = {}
     if b is None and i is not None and w is not None:
@@ -484,9 +491,9 @@ def check_backward(times: Mapping[str, Any]) -> None:
     total = input_grad + weight_grad
     differs = np.abs(backward - total) > CONTRADICTION * np.maximum(backward, total)
     if differs.any():
-        first = np.argwhere(differs)[0].tolist()  # [stage] or [stage, microbatch]
-        names = ("stage", "microbatch")[: np.squeeze(backward).ndim]
-        places = [f"{name} {k}" for name, k in zip(names, first, strict=False)]
+        first = np.argwhere(differs)[0]  # [stage] or [stage, microbatch]
+        axes = ("stage", "microbatch")[: np.squeeze(backward).ndim]  # none for plain numbers
+        places = [f"{axis} {index}" for axis, index in zip(axes, first, strict=False)]
         where = f" on {', '.join(places)}" if places else ""
         b, i, w = (float(array[tuple(first)]) for array in arrays)
         raise ValueError(
@@ -497,9 +504,12 @@ def check_backward(times: Mapping[str, Any]) -> None:
 def _combine(what: str, combine: Any, first: Any, second: Any) -> Any:
     """Add or subtract costs of matching shapes; `what` names the result in error messages."""
     shapes = np.shape(first), np.shape(second)
-    if all(shapes):  # two arrays
-        has_equal_ndim = len(shapes[0]) == len(shapes[1])  # (N, 1) and (N,) would make (N, N)
-        sizes = zip(*shapes, strict=False)
-        if not has_equal_ndim or any(a != b and 1 not in (a, b) for a, b in sizes):
-            raise ValueError(f"{what}: shapes {shapes[0]} and {shapes[1]} do not go together")
+    # NumPy would broadcast (N, 1) and (N,) to (N, N)
+    matches = not all(shapes) or len(shapes[0]) == len(shapes[1])
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        matches = False
+    if not matches:
+        raise ValueError(f"{what}: shapes {shapes[0]} and {shapes[1]} do not go together")
     return checked_seconds(what, combine(first, second))

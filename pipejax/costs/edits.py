@@ -43,9 +43,9 @@ class RecomputeCells(Edit):
 class ShardingCells(Edit):
     """Insertion of cells that gather weights and reduce gradients, or a change of their lane."""
 
-    lane: str | None = None  # default: the table's, or beside compute for cells that are put in
-    # uses by which weights are gathered ahead, and stages gathered at once: of all workers, or of
-    # each; no cells are put in if both are empty
+    lane: str | None = None  # by default the network's for new cells, else that of compute
+    # number of uses by which weights are gathered ahead, and of stages gathered at once: one number
+    # for all workers, or one for each; no cells are inserted if both are empty
     lookahead: tuple[int, ...] = ()
     residency: tuple[int, ...] = ()
 
@@ -53,37 +53,33 @@ class ShardingCells(Edit):
         """Insert sharding cells, or move the sharding cells that the table has to the lane."""
         from pipejax.schedules.table.sharding import insert_sharding, on_lane
 
-        if not self.lookahead and not self.residency:
-            if not np.isin(table.phase, SHARDING).any():
-                raise wrong(
-                    "sharding_lane",
-                    f"{self.lane}: {table.name} has no UNSHARD or REDUCE_GRAD cells: --lookahead N "
-                    "puts them in",
-                )
-            return on_lane(table, self.lane or COMPUTING)
-        return insert_sharding(
-            table,
-            lookahead=_worker_numbers(self.lookahead or (1,)),
-            residency=_worker_numbers(self.residency) if self.residency else None,
-            lane=self.lane or NETWORK,
-        )
+        def worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
+            """Return a single number for all workers, or a list with a number for each worker."""
+            return [*numbers] if len(numbers) > 1 else numbers[0]
 
-
-def _worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
-    """Return a single number for all workers, or a list with a number for each worker."""
-    return [*numbers] if len(numbers) > 1 else numbers[0]
+        if self.lookahead or self.residency:
+            return insert_sharding(
+                table,
+                lookahead=worker_numbers(self.lookahead or (1,)),
+                residency=worker_numbers(self.residency) if self.residency else None,
+                lane=self.lane or NETWORK,
+            )
+        if not np.isin(table.phase, SHARDING).any():
+            text = f"{self.lane}: {table.name} has no UNSHARD or REDUCE_GRAD cells: --lookahead N "
+            raise wrong("sharding_lane", f"{text}puts them in")
+        return on_lane(table, self.lane or COMPUTING)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class HostTimes(Edit):
     """Times of offloads O and loads L [s]: a number for all stages, or one for each stage."""
 
-    offload: tuple[float, ...] | None  # None for that of the system's host link
-    load: tuple[float, ...] | None = None  # default: as O
-    replaces: bool = False  # whether they stand in for times that a model has
+    offload: tuple[float, ...] | None  # None for the time on the system's host link
+    load: tuple[float, ...] | None = None  # by default the time of the offload
+    replaces: bool = False  # whether they may replace times that a model has
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Set the times."""
+        """Set the times of O and L, unless costs have them from a system or from the user."""
         if self.offload is None and costs.offload is None:
             raise wrong("offload", "system needs a model, and a system with a host_link")
         if self.offload is not None and not self.replaces and has_host_times(costs):
@@ -109,9 +105,9 @@ def has_host_times(costs: Costs) -> bool:
 class Microbatches(Edit):
     """Different lengths or times of microbatches, and the order in which they run."""
 
-    lengths: tuple[Any, ...] | None = None  # tokens or sequences of each
-    scale: tuple[float, ...] | None = None  # factor on the times of each
-    order: tuple[int, ...] | None = None  # which of them is microbatch k of the table
+    lengths: tuple[Any, ...] | None = None  # tokens, or lengths of sequences, of each microbatch
+    scale: tuple[float, ...] | None = None  # factor on the times of each microbatch
+    order: tuple[int, ...] | None = None  # microbatch k of the table is microbatch order[k] here
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Scale each microbatch's times, then put the microbatches in order."""
@@ -136,7 +132,7 @@ class Microbatches(Edit):
         return dataclasses.replace(self, order=tuple(current[k] for k in order))
 
     def ledger_sizes(self, workload: Workload, table: ScheduleTable) -> dict[str, NumpyArray]:
-        """Return a model's activation sizes, (stages, microbatches), for `activation_memory`."""
+        """Return activation sizes [B], (stages, microbatches), for `activation_memory`."""
         from pipejax.costs.stage.microbatches import length_bytes
         from pipejax.costs.stage.stage_work import stage_bytes
 
@@ -146,10 +142,10 @@ class Microbatches(Edit):
             count, sizes = table.num_microbatches, {}
             scale = np.ones(count) if self.scale is None else np.array(self.scale)
             for name, size in stage_bytes(workload, table).ledger_sizes.items():
-                # the axes of microbatches and slices become one; at_work begins with one of phases
-                axes = size.shape[: 2 if name == "at_work" else 1]
-                factor = np.ones(count) if name == "weight_share" else scale
-                sizes[name] = size.reshape(*axes, -1) * factor
+                # the axes of microbatches and slices become one
+                first_axes = size.shape[:2] if name == "at_work" else size.shape[:1]
+                size = size.reshape(*first_axes, -1)
+                sizes[name] = size if name == "weight_share" else size * scale
         if self.order is None:
             return sizes
         return {name: size[..., [*self.order]] for name, size in sizes.items()}
@@ -163,10 +159,10 @@ class RecomputedAgain(Edit):
         """Add the time of R to the time of W; a model's W includes it already."""
         costs.check_known((Phase.W, Phase.R))
         weight_grad, recompute = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
-        # (stages) beside (stages, microbatches) becomes (stages, 1)
-        if weight_grad.ndim == 1 < recompute.ndim:
+        # (stages) becomes (stages, 1) if the other cost is (stages, microbatches)
+        if weight_grad.ndim == 1 and recompute.ndim == 2:
             weight_grad = weight_grad[:, None]
-        elif recompute.ndim == 1 < weight_grad.ndim:
+        if recompute.ndim == 1 and weight_grad.ndim == 2:
             recompute = recompute[:, None]
         return dataclasses.replace(costs, weight_grad=weight_grad + recompute)
 
@@ -178,7 +174,7 @@ class PairFactor(Edit):
     factor: float
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Set the factor."""
+        """Set the factor, unless costs have a time or a factor of fused pairs already."""
         if costs.pair is not None or costs.pair_factor is not None:
             raise wrong(
                 "pair_factor:", "pair= or the file of --costs says already what a fused pair takes"
