@@ -33,10 +33,18 @@ def build_for_run(
 def for_times(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> dict[str, Any]:
-    """Return a builder's options, and add the run's times if it plans the order from them."""
+    """Return a builder's options, with times if it plans the order of ops from times.
+
+    Args:
+      builder: builder of a schedule.
+      size: its arguments `num_workers` and `num_microbatches`.
+      options: its other arguments.
+      price: returns the costs [s] of a table.
+    """
     if not is_planned(builder, options):
         return dict(options)
     costs = price(similar_table(builder, size, options))
+    # a batch of one configuration
     batch = {name: np.asarray(leaf)[None] for name, leaf in vars(costs).items() if leaf is not None}
     ((_, planned_options),) = plans(builder, options, batch)
     return planned_options
@@ -50,8 +58,18 @@ def is_planned(builder: Builder, options: Options) -> bool:
 def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
-    """Group a batch of costs by planned order; yield row indices and the builder's options."""
-    # Rows with equal mean times, in units of the mean F, have one plan: F 1 B 2 and F 2 B 4.
+    """Group configurations of a batch of costs that get the same plan, an order of ops.
+
+    Configurations with equal mean times, in units of the mean F, get one plan: F 1 B 2 and F 2 B 4.
+
+    Args:
+      builder: builder of the schedule.
+      options: its arguments; those given here precede times from costs.
+      costs: costs [s] by field of `Costs`; the first axis of all arrays is the batch.
+
+    Yields:
+      Indices of the configurations of a group, and the builder's arguments for them.
+    """
     batch_size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:
@@ -68,25 +86,27 @@ def plans(
     times |= {name: mean(name) for name in BY_STAGE}
     # all times beside each other: (batch, columns); F, B, I, W come first, a column each
     rounded = _in_forwards(np.hstack([*times.values()]))
-    split_columns = np.cumsum([time.shape[1] for time in times.values()])[:-1]
+    ends = np.cumsum([time.shape[1] for time in times.values()])  # of each time's columns
     distinct_rows, row_indices = np.unique(rounded, axis=0, return_inverse=True)
-    for k, row in enumerate(distinct_rows):
+    for index, row in enumerate(distinct_rows):
         plan_times: dict[str, Any] = {}
-        for name, columns in zip(times, np.split(row, split_columns), strict=True):
+        for name, columns in zip(times, np.split(row, ends[:-1]), strict=True):
             is_per_stage = name in BY_STAGE and np.ndim(costs.get(name, 0.0)) > 1
             plan_times[name] = columns.tolist() if is_per_stage else columns.item()
         plan_times["slots"] = {letter: plan_times[letter] for letter in LETTERS}
-        option_names = ("slots", *builder.options)
-        arguments = {name: plan_times[name] for name in option_names if name in plan_times}
-        yield np.flatnonzero(row_indices.ravel() == k), arguments | dict(options)
+        arguments = {
+            name: plan_times[name] for name in ("slots", *builder.options) if name in plan_times
+        }
+        yield np.flatnonzero(row_indices.ravel() == index), arguments | dict(options)
 
 
 def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
     """Divide times by the mean forward (column 0), and round them to the tolerance."""
     forward = times[:, :1]
     unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
-    tolerances, letters = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE), len(LETTERS)
-    tolerances[:, :letters] = np.maximum(tolerances[:, :letters], MIN_SLOT)
+    tolerances = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
+    slots = tolerances[:, : len(LETTERS)]
+    np.maximum(slots, MIN_SLOT, out=slots)
     return tolerances / round(1 / TOLERANCE)
 
 

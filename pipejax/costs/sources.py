@@ -56,7 +56,10 @@ class CostSource:
         return dataclasses.replace(self, workload=workload)
 
     def with_stages(self, count: int) -> "CostSource":
-        """Set the number of stages that the costs are for, unless it is set or not needed."""
+        """Return the source with the number of stages that its times are for, unless it has one.
+
+        A source whose times do not belong to stages is returned unchanged.
+        """
         if self.stages is not None or not self.is_per_stage:
             return self
         return dataclasses.replace(self, stages=count)
@@ -111,9 +114,10 @@ class GivenTimes(CostSource):
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Return a table's costs for each link level."""
-        lane_phases = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
+        used = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
+        missing = [f"{phase.name}=.." for phase in used if phase.kind.time not in self.times]
         try:
-            if missing := [f"{p.name}=.." for p in lane_phases if p.kind.time not in self.times]:
+            if missing:
                 what = "gathers and reductions beside compute take time"
                 raise ValueError(f"{what}: give {', '.join(missing)}, too")
             levels = [self._level(table, message) for message in self.messages]
@@ -125,11 +129,12 @@ class GivenTimes(CostSource):
         return [restaged_costs(costs, self.stages, table) for costs in levels]
 
     def _level(self, table: ScheduleTable, message: Mapping[str, float]) -> Costs:
-        """Return the costs of a table with the message times of one link level."""
+        """Return the costs of a table with the message times [s] of one link level."""
+        times = {**self._fields(table), **message}
         if self.per_worker:
-            costs = Costs.per_worker(table, **self._fields(table), **message)
+            costs = Costs.per_worker(table, **times)
         else:
-            costs = Costs(**self._fields(table), **message)
+            costs = Costs(**times)
             costs.check_known(required_phases(table))
         if kinds := _kinds_without_time(costs, table):
             arguments = ", ".join(f"{kind}=.." for kind in kinds)
@@ -146,10 +151,14 @@ class GivenTimes(CostSource):
 
     def _fields(self, *tables: ScheduleTable) -> dict[str, Any]:
         """Return times by field of `Costs`; times of custom kinds of ops are under `others`."""
-        fields = {name: t for name, t in self.times.items() if name in TIME_FIELDS.values()}
+        fields: dict[str, Any] = {
+            name: time for name, time in self.times.items() if name in TIME_FIELDS.values()
+        }
         phases = [phase for table in tables for phase in table.grammar.custom_phases]
-        others = {p.kind.time: self.times[p.name] for p in phases if p.name in self.times}
-        return fields | {"others": others}
+        fields["others"] = {
+            phase.kind.time: self.times[phase.name] for phase in phases if phase.name in self.times
+        }
+        return fields
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -190,16 +199,19 @@ class ModelCosts(CostSource):
                 "gathers and reductions beside compute need split weights: give zero 3, or 2 for "
                 f"gradients alone, got {self.workload.zero}",
             )
-        # tables of equal stages share their costs; lengths go with the microbatches of one table
-        stages, has_r = find_stages(self.workload, table, None), is_recomputed(table).max(axis=1)
-        sizes = table.offloads, table.num_microbatches, table.grammar.slices
-        cells = [phase in table.used_phases for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)]
-        arrays = *stages, table.placement, has_r, cells, *sizes
-        key = tuple(np.asarray(item).tobytes() for item in arrays)
-        prices = vars(self).setdefault("_prices", {})
-        if key not in prices or self.lengths is not None or not table.grammar.is_usual:
-            prices[key] = stage_costs(self.workload, self.system, table, lengths=self.lengths)
-        costs = prices[key]
+        # tables that agree in all that their costs depend on share them
+        dependencies = (
+            *find_stages(self.workload, table, None),
+            *(table.placement, is_recomputed(table).max(axis=1)),
+            *(table.offloads, table.num_microbatches, table.grammar.slices),
+            *(phase in table.used_phases for phase in (Phase.UNSHARD, Phase.REDUCE_GRAD)),
+        )
+        key = tuple(np.asarray(item).tobytes() for item in dependencies)
+        costs_by_key = vars(self).setdefault("_costs_by_key", {})
+        can_share = self.lengths is None and table.grammar.is_usual
+        if key not in costs_by_key or not can_share:
+            costs_by_key[key] = stage_costs(self.workload, self.system, table, lengths=self.lengths)
+        costs = costs_by_key[key]
         if kinds := _kinds_without_time(costs, table):
             text = f"says nothing of kinds {', '.join(kinds)} of {table.name}: give their times"
             raise wrong("model", text)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, whole_number, whole_numbers
 from pipejax.base.display import abbreviated, short_repr
 from pipejax.base.jax_on_demand import is_array, jnp, mapped
@@ -124,15 +124,23 @@ def places_on(
 
 
 def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
-    """Return the link level for all pairs of places (places, places); 0 is within a node."""
-    place = np.arange(num_places)
-    groups = (place // size for size in sizes)
-    return sum((group[:, None] != group for group in groups), np.zeros((num_places,) * 2, int))
+    """Return the level of the link between all pairs of places (places, places).
+
+    `sizes` are places per node, per rack and so on. Level 0 is within a node.
+    """
+    # nodes of 2, racks of 4: places 0 and 1 have level 0, places 0 and 2 level 1, 0 and 4 level 2
+    levels = np.zeros((num_places, num_places), int)
+    for size in sizes:
+        group = np.arange(num_places) // size  # number of each place's node or rack
+        levels += group[:, None] != group
+    return levels
 
 
 def place_nodes(level: Levels) -> Int[NumpyArray, " places"]:
     """Return the node number of each place, from the link levels of all pairs of places."""
-    _, nodes = np.unique((level > 0).argmin(axis=1), return_inverse=True)
+    # first place of each place's node: 0 0 2 2 4 4 -> nodes 0 0 1 1 2 2
+    first_places = (level == 0).argmax(axis=1)
+    _, nodes = np.unique(first_places, return_inverse=True)
     return nodes
 
 
@@ -168,23 +176,24 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
 
 def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":
     """Return a table's costs as a function of its workers' places on a machine."""
-    leaves = dict(vars(costs))
-    latency, transmit = topology.latency, topology.transmit
-    assert isinstance(latency, tuple)  # a time per level: the constructor makes them
-    assert isinstance(transmit, tuple)
-    times = zip(latency, transmit, strict=True)
-    by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in times]
-    return PlacedCosts.from_levels(by_level, table, topology.sizes)
+    latencies: Any = topology.latency  # a tuple with a time per level: the constructor makes it
+    transmits: Any = topology.transmit
+    level_costs = [
+        unchecked_costs({**vars(costs), "latency": latency, "transmit": transmit})
+        for latency, transmit in zip(latencies, transmits, strict=True)
+    ]
+    return PlacedCosts.from_levels(level_costs, table, topology.sizes)
 
 
 class PlacedCosts(NamedTuple):
     """Costs of a table as a function of its workers' places on a machine."""
 
     table: ScheduleTable  # the schedule
-    base: Costs  # costs besides
-    level: Levels  # (places, places) level of the link between two of them
-    messages: Mapping[str, Any]  # (levels, 2, pipes, stages - 1): latency and transmit [s]
-    # (2, 2, stages): copies of a stage share a node; first and last stage do
+    base: Costs  # costs that do not depend on places
+    level: Levels  # (places, places) level of the link between two places
+    messages: Mapping[str, Any]  # latency and transmit [s]: (levels, 2, pipes, stages - 1)
+    # further costs [s], (2, 2, stages): the first index is 1 if copies of a stage share a node, the
+    # second index is 1 if the first and the last stage share one
     by_sharing: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
@@ -204,16 +213,17 @@ class PlacedCosts(NamedTuple):
         return place_nodes(self.level)
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return for each placement what its costs depend on; equal rows have equal costs."""
-        changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
-        columns = [self._boundary_levels(places)[:, changes_worker]]
+        """Return link levels and sharing of nodes, on which the costs of a placement depend.
+
+        Placements with equal rows have equal costs.
+        """
+        columns = [self._boundary_levels(places)[:, self._changes_worker]]
         if self.by_sharing:
             columns.extend(self._node_sharing(places))
         return np.concatenate(columns, axis=1).astype(np.int8)
 
     def batch(self, places: Places) -> Costs:
         """Return the costs of several placements as a batch for `makespans`, the first axis."""
-        # levels: 0 inside a node, 1 between nodes, ..; sharing a node: copies, first and last stage
         levels = self._boundary_levels(places)
         shares_node, ends_share = self._node_sharing(places)
         direction, pipe, boundary = np.ogrid[:2, : levels.shape[1], : levels.shape[2]]
@@ -242,9 +252,8 @@ class PlacedCosts(NamedTuple):
 
     def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
         """Count, by link level, the stage boundaries whose messages use such links (levels)."""
-        changes_worker = self.table.placement[:, 1:] != self.table.placement[:, :-1]
         (levels,) = self._boundary_levels(np.array([places]))
-        return np.bincount(levels[changes_worker], minlength=int(self.level.max()) + 1)
+        return np.bincount(levels[self._changes_worker], minlength=int(self.level.max()) + 1)
 
     @property
     def fastest(self) -> Costs:
@@ -253,12 +262,18 @@ class PlacedCosts(NamedTuple):
         stages = {name: times.min(axis=(0, 1)) for name, times in self.by_sharing.items()}
         return unchecked_costs(vars(self.base) | messages | stages)
 
+    @property
+    def _changes_worker(self) -> Bool[NumpyArray, "pipes boundaries"]:
+        """Return whether a message over each boundary goes to another worker."""
+        return self.table.placement[:, 1:] != self.table.placement[:, :-1]
+
     def _boundary_levels(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
+        """Return the level of the link that each boundary's messages use."""
         stage_places = places[:, self.table.placement]
         return self.level[stage_places[..., :-1], stage_places[..., 1:]]
 
     def _node_sharing(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
-        """Return 1 where a stage's copies share a node (placements, stages), and where ends do."""
+        """Return 1 if copies share a node (placements, stages), and if ends do (placements, 1)."""
         stage_places = places[:, self.table.placement]
         low, high = stage_places.min(axis=1), stage_places.max(axis=1)
         shares_node = self.level[low, high] == 0
@@ -270,7 +285,7 @@ def _stack_levels(levels: Sequence[Any], table: ScheduleTable) -> Any:
     """Stack message times by link level: (levels, 2, pipes, stages - 1[, microbatches])."""
     xp: Any = jnp if any(is_array(leaf) for leaf in levels) else np
     shape: tuple[int, ...] = (2, table.num_pipes, table.num_stages - 1)
-    if max(map(np.ndim, levels)) == len(shape) + 1:
+    if max(map(np.ndim, levels)) == 4:  # times by microbatch; others get an axis of length 1
         shape = (*shape, table.num_microbatches)
-        levels = [leaf[..., None] if 0 < np.ndim(leaf) < len(shape) else leaf for leaf in levels]
+        levels = [leaf[..., None] if np.ndim(leaf) in (1, 2, 3) else leaf for leaf in levels]
     return xp.stack([xp.broadcast_to(leaf, shape) for leaf in levels])
