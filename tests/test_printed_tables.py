@@ -21,7 +21,7 @@ from pipejax.cli.output.report import (
     rows_table,
     seconds,
 )
-from pipejax.cli.output.runs import short_form
+from pipejax.cli.output.runs import ends_of_path
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
@@ -196,9 +196,9 @@ def test_an_answer_is_said_or_one_json_object(capsys):
         (gigabytes, (2.5e9,), ("2.5 GB",)),
         (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),
         (
-            short_form,
-            (["0F0", "1F0", "2F0", "2F1", "2F2", "2B2", "1B2", "0B2"],),
-            ("0-2F0 2F1-2 2-0B2",),
+            ends_of_path,
+            ([f"0F{k}" for k in range(9)], [f"0F{k}" for k in range(10)]),
+            ("0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0F8", "0F0 0F1 0F2 0F3 .. 0F6 0F7 0F8 0F9"),
         ),
     ],
 )

@@ -78,7 +78,7 @@ def compare(
     points = listed.sized(counts)
     first = required(listed.scenario(run, points[0]))
     names = listed.names
-    row_labels = with_labels(labels, [*map(settings.called, names)])
+    row_labels = with_labels(labels, [*map(settings.label, names)])
     label_of_name = dict(zip(names, row_labels, strict=True))
     rows: list[dict[str, Any]] = []
     scenarios: list[pj.Scenario] = []

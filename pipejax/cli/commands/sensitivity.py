@@ -14,7 +14,6 @@ from pipejax.cli.output.report import Column, has_details, percent, pick, rows_t
 
 Factors = tuple[float, float]  # by which each parameter is divided and multiplied
 Ends = tuple[float | None, float | None]  # step times at both factors; None if one is impossible
-BAR = 8  # columns of the longest bar
 MIN_ELASTICITY = 5e-5  # parameters with less are not listed
 MAX_FACTOR = 1e6  # beyond it no number of a machine means anything
 MAX_ROWS = 5  # on the first screen
@@ -74,8 +73,6 @@ def sensitivity(
         {
             "name": name,
             "elasticity": value,
-            "bar": f"[{'green' if value < 0 else 'red'}]"
-            f"{'█' * round(BAR * abs(value / (largest or 1.0)))}[/]",
             "step_times": ends.get(name, (None, None)),
         }
         for name, value in listed
@@ -83,10 +80,9 @@ def sensitivity(
     columns = (
         Column("parameter", "name"),
         Column("elasticity", "elasticity", "{:+.3g}".format),
-        Column("", "bar"),
         *_end_columns(factors),
     )
-    caption = "elasticity: % of step time per % of the parameter"
+    caption = "elasticity: change of the step time [%] if the parameter is 1 % larger"
     return _answer(result, view, rows, columns, "all parameters", caption)
 
 

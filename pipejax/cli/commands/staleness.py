@@ -14,7 +14,7 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import TextTable, gigabytes, grid, heading, percent, pick
 
-BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
+MAX_ROWS = 16  # of the histogram
 
 
 @options
@@ -90,16 +90,17 @@ def _workers(
 
 
 def _histogram(shares: Sequence[float]) -> TextTable:
-    """Draw the shares of the delays, in at most `ROWS` rows of equal width."""
-    width = -(-len(shares) // ROWS)
-    starts = range(0, len(shares), width)
-    row_shares = np.add.reduceat(shares, starts)
-    labels = []
-    for start in starts:
-        last = min(start + width, len(shares)) - 1
-        labels.append(f"{start}" if start == last else f"{start}-{last}")
-    bars = [f"[cyan]{'█' * round(BAR * share / row_shares.max())}[/]" for share in row_shares]
-    return grid([("delay in updates", labels), ("", bars), ("share", map(percent, row_shares))])
+    """Make a table of the shares of gradients by delay, with at most `MAX_ROWS` rows.
+
+    Args:
+      shares: `shares[k]` is the share of gradients with a delay of k updates.
+    """
+    delays_per_row = -(-len(shares) // MAX_ROWS)  # rounded up
+    firsts = range(0, len(shares), delays_per_row)
+    lasts = [min(first + delays_per_row, len(shares)) - 1 for first in firsts]
+    labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True)]
+    row_shares = np.add.reduceat(shares, firsts)
+    return grid([("delay in updates", labels), ("share", map(percent, row_shares))])
 
 
 def _draw(figure: Output, staleness: "pj.results.Staleness") -> None:

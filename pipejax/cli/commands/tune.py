@@ -238,9 +238,6 @@ def _stages(best: "pj.results.TunedSetting") -> TextTable:
     return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
-MAX_BLOCKS = 40  # of the largest stage in its picture
-
-
 @options
 def layers(
     *,
@@ -401,11 +398,9 @@ def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:
 def _split_stages(
     table: pj.ScheduleTable, system: "pj.System", result: "pj.results.Found[pj.results.Partition]"
 ) -> object:
-    """Draw the layers of each stage, with its times and its memory."""
+    """Make a table of the stages: layers, times of F and B, and memory of the fullest worker."""
     best = result.best
     costs = pj.stage_costs(best.workload, system, table)
-    layers = best.layout.count("t") + best.layout.count("m")
-    blocks = np.ceil(layers * min(1.0, MAX_BLOCKS / max(layers.max(), 1))).astype(int)
     room = float(system.memory_available)
     holders = [sorted(set(workers)) for workers in table.placement.T.tolist()]
     needs = [best.memory_bytes[workers].max() for workers in holders]
@@ -414,10 +409,9 @@ def _split_stages(
             ("stage", range(table.num_stages)),
             ("worker", [" ".join(map(str, workers)) for workers in holders]),
             ("holds", map(_contents, best.layout.stages)),
-            ("layers", ["█" * count for count in blocks]),
             ("F", map(seconds, np.asarray(costs.forward))),
             ("B", map(seconds, np.asarray(costs.backward))),
-            (f"of {gigabytes(room)}", map(gigabytes, needs)),
+            (f"memory (of {gigabytes(room)})", map(gigabytes, needs)),
         ]
     )
 

@@ -77,7 +77,7 @@ def parse_scenario(
             fields["schedule"] = pj.costing.TableFile(point.name, settings.repair)
     if isinstance(fields["schedule"], str):
         settings.check([fields["schedule"]])
-        options = settings.for_schedule(fields["schedule"])
+        options = settings.only(fields["schedule"]).options
         workload = costs.costs.workload  # its weight share holds for any schedule
         if "memory_limit" in options:
             options["memory_limit"] = _parse_room(fields, options, workload)

@@ -79,11 +79,6 @@ class TableOptions(NamedTuple):
         """Return the builder of a schedule."""
         return find(schedule, repair=self.repair)
 
-    def for_schedule(self, schedule: str) -> dict[str, Any]:
-        """Return the options of a schedule, without those that only say something of the run."""
-        names = self.builder(schedule).takes
-        return {k: v for k, v in self.options.items() if k in names or k not in self.run_options}
-
     def check(self, schedules: Sequence[str]) -> None:
         """Refuse an option that none of the schedules has."""
         builders = {name: self.builder(name) for name in schedules}
@@ -91,42 +86,43 @@ class TableOptions(NamedTuple):
         for option in self.options:
             if option in self.run_options or option in takes:
                 continue
-            words = option.replace("_", " ")
-            more = MEMORY_LIMITS if option == "memory_limit" else ""
-            custom = [name for name in takes if written(name) == name]
-            suggestion = nearest(option, custom) if written(option) == option else ""
-            text = option_text(option)
+            text, suggestion = option_text(option), ""
+            if written(option) == option:  # an option of --schedule-options, perhaps misspelt
+                suggestion = nearest(option, [name for name in takes if written(name) == name])
             if len(builders) > 1:
-                raise ValueError(
-                    f"{text}: none of {', '.join(builders)} has this option{suggestion}"
-                )
+                names = ", ".join(builders)
+                raise ValueError(f"{text}: none of {names} has this option{suggestion}")
             ((name, builder),) = builders.items()
+            more = MEMORY_LIMITS if option == "memory_limit" else ""
             raise ValueError(
-                f"{text}: {name} takes no {words}: {options_text(builder, written)}"
-                f"{more}{suggestion}"
+                f"{text}: {name} takes no {option.replace('_', ' ')}: "
+                f"{options_text(builder, written)}{more}{suggestion}"
             )
 
     def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:
-        """Times that the order of a table was planned for, by letter; c is that of a message."""
+        """Return the times [slots] for which the order of a table was planned, by letter.
+
+        The letter c stands for a message. Empty if the schedule plans no order.
+        """
         builder = self.builder(schedule)
         if not builder.planned:
             return {}
         parameters = inspect.signature(inspect.unwrap(builder.function)).parameters
-        values = {k: p.default for k, p in parameters.items()} | self.for_schedule(schedule)
+        values = {k: p.default for k, p in parameters.items()} | self.only(schedule).options
         times = {letter: table.slots[letter] for letter in "FIW"}
         more = {letter: values.get(name) for letter, name in PLANNED_LETTERS.items()}
         return times | {letter: time for letter, time in more.items() if time is not None}
 
-    def called(self, schedule: str) -> str:
-        """Name a schedule with its options that differ from the defaults: "hanayo waves=4"."""
-        usual = inspect.signature(self.builder(schedule).function).parameters
-        other = {
-            name: value
+    def label(self, schedule: str) -> str:
+        """Return a schedule with those of its options that are not the default: hanayo waves=4."""
+        defaults = inspect.signature(self.builder(schedule).function).parameters
+        texts = [
+            f"{name}={value}"
             for name, value in self.only(schedule).options.items()
             if isinstance(value, int | float | str)
-            and (name not in usual or usual[name].default != value)
-        }
-        return " ".join([schedule, *(f"{name}={value}" for name, value in other.items())])
+            and (name not in defaults or defaults[name].default != value)
+        ]
+        return " ".join([schedule, *texts])
 
     def without(self, name: str) -> "TableOptions":
         """Leave out an option that is not for building the table."""
@@ -250,16 +246,15 @@ def _parse_slots(text: str) -> dict[str, float]:
 
 
 def with_labels(labels: str | None, names: Sequence[str]) -> list[str]:
-    """Return names that --labels gives in place of others, or these with numbers if repeated."""
+    """Return the labels of schedules: those of --labels, else their names, numbered if equal."""
     from pipejax.plots.caption import named
 
     if labels is None:
         return [*named((name, None) for name in names)]
     texts = [label.strip() for label in labels.split(",")]
     if len({*texts}) < len(texts) or "" in texts or len(texts) != len(names):
-        what = ", ".join(names)
         raise ValueError(
-            f"--labels must be {len(names)} different names, of {what}, got {labels!r}"
+            f"--labels must be {len(names)} different names, of {', '.join(names)}, got {labels!r}"
         )
     return texts
 
@@ -288,7 +283,10 @@ class ScheduleList(NamedTuple):
         workers: int | None = None,
         repair: Text = None,
     ) -> "ScheduleList":
-        """Read names; refuse a schedule that is named twice, and an option without effect."""
+        """Read the names of --schedules and the files of --tables, with folders unfolded.
+
+        Refuses a schedule that is named twice, and an option that has no effect on any of them.
+        """
         if schedules is None and tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
         for text in tables or ():
@@ -308,34 +306,37 @@ class ScheduleList(NamedTuple):
         return cls(options, names, workers)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
-        """Return each schedule with its workers and microbatches, once for each count of those."""
-        # A count is that of the option, else that of the schedule's own table (a file has a fixed
-        # size), else that of all tables if these agree. Sizes are pairs (workers, microbatches).
+        """Return all schedules at the first M of `microbatches`, then at the second, and so on.
+
+        Without an option, a table in a file has its own size. Any other schedule has the size of
+        the tables if these agree.
+        """
         table_sizes = {name: self.options.builder(name).sizes for name in self.names}
         tables = [sizes for sizes in table_sizes.values() if sizes is not None]
-        options = [None if self.workers is None else [self.workers], microbatches]
-        counts_by_name: dict[str, list[Sequence[int]]] = {name: [] for name in table_sizes}
-        for place, option in enumerate(("--workers", "--microbatches")):
-            distinct = {sizes[place] for sizes in tables}
-            common = sorted(distinct) if len(distinct) == 1 else None
-            for name, sizes in table_sizes.items():
-                from_table = None if sizes is None else [sizes[place]]
-                counts = options[place] or from_table or common
-                if counts is None:
-                    differ = " and the tables differ" if tables else ""
-                    raise ValueError(f"{option} is missing: {name} is of any size{differ}")
-                counts_by_name[name].append(counts)
-        rounds = range(len(microbatches or [1]))  # of all schedules, one for each M
+
+        def size(name: str, place: int, option: str, value: int | None) -> int:
+            """Return P (place 0) or M (place 1) of a schedule; `value` is that of the option."""
+            sizes = table_sizes[name]
+            in_tables = {sizes[place] for sizes in tables} if sizes is None else {sizes[place]}
+            if value is None and len(in_tables) != 1:
+                differ = " and the tables differ" if tables else ""
+                raise ValueError(f"{option} is missing: {name} is of any size{differ}")
+            return in_tables.pop() if value is None else value
+
+        workers = {name: size(name, 0, "--workers", self.workers) for name in table_sizes}
         return [
-            SizedSchedule(name, workers[0], counts[k])
-            for k in rounds
-            for name, (workers, counts) in counts_by_name.items()
+            SizedSchedule(name, workers[name], size(name, 1, "--microbatches", count))
+            for count in microbatches or [None]
+            for name in table_sizes
         ]
 
     def build(
         self, run: Any, points: Iterable[SizedSchedule]
     ) -> "tuple[dict[str, pj.Scenario], dict[str, str]]":
-        """Return the scenarios of all points by name, and why others do not exist, by name."""
+        """Return the scenario of each schedule by name, and of impossible ones the reason by name.
+
+        `points` has each schedule once.
+        """
         scenarios: dict[str, pj.Scenario] = {}
         missing: dict[str, str] = {}
         for point in points:
@@ -366,7 +367,7 @@ class ScheduleList(NamedTuple):
 
 @contextmanager
 def naming(table: pj.ScheduleTable) -> Iterator[None]:
-    """Say which of several tables it is that cannot run."""
+    """Put the name of a table in front of a ScheduleError that the block raises."""
     try:
         yield
     except pj.ScheduleError as error:

@@ -243,25 +243,19 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
         yield plain("; ".join(_effect_text(effect, name) for effect in distinct.values()))
 
 
-def _effect_text(effect: "Effect", name: str) -> str:
-    """Say how long a cause takes or what its removal saves, and what else changes."""
+def _effect_text(effect: "Effect", cause: str) -> str:
+    """Write the time of a cause, or what its removal or a remedy saves, and which part changes."""
     time = seconds(effect.seconds)
-    text = f"{effect.what} saves {time}"
-    if effect.what == "part":
-        text = f"{name} takes {time} of the step"
-    elif effect.what == "cause":
-        text = f"without it the step is {time} shorter"
-    is_plural = effect.part.endswith("s")
-    if effect.part == name and effect.grows > 0:
-        text += f", {seconds(effect.grows)} of {name} stay"
-    elif effect.part and effect.part != name:
-        verb = "grow" if effect.grows > 0 else "shrink"
-        text += f", while {effect.part} {verb}{'' if is_plural else 's'}"
-        text += f" by {seconds(abs(effect.grows))}"
+    texts = {"part": f"{cause} takes {time} of the step", "cause": f"its removal saves {time}"}
+    text = texts.get(effect.what, f"{effect.what} saves {time}")
+    if effect.part == cause and effect.grows > 0:
+        text += f"; {seconds(effect.grows)} of {cause} remain"
+    elif effect.part and effect.part != cause:
+        word = "longer" if effect.grows > 0 else "shorter"
+        text += f", with {effect.part} {seconds(abs(effect.grows))} {word}"
     if effect.without is None:
         return text
-    are = "are" if is_plural else "is"
-    return f"{text} ({seconds(effect.without)} if {effect.part} {are} removed too)"
+    return f"{text} ({seconds(effect.without)} without {effect.part})"
 
 
 LAYERS_HINT = "; whole layers, with flags: --stage-layers N"

@@ -106,7 +106,6 @@ FRAME = 3  # between two cells
 # a number, with its unit
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[%A-Za-z/]+)?|-|")
 _WITH_UNIT = re.compile(r"([-+]?\d[\d.]*(?:e[-+]?\d+)?) ([%A-Za-z/]+)")
-_BARS = re.compile(r"[▁-█ ]*")
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -192,9 +191,6 @@ def format_table(table: TextTable, format: str) -> str:
     if format == "latex":
         math = {text: _Math(latex) for text, latex in table.math.items()}
         columns = [[math.get(cell, cell) for cell in cells] for cells in columns]
-    # columns of bars are for a terminal only
-    is_printed = [not all(map(_BARS.fullmatch, cells)) for cells in columns]
-    headers, columns = [*compress(headers, is_printed)], [*compress(columns, is_printed)]
     right = [is_number(cells) for cells in columns]
     titles = [_text(text) for text in (table.title, table.caption) if text]
     return FORMATS[format](headers, list(zip(*columns, strict=True)), right, titles)

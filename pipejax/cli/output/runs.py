@@ -1,6 +1,5 @@
 """Tables and lines of a run: its step on a machine, numbers of its ops, its longest paths."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -80,9 +79,8 @@ def values_by_phase(
     )
 
 
-_OP = re.compile(r"(\d+)([A-Za-z_]+)(\d+)")
-_SHOWN = 3  # runs of ops that are shown at either end of a path
-_ROUNDING = 1e-12  # of the length: what is closer to the longest is as long
+MAX_ENDS = 4  # ops that are shown at either end of a path
+ROUNDING = 1e-12  # of the length of a path: a smaller difference to the longest is 0
 
 
 def paths_json(paths: "Iterable[pj.results.LongPath]") -> list[dict[str, Any]]:
@@ -106,7 +104,7 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
         Column("length", "length", seconds),
         Column("shorter by", _shorter_by),
         *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
-        Column("ops", "ops", short_form),
+        Column("ops", "ops", ends_of_path),
     ]
     return rows_table(
         ({**row, **row["counts"], "number": k} for k, row in enumerate(rows, 1)), columns
@@ -114,43 +112,12 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
 
 
 def _shorter_by(row: Mapping[str, Any]) -> str:
-    is_rounding = row["behind"] <= _ROUNDING * row["length"]
+    is_rounding = row["behind"] <= ROUNDING * row["length"]
     return seconds(0.0 if is_rounding else row["behind"])
 
 
-def short_form(ops: Iterable[str]) -> str:
-    """Write ops of a path shortly: 0F0 0F1 0F2 1F2 2F2 as 0F0-2 1-2F2."""
-    runs: list[list[tuple[str, ...]]] = []  # ops as (stage, phase, microbatch)
-    for text in ops:
-        parts = _OP.fullmatch(text)
-        op = parts.groups() if parts else (text,)
-        if runs and _continues(runs[-1], op):
-            runs[-1].append(op)
-        else:
-            runs.append([op])
-    texts = [_text(run) for run in runs]
-    if len(texts) > 2 * _SHOWN + 1:
-        texts[_SHOWN:-_SHOWN] = ["..."]
-    return " ".join(texts)
-
-
-def _continues(run: list[tuple[str, ...]], op: tuple[str, ...]) -> bool:
-    """Return whether an op continues a run: stage or microbatch moves by 1, and as before."""
-    if len(op) != 3 or len(run[-1]) != 3 or run[-1][1] != op[1]:
-        return False
-    step = _step(run[-1], op)
-    return sorted(map(abs, step)) == [0, 1] and (len(run) == 1 or step == _step(run[-2], run[-1]))
-
-
-def _step(op: tuple[str, ...], next_op: tuple[str, ...]) -> tuple[int, int]:
-    """Return the steps of stage and microbatch from an op to the next one."""
-    return int(next_op[0]) - int(op[0]), int(next_op[2]) - int(op[2])
-
-
-def _text(run: list[tuple[str, ...]]) -> str:
-    if len(run) == 1:
-        return "".join(run[0])
-    (stage, phase, microbatch), (last_stage, _, last_microbatch) = run[0], run[-1]
-    stages = stage if stage == last_stage else f"{stage}-{last_stage}"
-    microbatches = f"{microbatch}-{last_microbatch}"
-    return stages + phase + (microbatch if microbatch == last_microbatch else microbatches)
+def ends_of_path(ops: Sequence[str]) -> str:
+    """Write the first and the last ops of a path, with `..` between them."""
+    if len(ops) <= 2 * MAX_ENDS + 1:
+        return " ".join(ops)
+    return " ".join([*ops[:MAX_ENDS], "..", *ops[-MAX_ENDS:]])
