@@ -24,9 +24,16 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide time windows into the five times of a `StepBudget`, per window."""
-    # `syncs` are starts and ends of host calls that wait for the device. All starts and ends cut
-    # time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8. Each has one cause.
+    """Divide time windows, such as steps, into the five times of a `StepBudget` [us].
+
+    Args:
+      work: work of the device.
+      syncs: starts and ends of host calls that wait for the device [us].
+      begin: starts of the windows [us].
+      end: ends of the windows [us].
+    """
+    # All starts and ends cut time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8.
+    # Each piece has one cause: the first condition that holds.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
     issue, exchanges = launch + _LAUNCH_LATENCY, is_exchange > 0
     points = np.unique(np.concatenate([start, stop, issue[np.isfinite(issue)], *syncs, begin, end]))
@@ -49,10 +56,9 @@ def split_windows(
         has_work & (following(issue, start) > middle),
         np.ones(len(middle), bool),
     ]
-    # a piece of time belongs to the first condition that holds
-    part = np.argmax(conditions, axis=0)
-    parts = np.where(part == np.arange(len(conditions))[:, None], length, 0.0)
-    totals = np.pad(np.cumsum(parts, axis=1), ((0, 0), (1, 0)))
+    cause = np.argmax(conditions, axis=0)
+    times = np.where(cause == np.arange(len(conditions))[:, None], length, 0.0)
+    totals = np.pad(np.cumsum(times, axis=1), ((0, 0), (1, 0)))  # (causes, points)
     return totals[:, np.searchsorted(points, end)] - totals[:, np.searchsorted(points, begin)]
 
 
@@ -67,9 +73,12 @@ class ClockMatch(NamedTuple):
 def match_clocks(
     files: Sequence[Sequence[NumpyArray]], keys: Sequence[Key]
 ) -> list[ClockMatch | None]:
-    """Return the lead of each file's clock over the first file's clock; None without a match."""
-    # A file has the work of one or several ranks. All ranks of a collective end it together.
-    # Collectives without a communicator count if all ranks ran them equally often.
+    """Return the lead of each file's clock over the first file's clock; None without a match.
+
+    `files` has for each file the device work of its ranks; `keys` are the collectives by number.
+    """
+    # All ranks of a collective end it together. A collective without a communicator counts if all
+    # ranks ran it.
     ends: list[dict[int, NumpyArray]] = []
     rank_counts = np.zeros(len(keys), np.int64)
     for ranks in files:
@@ -108,8 +117,11 @@ def match_clocks(
 def _compare(
     base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
-    """Compare two clocks by the ends of shared collectives; keep the match of least spread."""
-    # collectives with communicators count together, else each name is a guess of its own
+    """Return the match of two clocks with the least spread, from the ends of shared collectives.
+
+    `base` and `other` are the ends of each collective by its number [us].
+    """
+    # collectives with communicators count together; each name without one is a guess of its own
     leads: dict[int, list[float]] = {}
     for key in base.keys() & other.keys():
         if len(base[key]) == len(other[key]):

@@ -30,9 +30,11 @@ def finish_trace(
     *,
     by_step: bool = False,
 ) -> Trace:
-    """Drop invalid rows, infer missing numbers of ops and messages, and make the trace."""
-    # Numbers may be NaN. `chunk`, the number of a stage on its worker, may replace the stage. With
-    # `by_step`, clocks of workers restart in every step.
+    """Drop invalid rows, infer missing numbers of ops and messages, and return the trace.
+
+    `columns` have one entry per slice; numbers may be NaN. A column `chunk`, the number of a stage
+    on its worker, may replace `stage`. With `by_step`, the clock of a worker restarts in each step.
+    """
     kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
     checks = [(~np.isfinite(columns[name]), f"its {name} is no finite number") for name in TIMES]
     checks.append((columns["end"] < columns["start"], "it ends before it starts"))
@@ -80,26 +82,31 @@ def finish_trace(
 
 
 def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -> list[str]:
-    """Count microbatches from 0 in each step if files count otherwise; return a note on that."""
-    microbatch = columns.get("microbatch", np.zeros(0, np.int64))
-    phase_names = np.array(phases, str)[columns["phase"]]
-    is_op = np.isin(phase_names, OPS)[: len(microbatch)] & (microbatch >= 0)
+    """Renumber microbatches, in place, so that each step has 0 .. M - 1; return a note on that."""
+    # Files may number the microbatches of every step 1 2 3 4, or go on: 0 1 2 3, then 4 5 6 7.
+    if "microbatch" not in columns:
+        return []
+    microbatch, phase_names = columns["microbatch"], np.array(phases, str)[columns["phase"]]
+    is_op = np.isin(phase_names, OPS) & (microbatch >= 0)
     if not is_op.any():
         return []
-    keys = (columns[role] for role in ("replica", "step") if role in columns)
-    group = number_groups(*keys, is_op * 0)
+    keys = [columns[role] for role in ("replica", "step") if role in columns]
+    group = number_groups(*keys, np.zeros(len(microbatch)))  # of a step of a replica
     first = np.full(int(group.max()) + 1, np.iinfo(np.int64).max)
     last = np.full_like(first, NONE)
     np.minimum.at(first, group[is_op], microbatch[is_op])
     np.maximum.at(last, group[is_op], microbatch[is_op])
     has_ops = last >= 0
-    begins, counts = np.sort(first[has_ops]), np.unique((last - first + 1)[has_ops])
-    # steps of 4: microbatches 1 2 3 4 in each, or 0 to 3, 4 to 7, ..
-    is_from_1 = (begins == 1).all()
-    goes_on = len(counts) == 1 < len(begins) == len(np.unique(begins))
-    if not is_from_1 and not (goes_on and len(np.unique(begins % counts)) == 1):
-        return []
+    first_numbers, counts = first[has_ops], (last - first + 1)[has_ops]
     largest = int(counts.max())
+    is_from_1 = (first_numbers == 1).all()
+    # first numbers 4 0 8 with counts 4 4 4: they all differ, by multiples of the count
+    has_equal_counts = (counts == largest).all()
+    has_distinct_starts = 1 < len(first_numbers) == len(np.unique(first_numbers))
+    has_equal_remainders = len(np.unique(first_numbers % largest)) == 1
+    goes_on = has_equal_counts and has_distinct_starts and has_equal_remainders
+    if not is_from_1 and not goes_on:
+        return []
     has_message_0 = (np.isin(phase_names, [*_STAGE_STEP]) & (microbatch == 0)).any()
     if is_from_1 and (has_message_0 or sizes.microbatches == largest + 1):
         why = "messages are of 0" if has_message_0 else f"microbatches is {sizes.microbatches}"
@@ -118,12 +125,16 @@ _CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
 def match_messages(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Assign stage and microbatch to messages without them; also return which slices to keep."""
-    # Messages of a worker follow the order of its ops. Megatron's interleaved schedules also record
-    # calls without a message. So the number of messages of a kind, worker and step decides. As many
-    # as its ops need: the k-th message belongs to the k-th op. As many as its ops: likewise, and
-    # messages that an op does not need are dropped. More than needed: each op takes its first
-    # possible message. Fewer: no message is matched.
+    """Assign stage and microbatch to messages without them.
+
+    Returns the columns, which slices to keep, and the reasons why messages are dropped.
+    """
+    # A worker's messages follow the order of its ops, but Megatron's interleaved schedules also
+    # record calls without a message. So the number of messages of a phase, worker and step decides:
+    # - as many as ops that need one: the k-th message belongs to the k-th of these ops;
+    # - as many as all ops: the k-th belongs to the k-th op; messages that no op needs are dropped;
+    # - more than needed: each op takes its first possible message;
+    # - fewer than needed: no message is matched.
     stays, left_out = np.ones(len(columns["start"]), bool), []
     group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
     for name in _STAGE_STEP:
@@ -175,9 +186,12 @@ def _match_ops(
     ops: Int[NumpyArray, " ops"],
     is_needed: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " messages"]:
-    """Return the row of each message's op, or the code _EXTRA or _UNMATCHED."""
-    # `group` numbers step, replica and worker of every slice; `unmatched` are the rows of messages
-    # `name`, `ops` the rows of ops that may need them.
+    """Return for each message the row of its op, or the code _EXTRA or _UNMATCHED.
+
+    `name` is the phase of the messages, and `unmatched` has their rows. `group` is a number for the
+    step, replica and worker of each slice. `ops` are the rows of ops that may use these messages;
+    `is_needed` says which of them do.
+    """
     num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
     result = np.full(len(unmatched), _EXTRA)
     message_group = group[unmatched]
@@ -189,7 +203,7 @@ def _match_ops(
     op_time = columns["end" if is_send else "start"]
     has_needed = (message_count == needed_count) & (message_count > 0)
     has_all_calls = (message_count == op_count) & (message_count > needed_count)
-    # sort messages and ops of all these groups by group and time: then they stand one to one
+    # where numbers agree, sort messages and ops by group and time: then they stand one to one
     for is_selected, candidates in ((has_needed, ops[is_needed]), (has_all_calls, ops)):
         rows = np.flatnonzero(is_selected[message_group])
         rows = rows[np.lexsort([rows, start[rows], message_group[rows]])]
@@ -215,9 +229,12 @@ def _match_surplus(
     *,
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
-    """Match a worker's ops with more messages than needed; return the op of each message."""
-    # Both are in order of time. Each op takes the first send that begins after its end. Receives
-    # are matched in reversed time, with negative times: an op takes the last that ends before it.
+    """Match the ops of a worker with messages, of which there are more than ops.
+
+    Returns the row of the op of each message, or a code. Messages and ops are in order of time.
+    """
+    # An op takes the first send that begins after the op ended, or the last receive that ended
+    # before the op began. Receives run in reversed time: times 1 2 5 become -5 -2 -1.
     result, place = np.full(len(messages), _EXTRA), 0
     message_times, op_times = columns["start"][messages], columns["end"][ops]
     if not is_send:
@@ -233,7 +250,7 @@ def _match_surplus(
     return result if is_send else result[::-1]
 
 
-# Deals of ranks to replicas and workers, where labels do not state them
+# Replica and worker of each rank, where labels do not state them
 
 Places = Sequence[tuple[int, int]]  # replica and worker of each rank
 MAX_LEAD = 0.1  # of an op before its inputs, relative to the median op
@@ -247,9 +264,15 @@ def place_ranks(
     replicas: int,
     build: Callable[[Places, int], Trace],
 ) -> Trace:
-    """Assign ranks to replicas so that every op starts after its inputs; return that trace."""
-    # `parts` are the ops of each rank; `build` makes a trace from the places of the ranks and the
-    # number of workers. `replicas` is the stated number, or 0.
+    """Assign ranks to replicas so that every op starts after its inputs; return that trace.
+
+    Args:
+      ranks: numbers of the recorded ranks.
+      parts: (ranks) columns of each rank's ops.
+      world: number of ranks of the run.
+      replicas: number of replicas that the user states; 0 if unknown.
+      build: function that makes the trace from (replica, worker) of each rank, and the workers.
+    """
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts
@@ -284,8 +307,8 @@ def place_ranks(
             options = " or ".join(f"--replicas {count}" for count in possible)
             why = (
                 f"in one pipeline of {world} ranks ops would start before their inputs; {options} "
+                "would do, or --replicas 1 if only the clocks differ"
             )
-            why += "would do, or --replicas 1 if only the clocks differ"
             raise wrong("files", f"must state their replicas: {why}")
     if faults and not traces:
         raise faults[0]
@@ -295,9 +318,9 @@ def place_ranks(
 def _list_placements(
     ranks: Sequence[int], ops: Sequence[set[tuple[int, ...]]], world: int, replicas: int
 ) -> list[Places]:
-    """List placements of ranks, by turns or by blocks, in which no replica runs an op twice."""
-    # A place is a pair (replica, worker). Ranks 0 1 2 3 of two replicas have the places
-    # (0, 0) (1, 0) (0, 1) (1, 1) by turns, and (0, 0) (0, 1) (1, 0) (1, 1) by blocks.
+    """List possible (replica, worker) of all ranks, in which no replica runs an op twice."""
+    # Ranks 0 1 2 3 of two replicas are (0, 0) (1, 0) (0, 1) (1, 1) by turns, and
+    # (0, 0) (0, 1) (1, 0) (1, 1) by blocks. `ops` has the ops of each rank.
     by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
     by_blocks = [divmod(rank, world // replicas) for rank in ranks]
     placements: list[Places] = []
@@ -319,14 +342,13 @@ def _is_causal(trace: Trace) -> bool:
 
 
 def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
-    """Return the trace with the only plausible assignment of ranks to replicas and workers."""
-    # `traces` differ only in this assignment. Ops must start after their inputs. Replicas that run
-    # in lockstep do so in any assignment: then workers must also be in the order of their stages.
+    """Return the only plausible trace of several that differ in the replica and worker of ranks."""
+    # Ops must start after their inputs. If replicas run in lockstep, this holds for every trace:
+    # then workers must also be in the order of their stages.
     possible = traces
-    if len(possible) > 1:
-        possible = [trace for trace in possible if _is_causal(trace)]
-    if len(possible) > 1:
-        possible = [trace for trace in possible if _has_ordered_workers(trace)]
+    for is_plausible in (_is_causal, _has_ordered_workers):
+        if len(possible) > 1:
+            possible = [trace for trace in possible if is_plausible(trace)]
     if len(possible) != 1:
         why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
         raise wrong("files", f"must tell replicas apart: {why}; give the files of one replica")
@@ -335,7 +357,7 @@ def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
 
 def _has_ordered_workers(trace: Trace) -> bool:
     """Return whether the workers of each replica are in the order of their first stages."""
-    first = np.full((len(trace.replicas), trace.workers), np.iinfo(np.int64).max)
+    first_stage = np.full((len(trace.replicas), trace.workers), np.iinfo(np.int64).max)
     is_op = trace.stage >= 0
-    np.minimum.at(first, (trace.replica[is_op], trace.worker[is_op]), trace.stage[is_op])
-    return bool((np.diff(first) > 0).all())
+    np.minimum.at(first_stage, (trace.replica[is_op], trace.worker[is_op]), trace.stage[is_op])
+    return bool((np.diff(first_stage) > 0).all())

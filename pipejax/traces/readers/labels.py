@@ -79,11 +79,13 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
     if match is None:
         return ()
     groups, ops = match.groupdict(), []
-    for suffix in ("", "2") if "phase2" in groups else ("",):
-        text = groups[f"phase{suffix}"]
+    suffixes = ("", "2") if "phase2" in groups else ("",)  # "2": second op of a fused pair
+    for suffix in suffixes:
         numbers = {"stage": ONLY_STAGE} if is_pytorch else {}
-        numbers |= {k: int(n) for k in LabelOp._fields[1:] if (n := groups.get(k + suffix))}
-        ops.append(LabelOp(phase_name(text), **numbers))
+        for name in ("stage", "microbatch", "chunk"):
+            if digits := groups.get(name + suffix):
+                numbers[name] = int(digits)
+        ops.append(LabelOp(phase_name(groups["phase" + suffix]), **numbers))
     return tuple(ops) if is_pytorch or ops[0].phase in OPS else ()
 
 

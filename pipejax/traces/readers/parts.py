@@ -45,9 +45,11 @@ def passing_rows(
     what: str,
     numbers: Int[NumpyArray, " rows"] | None = None,
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return whether each row passes all checks, and how many rows fail each check first."""
-    # A check is a mask of the wrong rows and the reason; `what` names the rows in the entries, and
-    # `numbers` are those in the file.
+    """Return whether each row passes all checks, and how many rows fail each check first.
+
+    A check is a pair: a mask of wrong rows, and the reason. `what` says what a row is ("ops");
+    `numbers` are the row numbers in the file, which entries then list.
+    """
     passes = np.ones(len(checks[0][0]), bool)
     left_out = []
     for is_wrong, why in checks:
@@ -141,9 +143,10 @@ def phase_positions(
 
 
 def check_phases(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a phase of unknown name whose slices look like those of ops."""
-    # Such slices have a stage and a microbatch, unlike those of a collective. In files without
-    # stages, they have all microbatches; without microbatches, they are as many as the forwards.
+    """Refuse a phase of unknown name if its slices look like those of ops."""
+    # Slices of ops have a stage and a microbatch; those of a collective have not. In files without
+    # stages, ops have all microbatches of the forwards. In files without microbatches, an unknown
+    # phase with as many slices as the forwards is one of ops.
     count = np.bincount(columns["phase"], minlength=len(phases))
     is_forward = columns["phase"] == (phases.index("F") if "F" in phases else NONE)
     for code, name in enumerate(phases):

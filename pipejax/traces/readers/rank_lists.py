@@ -39,34 +39,26 @@ _RANK = re.compile(r"((?:[cdept]p_)?)rank[_-]?(\d{1,6})")
 
 
 def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
-    """Read the files of all ranks, and any files that state the sizes of the run."""
+    """Read a file for each rank, and any files that state the sizes of the run.
+
+    The file rank_3.json holds {step: {"fwd_start": [..], "fwd_end": [..], ..}, ..}, in ms.
+    """
     left_out: list[LeftOut] = []
-    arguments, on_bytes = request.sizes, request.on_bytes
+    user_sizes, on_bytes = request.sizes, request.on_bytes
     size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path))]
-    paths = [path for path in paths if path not in size_paths]
-    configs = {path.parent / "config.json" for path in paths}.difference(size_paths)
+    rank_paths = [path for path in paths if path not in size_paths]
+    configs = {path.parent / "config.json" for path in rank_paths}.difference(size_paths)
     size_paths += sorted(filter(Path.is_file, configs))
-    if not paths:
+    if not rank_paths:
         unused = "sizes of a run without its ranks"
         return empty_trace(LeftOut(str(path), unused) for path in size_paths)
-    sizes = _read_sizes(size_paths, on_bytes, left_out)
-    sizes = RunSizes(*(argument or read for argument, read in zip(arguments, sizes, strict=True)))
-    by_rank: dict[int, dict[str, Any]] = {}
-    for path in paths:
-        rank, data = file_rank(path), _read_object(path, on_bytes, left_out)
-        if data is None:
-            continue
-        if rank is None:
-            left_out.append(LeftOut(str(path), "its name says no rank"))
-            continue
-        steps = by_rank.setdefault(rank, {})  # of earlier files
-        if differing := [step for step in data if steps.get(step, data[step]) != data[step]]:
-            why = f"{path.name} and another file hold step {differing[0]} of rank {rank}"
-            raise wrong("files", f"must be of one run: {why}; give the files of one job")
-        by_rank[rank] = steps | data
-    file_ranks = [rank for path in paths if (rank := file_rank(path)) is not None]
-    workers = arguments.world or sizes.workers or max(file_ranks, default=-1) + 1
-    inferred = check_ranks(by_rank, sizes.workers, arguments.world, left_out)
+    file_sizes = _read_sizes(size_paths, on_bytes, left_out)
+    size_pairs = zip(user_sizes, file_sizes, strict=True)
+    sizes = RunSizes(*(user_size or file_size for user_size, file_size in size_pairs))
+    by_rank = _read_ranks(rank_paths, on_bytes, left_out)
+    file_ranks = [rank for path in rank_paths if (rank := file_rank(path)) is not None]
+    workers = user_sizes.world or sizes.workers or max(file_ranks, default=-1) + 1
+    inferred = check_ranks(by_rank, sizes.workers, user_sizes.world, left_out)
     parts = [part for rank, data in by_rank.items() for part in _rank_columns(rank, data, left_out)]
     if not parts:
         return empty_trace(left_out)
@@ -80,6 +72,26 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
     return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
 
 
+def _read_ranks(
+    paths: Sequence[Path], on_bytes: OnBytes, left_out: list[LeftOut]
+) -> dict[int, dict[str, Any]]:
+    """Read the steps of every rank, as {rank: {step: lists}}; a rank may have several files."""
+    by_rank: dict[int, dict[str, Any]] = {}
+    for path in paths:
+        rank, data = file_rank(path), _read_object(path, on_bytes, left_out)
+        if data is None:
+            continue
+        if rank is None:
+            left_out.append(LeftOut(str(path), "its name says no rank"))
+            continue
+        steps = by_rank.setdefault(rank, {})  # of earlier files
+        if differing := [step for step in data if steps.get(step, data[step]) != data[step]]:
+            why = f"{path.name} and another file hold step {differing[0]} of rank {rank}"
+            raise wrong("files", f"must be of one run: {why}; give the files of one job")
+        by_rank[rank] = steps | data
+    return by_rank
+
+
 def check_ranks(
     ranks: Collection[int],
     file_world: int,
@@ -87,9 +99,12 @@ def check_ranks(
     left_out: list[LeftOut],
     hint: str = "",
 ) -> list[str]:
-    """Check that every rank has a readable file; return a note if no file states the world size."""
-    # Both world sizes are 0 if unknown. With that of the user, missing ranks are no error but
-    # entries of `left_out`, as a `hint` with {world} says.
+    """Check that every rank has a readable file; return a note if no file states the world size.
+
+    A world size is the number of ranks, as files or the user state it; 0 if unknown. If the user
+    states it, missing ranks are entries of `left_out`, else an error. `hint` ends that error;
+    {world} in it becomes the world size.
+    """
     world = user_world or file_world or max(ranks, default=-1) + 1
     largest = max(ranks, default=-1)
     if user_world and largest >= user_world:
@@ -186,7 +201,10 @@ def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -
 
 
 def _read_series(entry: Mapping[str, Any], name: str) -> Columns | None:
-    """Return starts, ends [s] and other columns of a step's series; None if it is damaged."""
+    """Return columns start, end [s], microbatch and chunk of a step's ops; None if damaged.
+
+    `name` is fwd, bwd or wgrad, with which the keys of `entry` begin.
+    """
     lists = {key: entry.get(f"{name}_{suffix}") or [] for key, suffix in _KEYS.items()}
     if not all(isinstance(values, list) for values in lists.values()):
         return None

@@ -57,9 +57,12 @@ class _Reading(NamedTuple):
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Add the missing columns step, worker, stage and microbatch; return notes on them."""
-    # `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. A reading numbers all
-    # ops; exactly one must be possible. With `by_step`, clocks of workers restart in every step.
+    """Add the missing columns of step, worker, stage and microbatch; return notes on them.
+
+    `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. With `by_step`, the
+    clock of a worker restarts in each step. A reading is one way to number all ops; exactly one
+    must be possible.
+    """
     missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
@@ -93,7 +96,10 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
 
 
 def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
-    """Return the error text if no or several readings are possible; `what`: missing columns."""
+    """Return the error text if no reading (numbering of all ops) or several are possible.
+
+    `what` names the missing columns; `candidates` are all readings, of which some are possible.
+    """
     listed = "; ".join(reading.text() for reading in possible[:_MAX_LISTED])
     if len(possible) > _MAX_LISTED:
         listed += f"; and {len(possible) - _MAX_LISTED} more"
@@ -188,7 +194,10 @@ def _step_readings(
     missing: Sequence[str],
     sizes: RunSizes,
 ) -> Iterator[_Reading]:
-    """Yield possible numberings of worker, stage and microbatch; `turn` counts equal ops."""
+    """Yield possible numberings (readings) of worker, stage and microbatch.
+
+    `turn` is the number of each op among the `turns` ops of a step with equal columns and kind.
+    """
     is_backward = columns["kind"] > 0
     # without microbatches in the file, only turns distinguish equal ops: they become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
@@ -237,9 +246,11 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 def _placement_readings(
     columns: Columns, chunk: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield readings of the stages under each placement: looped, in a V, or in two pipes."""
-    # `chunk` is the number of an op's stage among the `stages` of its worker. Two pipes are
-    # possible only if a worker has one stage per pipe and the file states microbatches.
+    """Yield a numbering of stages (a reading) for each placement: looped, in a V, in two pipes.
+
+    `chunk` is the number of an op's stage among the `stages` of its worker; `microbatches` is 0 if
+    the file states them. Two pipes are possible only if it does, and a worker has one stage.
+    """
     microbatch, worker = columns["microbatch"], columns["worker"]
     placements = {"": chunk < 0, "in a V": chunk % 2 == 1}  # which ops run on the way up
     if stages == 1 and not microbatches:
@@ -254,10 +265,12 @@ def _placement_readings(
 def _order_readings(
     columns: Columns, turn: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield readings in the orders of interleaved, breadth-first and registered schedules."""
-    # A reading is one way to number all ops. `stages` is the number per worker, `turn` the number
-    # of an op among those of its kind in its step and worker. In an order, a group of microbatches
-    # passes all stages of a worker before the next group does.
+    """Yield a numbering of all ops (a reading) for each order that schedules use.
+
+    `stages` is the number per worker, `turn` the number of an op among those of its kind in its
+    step and worker. In an order, a group of microbatches passes all stages of a worker before the
+    next group does: interleaved, breadth first, or as a registered schedule.
+    """
     orders: list[tuple[str, int | None, bool]] = [("by turns", None, False)]
     if stages > 1:
         orders.append(("breadth first", microbatches, False))
@@ -279,8 +292,10 @@ def _order_readings(
 def _registered_readings(
     columns: Columns, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a reading for each registered schedule whose rows match the recorded phases."""
-    # `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
+    """Yield a numbering of all ops for each registered schedule with the recorded phases.
+
+    `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
+    """
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
     pipeline = number_groups(columns["replica"], columns["step"])[rows]
     pipeline_rows = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]
@@ -329,8 +344,11 @@ def _find_pipes(columns: Columns) -> Int[NumpyArray, " ops"]:
 
 
 def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
-    """Select the readings without violations, at the smallest tolerance that allows a reading."""
-    # Clocks are taken as recorded at first, then as corrected.
+    """Return the readings (numberings of all ops) in which no op starts before its inputs end.
+
+    Tolerances are the clock error, then the rounding of times: the first that leaves a reading
+    counts. Clocks are taken as recorded, and, if no reading is left, as corrected.
+    """
     traces = [
         Trace.from_columns(
             reading.columns | {"phase": reading.columns["kind"]}, (*KINDS,), has_step_clocks=by_step
@@ -348,8 +366,10 @@ def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list
 
 
 def _violation(trace: Trace) -> float:
-    """Return by how much an op starts too early at worst [s]; inf if ops are missing or repeat."""
-    # An op is too early if it starts before the end of an input or of its worker's previous op.
+    """Return the largest time by which an op starts too early [s]; inf if ops miss or repeat.
+
+    An op is too early if it starts before the end of an input or of its worker's previous op.
+    """
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)
     is_usual = op_count == Counter(op_count.tolist()).most_common(1)[0][0]
