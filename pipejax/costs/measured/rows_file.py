@@ -91,10 +91,10 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
     predictions = read_cells(Path(path), fields, lambda _, cells: with_defaults(fields, cells))
     columns = {name: np.full(count, np.nan) for name in MEASURED}
     predicted_rows: set[int] = set()
-    for values in predictions:
+    for number, values in enumerate(predictions, 1):
         row = values["row"]
         if row in predicted_rows:
-            raise ValueError(f"{path}: row {row} is predicted twice")
+            raise ValueError(f"{path}, row {number}: row {row} is predicted twice")
         predicted_rows.add(row)
         for name, column in columns.items():
             column[row - 1] = values[name]
