@@ -39,9 +39,9 @@ class TrainingObjective(abc.ABC):
       >>> blocks = objective.init(jax.random.key(0))
       >>> blocks.shape, bool(objective.gap(blocks) > 0)
       ((4, 2), True)
-      >>> each = [pj.training.random_quadratic(4, dimension=8, seed=seed) for seed in range(3)]
-      >>> stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-      >>> jax.vmap(lambda one: one.gap(blocks))(stacked).shape
+      >>> objectives = [pj.training.random_quadratic(4, dimension=8, seed=k) for k in range(3)]
+      >>> stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *objectives)
+      >>> jax.vmap(lambda objective: objective.gap(blocks))(stacked).shape
       (3,)
     """
 

@@ -154,15 +154,20 @@ def sweep_replay(
         (np.flatnonzero(is_sample), np.flatnonzero(~is_sample)),
         _ReplaySettings(plan.depth, each_run, deviation > 0),
     )
-    loss = _by_sample(np.asarray(losses), is_sample)
+    loss = _mean_losses(np.asarray(losses), is_sample)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
     return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time, loss, minimum)
 
 
-def _by_sample(
+def _mean_losses(
     losses: Float[NumpyArray, "*runs gradients"], is_sample: Bool[NumpyArray, " events"]
 ) -> Float[NumpyArray, "*runs samples"]:
-    """Return the mean loss over the gradients between consecutive samples; NaN if none."""
+    """Return the mean loss of the gradients since the sample before; NaN if there are none.
+
+    An event is a gradient, which has a loss, or a sample, a moment at which the gap is recorded.
+    The last event is a sample.
+    """
+    # gradient, sample, gradient, gradient, sample with the losses 1 2 4 have the means 1 and 3
     gradients_before = np.cumsum(~is_sample)[is_sample]
     groups = np.split(losses, gradients_before, axis=-1)[:-1]  # none after the last sample
     count = np.diff(gradients_before, prepend=0)

@@ -82,8 +82,8 @@ def draw(
       >>> table = np.zeros((2, 3, 2), np.int32)
       >>> table[0], table[1] = 1, [0, 2]
       >>> options = {"num_stages": 2, "num_batches": 5, "delays": table}
-      >>> drawn = [pj.training.draw(0, k, **options) for k in range(6)]
-      >>> [(int(one.stage), one.read.tolist()) for one in drawn]
+      >>> draws = [pj.training.draw(0, k, **options) for k in range(6)]
+      >>> [(int(draw.stage), draw.read.tolist()) for draw in draws]
       [(1, [0, 0]), (1, [1, 0]), (0, [1, 1]), (1, [3, 1]), (1, [4, 2]), (0, [4, 4])]
     """
     bits = _bits(jnp.uint32(seed), jnp.uint32(update), num_stages + 2)
