@@ -23,6 +23,7 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
+from pipejax.base.data_files import parse_float
 from pipejax.base.display import abbreviated
 from pipejax.base.jax_on_demand import jnp
 from pipejax.costs.costs import (
@@ -154,15 +155,16 @@ def scaled_costs(
     check_types(costs=(costs, Costs), table=(table, ScheduleTable), rules=(rules, str, type(None)))
     leaves, scaled = dict(vars(costs)), ScaledFields.from_table(table)
 
-    def scale(fields: Iterable[str], factors: Callable[[str], Any]) -> None:
-        for field in dict.fromkeys(fields):  # several kinds may take the same time
+    def scale(fields: Iterable[str], field_factors: Callable[[str], Any]) -> None:
+        """Multiply each of these costs with the factors of its field."""
+        for field in dict.fromkeys(fields):  # several kinds of ops may share a cost
             if leaves.get(field) is not None:
-                leaves[field] = _multiply(leaves[field], factors(field), field)
+                leaves[field] = _multiply(leaves[field], field_factors(field), field)
 
     if microbatches is not None:
-        size = _microbatch_factors(microbatches, costs)
-        # (1, microbatches) for ops, (1, 1, 1, microbatches) for messages
-        scale(scaled.growing, lambda field: size[(None,) * (3 if field in MESSAGE_FIELDS else 1)])
+        row = _microbatch_factors(microbatches, costs)
+        row, message_row = row[None, :], row[None, None, None, :]
+        scale(scaled.growing, lambda field: message_row if field in MESSAGE_FIELDS else row)
     if workers is not None:
         by_op, by_worker = op_factors(table, workers), _worker_factors(workers, table)
         scale(scaled.on_workers, lambda field: by_worker if field in scaled.per_worker else by_op)
@@ -173,16 +175,16 @@ def scaled_costs(
     return with_leaves(costs, leaves)
 
 
-def _microbatch_factors(scale: Any, costs: Costs) -> Any:
+def _microbatch_factors(factors: Any, costs: Costs) -> Any:
     """Check the factors of microbatches, and return them as an array (microbatches)."""
-    factors = scale
-    if not is_traced(scale):
-        factors = as_floats(scale, "scale")
-        if factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all():
+    if not is_traced(factors):
+        array = as_floats(factors, "scale")
+        if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
             raise ValueError(
                 "scale must be one finite number of at least 0 for each microbatch, got "
-                f"{abbreviated(scale)}"
+                f"{abbreviated(factors)}"
             )
+        factors = array
     if costs.pair is not None:
         raise ValueError(
             "pair is what two microbatches take together, whose lengths differ: leave it out, and "
@@ -194,7 +196,9 @@ def _microbatch_factors(scale: Any, costs: Costs) -> Any:
 def parse_stragglers(text: str, where: str) -> dict[int, float]:
     """Parse the factors of slow workers from text such as 3=1.2,5=2, which may be empty."""
     stragglers: dict[int, float] = {}
-    for entry in text.split(",") if text.strip() else ():
+    if not text.strip():
+        return stragglers
+    for entry in text.split(","):
         worker, equals, factor = (part.strip() for part in entry.partition("="))
         if not (equals and worker.isdecimal() and worker.isascii()):
             raise ValueError(f"{where}: expected workers and factors, as 3=1.2,5=2, got {text!r}")
@@ -227,7 +231,7 @@ def op_factors(table: ScheduleTable, factors: Stragglers) -> Any:
 
 
 def _worker_factors(factors: Stragglers, table: ScheduleTable) -> Any:
-    """Check the factors of slow workers; return (workers), with 1 for all other workers."""
+    """Check the factors of slow workers; return the factors of all workers, by default 1."""
     if not isinstance(factors, Mapping):
         values = factors if is_traced(factors) else np.asarray(factors, float)
         if np.shape(values) != (table.num_workers,):
@@ -274,10 +278,7 @@ def _read_rule(text: str, scaled: ScaledFields) -> ScalingRule:
 
 def _read_factor(text: str, where: str) -> float:
     """Parse a factor, which must be a number of at least 0."""
-    try:
-        factor = float(text) if text.isascii() and "_" not in text else np.nan
-    except ValueError:
-        factor = np.nan
+    factor = parse_float(text)
     if not is_number(factor):
         raise ValueError(f"{where} must be a number of at least 0, got {text!r}")
     return factor
@@ -321,46 +322,50 @@ def _check_rule(
 def _rule_factors(
     rule: ScalingRule, table: ScheduleTable, scaled: ScaledFields, field: str
 ) -> Float[NumpyArray, "..."]:
-    """Return factors for a field: the rule's factor at the rule's place, 1 elsewhere."""
-    # Returns (), (stages), (stages, microbatches), or for messages (2, pipes, boundaries).
-    is_scaled: Any = True
-    edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)
-    if rule.place == "microbatch":
-        microbatches = np.arange(table.num_microbatches) == rule.number
-        is_scaled = microbatches.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
-    elif field in scaled.per_worker:  # a cost without an axis of stages
-        is_worker = np.arange(table.num_workers) == rule.number
-        is_scaled = is_worker if rule.place == "worker" else rule.place == ""
+    """Return factors for a field: the rule's factor at the rule's place, 1 elsewhere.
+
+    Their shape is (), (stages), (stages, microbatches), (workers) for a cost of workers, or for
+    messages (2, pipes, boundaries).
+    """
+    is_scaled: Any
+    edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)  # pairs of stages
+    if rule.place == "":
+        is_scaled = True
+    elif rule.place == "microbatch":
+        is_scaled = np.arange(table.num_microbatches) == rule.number
+        is_scaled = is_scaled.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
     elif rule.place == "stage":
         is_scaled = np.arange(table.num_stages) == rule.number
     elif rule.place == "boundary":
         is_scaled = np.arange(len(edges)) == rule.number
-    elif rule.place == "worker":
+    elif field in scaled.per_worker:
+        is_scaled = np.arange(table.num_workers) == rule.number
+    elif field in MESSAGE_FIELDS:  # messages that the worker sends or receives
         on_worker = table.placement == rule.number  # (pipes, stages)
-        if field in MESSAGE_FIELDS:  # messages that it sends or receives
-            is_scaled = np.stack([on_worker[:, edges[:, 0]] | on_worker[:, edges[:, 1]]] * 2)
-        else:
-            is_scaled = op_workers(table) == rule.number
-            has_one_time = field in scaled.per_stage and field not in scaled.on_workers
-            if is_scaled.ndim == 2 and has_one_time:  # pipes hold the stage on several workers
-                stage = int(np.flatnonzero((on_worker != on_worker[0]).any(axis=0))[0])
-                raise ValueError(
-                    f"{rule.what} has one time for all workers that hold stage {stage}"
-                )
+        is_scaled = np.stack([on_worker[:, edges[:, 0]] | on_worker[:, edges[:, 1]]] * 2)
+    else:
+        is_scaled = op_workers(table) == rule.number
+        has_one_time = field in scaled.per_stage and field not in scaled.on_workers
+        if is_scaled.ndim == 2 and has_one_time:  # pipes hold the stage on several workers
+            on_worker = table.placement == rule.number
+            stage = int(np.flatnonzero((on_worker != on_worker[0]).any(axis=0))[0])
+            raise ValueError(f"{rule.what} has one time for all workers that hold stage {stage}")
     return np.where(is_scaled, rule.factor, 1.0)
 
 
 def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     """Multiply a cost by factors; cost or factors may lack the last axis, microbatches."""
-    full_axes = 4 if field in MESSAGE_FIELDS else 2
-    if max(np.ndim(value), factors.ndim) < full_axes or np.ndim(value) == factors.ndim:
+    # A cost by stage, (S), and factors by microbatch, (1, M), need a cost of (S, 1).
+    num_axes = 4 if field in MESSAGE_FIELDS else 2  # with an axis of microbatches
+    if max(np.ndim(value), factors.ndim) < num_axes or np.ndim(value) == factors.ndim:
         return value * factors
 
     def with_all_axes(array: Any) -> Any:
         """Add missing leading axes and a last axis of microbatches, except to a plain number."""
-        if not 0 < np.ndim(array) < full_axes:
+        if np.ndim(array) in (0, num_axes):
             return array
-        return array.reshape(*[1] * (full_axes - 1 - array.ndim), *array.shape, 1)
+        leading_axes = [1] * (num_axes - 1 - array.ndim)
+        return array.reshape(*leading_axes, *array.shape, 1)
 
     return with_all_axes(value) * with_all_axes(factors)
 
@@ -371,10 +376,10 @@ def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
 def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
     """Convert costs that were measured for a number of stages to the stages of a table.
 
-    Every measured stage is taken as an equal share of the model whose time lies evenly in it: a
-    new stage takes the sum of what lies in it. Messages go between the same workers as before, one
-    measured stage after the other on workers 0, 1, .. and round, the longest of several counts;
-    between workers that sent each other none they take as long as the longest of all.
+    Every measured stage counts as an equal share of the model, and its time as spread evenly over
+    it: a new stage takes the time of its part of the model. Messages between two workers take as
+    long as before, where measured stages are on workers 0, 1, .. and round; the longest of several
+    counts. Messages between workers that had none take as long as the longest of all.
 
     Args:
       costs: unbatched costs [s] for so many stages; one number is the time of each of them.
@@ -412,12 +417,11 @@ def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
             raise MismatchError(
                 f"{name} has {time.shape[0]} entries, the costs are of {stages} stages"
             )
-        # one number, or one for each microbatch, is of every stage
+        # a number, or a row of microbatches, holds for every stage
         by_stage = np.broadcast_to(time if time.ndim else time[None], (stages, *time.shape[1:]))
-        # what is no time is averaged over stages, not summed
-        is_time = name not in DIMENSIONLESS
-        weights = share if is_time else share / share.sum(axis=1, keepdims=True)
-        leaves[name] = weights @ by_stage
+        leaves[name] = share @ by_stage
+        if name in DIMENSIONLESS:  # the mean over stages, not the sum
+            leaves[name] = (leaves[name].T / share.sum(axis=1)).T
     return dataclasses.replace(costs, **leaves)
 
 
@@ -434,7 +438,7 @@ def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
 def _restaged_messages(
     name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
-    """Convert message times for `stages` stages to those of a table, (2, 1, boundaries, ..)."""
+    """Convert message times [s] for `stages` stages to those of a table, (2, 1, boundaries, ..)."""
     # A pair of workers keeps its longest message, and a new pair gets the longest of all.
     if np.ndim(times) == 0:
         return times
@@ -450,6 +454,6 @@ def _restaged_messages(
         pair_times.setdefault(pair, []).append(boundary_times)
         # in the opposite direction of the pair, activations take the time of gradients
         pair_times.setdefault(pair[::-1], []).append(boundary_times[::-1])
-    longest = times.max(axis=(0, 2), keepdims=True)[:, :, 0] + np.zeros_like(times[:, :, 0])
+    longest = np.broadcast_to(times.max(axis=(0, 2)), times[:, :, 0].shape)
     pairs = itertools.pairwise(table.placement[0].tolist())
     return np.stack([np.max(pair_times.get(pair, [longest]), axis=0) for pair in pairs], axis=2)
