@@ -144,8 +144,8 @@ class Microbatches(Edit):
             for name, size in stage_bytes(workload, table).ledger_sizes.items():
                 # the axes of microbatches and slices become one
                 first_axes = size.shape[:2] if name == "at_work" else size.shape[:1]
-                size = size.reshape(*first_axes, -1)
-                sizes[name] = size if name == "weight_share" else size * scale
+                factors = np.ones(count) if name == "weight_share" else scale
+                sizes[name] = size.reshape(*first_axes, -1) * factors
         if self.order is None:
             return sizes
         return {name: size[..., [*self.order]] for name, size in sizes.items()}

@@ -17,7 +17,6 @@ from pipejax.base.checks import check_types, is_number, whole_numbers, wrong
 from pipejax.base.data_files import parse_json
 from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
-from pipejax.base.jax_on_demand import mapped
 from pipejax.costs.costs import Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload
@@ -29,41 +28,41 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
-    """Return activation sizes [B] for microbatches of given lengths, by microbatch."""
+    """Return activation sizes [B] by name, whose last axis is microbatches of these lengths."""
 
-    def price(model: Model, size: float) -> dict[str, Any]:
-        """Return the activation sizes of a microbatch with `size` sequences."""
+    def compute_sizes(model: Model, microbatch_size: float) -> dict[str, Any]:
         sized = dataclasses.replace(workload, model=model)
-        return stage_bytes(sized, table, microbatch_size=size).ledger_sizes
+        return stage_bytes(sized, table, microbatch_size=microbatch_size).ledger_sizes
 
-    return by_length(workload, table, lengths, price)
+    return by_length(workload, table, lengths, compute_sizes)
 
 
 def by_length(
     workload: Workload,
     table: ScheduleTable,
     lengths: Lengths,
-    price: Callable[[Model, float], dict[str, Any]],
+    compute: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Price microbatches, equal lengths once; return arrays whose last axis is microbatches."""
+    """Compute values for microbatches of these lengths; return arrays by name.
+
+    `compute` takes a model with a sequence length, and the number of such sequences in a
+    microbatch; it returns arrays by name. The results have microbatches as a further, last axis.
+    """
     packed = Packed.from_lengths(lengths)
     check_count("lengths", lengths, table.num_microbatches)
-    # a packed microbatch is priced as tokens / sequence sequences of that equivalent length
-    given_size = float(workload.microbatch_size(table))
-    sizes = np.where(packed.is_packed, packed.tokens / packed.sequence, given_size)
+    # of 8 tokens, a packed microbatch of equivalent length 4 has 2 sequences of 4; one that is not
+    # packed has as many sequences as the workload says, of fewer or more tokens
+    usual_size = float(workload.microbatch_size(table))
+    sizes = np.where(packed.is_packed, packed.tokens / packed.sequence, usual_size)
     keys = list(zip((packed.tokens / sizes).tolist(), sizes.tolist(), strict=True))
-    prices = {
-        (sequence, size): price(_with_sequence(workload.model, sequence), size)
-        for sequence, size in {*keys}
-    }
-    names = prices[keys[0]]
-    return {name: np.stack([prices[key][name] for key in keys], axis=-1) for name in names}
-
-
-def _with_sequence(model: Model, sequence: float) -> Model:
-    """Set a model's sequence length, and shorten its attention window if it is longer."""
-    window = None if model.window is None else min(model.window, sequence)
-    return dataclasses.replace(model, sequence=sequence, window=window)
+    results = {}
+    for sequence, size in {*keys}:  # equal microbatches once
+        window = workload.model.window  # no longer than a sequence
+        window = None if window is None else min(window, sequence)
+        model = dataclasses.replace(workload.model, sequence=sequence, window=window)
+        results[sequence, size] = compute(model, size)
+    names = results[keys[0]]
+    return {name: np.stack([results[key][name] for key in keys], axis=-1) for name in names}
 
 
 class Packed(NamedTuple):
@@ -77,19 +76,23 @@ class Packed(NamedTuple):
     def from_lengths(cls, lengths: Lengths) -> "Packed":
         """Convert lengths: each is a number of tokens, or a list of packed sequence lengths."""
         entries = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
-        rows: list[list[Any]] = [[*n] if isinstance(n, list | tuple) else [n] for n in entries]
-        if not rows:
+        if not entries:
             raise ValueError("there are no lengths")
-        for row in rows:
+        tokens, squares, is_packed = [], [], []
+        for entry in entries:
+            is_list = isinstance(entry, list | tuple)
+            row = [*entry] if is_list else [entry]
             if not row or not all(is_number(length) and length > 0 for length in row):
                 raise wrong(
                     "lengths",
                     f"must be finite numbers above 0, or lists of them, got {abbreviated(row)}",
                 )
-        tokens = np.array([float(sum(row)) for row in rows])
-        squares = np.array([float(sum(length**2 for length in row)) for row in rows])
-        is_packed = np.array([isinstance(n, list | tuple) for n in entries])
-        return cls(tokens, squares / tokens, is_packed)
+            tokens.append(float(sum(row)))
+            squares.append(float(sum(length**2 for length in row)))
+            is_packed.append(is_list)
+        # [2, 6]: 8 tokens, which attend to as many others as in sequences of 40 / 8 = 5 tokens
+        sequence = np.array(squares) / np.array(tokens)
+        return cls(np.array(tokens), sequence, np.array(is_packed))
 
 
 def read_lengths(path: str | Path) -> list[float | list[float]]:
@@ -145,22 +148,28 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Reorder costs: microbatch k of the result has the costs of microbatch order[k]."""
-    # Several orders, (batch, microbatches), give costs for `makespans`, with a batch axis of 1 for
-    # costs without an axis of microbatches. time[..., order] is (stages, batch, microbatches) then.
+    """Reorder costs: microbatch k of the result has the costs of microbatch order[k].
+
+    A batch of orders gives costs with a leading batch axis: of the batch's length for costs with an
+    axis of microbatches, of length 1 for other arrays.
+    """
     if order.ndim == 1:
         return map_microbatches(lambda time: time[..., order], costs)
-    batched = mapped(lambda time: time[None] if np.ndim(time) else time, costs)
-    return map_microbatches(
-        lambda time: np.moveaxis(time[0][..., order], -2, 0), batched, batch_axes=1
-    )
+    leaves = dict(vars(costs))
+    for name, time in leaves.items():
+        if differs_by_microbatch(name, time):
+            # (stages, microbatches) -> (stages, batch, microbatches) -> batch first
+            leaves[name] = np.moveaxis(time[..., order], -2, 0)
+        elif np.ndim(time):
+            leaves[name] = time[None]
+    return unchecked_costs(leaves)
 
 
-def map_microbatches(function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0) -> Costs:
+def map_microbatches(function: Callable[[Any], Any], costs: Costs) -> Costs:
     """Apply a function to each cost that has an axis of microbatches, its last axis."""
     return unchecked_costs(
         {
-            name: function(time) if differs_by_microbatch(name, time, batch_axes) else time
+            name: function(time) if differs_by_microbatch(name, time) else time
             for name, time in vars(costs).items()
         }
     )

@@ -19,7 +19,10 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def sliced_model(model: Model, part: int, slices: int) -> Model:
-    """Return a model with a sequence length at which tokens attend to as many as in a slice."""
+    """Return the model with a sequence (and window) that is priced like one slice of the sequence.
+
+    In both, a token attends to as many others in the mean. `part` is the slice's number, from 0.
+    """
     if not model.causal:
         raise MismatchError(
             f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "
@@ -29,7 +32,7 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
     if model.window is None:
         return dataclasses.replace(model, sequence=sequence)
     window, ends = model.window, model.sequence * np.array([part, part + 1]) / slices
-    # pairs of the first tokens, up to each end of the slice, and the tokens that they attend to
+    # the first n tokens attend to n^2 / 2 tokens up to the window w, then to w each
     pairs = np.where(ends < window, ends**2 / 2, window * (ends - window / 2))
     attended = np.diff(pairs).item() * slices / model.sequence  # per token of the slice
     # solve w - w^2 / 2s = attended, the mean in a sequence of length s with window w
@@ -38,22 +41,24 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
 
 
 def by_slice(
-    workload: Workload, table: ScheduleTable, price: Callable[[Model, float], dict[str, Any]]
+    workload: Workload, table: ScheduleTable, compute: Callable[[Model, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Price the slices of a microbatch; return arrays whose last axis is all slices of a step."""
+    """Compute values for each slice of a microbatch; return arrays by name.
+
+    `compute` takes a model with a sequence length, and the number of such sequences in a slice; it
+    returns arrays by name. The results have all slices of the step as a further, last axis.
+    """
     slices, size = table.grammar.slices, workload.microbatch_size(table)
-    slice_prices = [
-        price(sliced_model(workload.model, k, slices), size / (2 * k + 1)) for k in range(slices)
-    ]
+    results = []
+    for part in range(slices):
+        results.append(compute(sliced_model(workload.model, part, slices), size / (2 * part + 1)))
     count = table.num_microbatches // slices  # the table numbers slices as microbatches
-    return {
-        name: np.tile(np.stack([prices[name] for prices in slice_prices], axis=-1), count)
-        for name in slice_prices[0]
-    }
+    stacks = {name: np.stack([result[name] for result in results], axis=-1) for name in results[0]}
+    return {name: np.tile(stack, count) for name, stack in stacks.items()}
 
 
 def check_whole(table: ScheduleTable, what: str) -> None:
-    """Refuse a table whose microbatches are cut into slices."""
+    """Refuse a table whose microbatches are cut into slices; `what` needs whole ones."""
     if table.grammar.slices > 1:
         raise MismatchError(
             f"{what} takes whole microbatches, those of {table.name} are in "
