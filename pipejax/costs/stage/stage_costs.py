@@ -7,7 +7,7 @@ exchanges of one kind are priced as one array, which keeps the compilation short
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,14 +61,15 @@ ByPart = Float[Computed, "ways parts phases"]
 OneWay = Float[Computed, "parts phases"]
 
 
-# parts of an op's seconds: kernels, exposed exchanges in layers and of split weights, and the host
+# parts of an op's seconds: kernels; exchanges that compute does not hide, of tensors, of context,
+# of tokens with experts and of weights that replicas split; the host's time to start all of them
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 COMPUTE, EXPERT, HOST = (PARTS.index(part) for part in ("compute", "expert", "host"))
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
 _IS_WEIGHTS = (np.arange(len(PARTS)) == PARTS.index("weights"))[:, None]
 Seconds = Float[Computed, "parts stages"]
 Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
-APART, ONE_PASS = range(2)  # ways: I and W apart, or as one pass, which hides more exchanges
+APART, ONE_PASS = range(2)  # ways to run I and W: apart, or in one pass, which hides more exchanges
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
@@ -82,8 +83,8 @@ def work_costs(work: StageWork, system: System) -> Costs:
     durations = dict(zip(ops, _phase_seconds(system, seconds), strict=True))
     ends = work.stages.senders, work.stages.receivers
     is_near = work.layout.is_near(*ends, system.gpus_per_node)  # (pipes, boundaries)
-    links = system.peer_link, system.network
-    link = mapped(lambda near, far: xp.where(is_near, near, far), *links)
+    # bandwidth, latency and efficiency of each boundary's link (pipes, boundaries)
+    link = mapped(lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network)
     host_link = system.host_link
     offload = None
     if work.offload_bytes is not None and has_host_link(system):
@@ -105,11 +106,12 @@ ByField = dict[str, Float[Computed, "*parts stages"]]
 def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
     """Return attention's share of each op's compute time, by cost field (stages)."""
     attention = op_seconds(attention_alone(work), system)
-    compute = {field: parts[COMPUTE] for field, parts in seconds.items()}
-    return {  # 0 / 1 for stages that compute nothing
-        field: attention[field][COMPUTE] / xp.where(total == 0, 1.0, total)
-        for field, total in compute.items()
-    }
+    shares = {}
+    for field, parts in seconds.items():
+        total = parts[COMPUTE]
+        # stages that compute nothing: 0 / 1
+        shares[field] = attention[field][COMPUTE] / xp.where(total == 0, 1.0, total)
+    return shares
 
 
 def _with_kinds(
@@ -132,23 +134,26 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
 def op_seconds(
     work: StageWork, system: System, exchanges: Exchanges | None = None
 ) -> dict[str, Float[Computed, "parts stages"]]:
-    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
-    # Parts are those of `PARTS`: compute, exchanges and host. B runs I and W in one pass, in which
-    # more exchanges are hidden than in two. `again`: layers whose W recomputes their forward again.
+    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages).
+
+    The parts are those of `PARTS`. B runs I and W in one pass, in which compute hides more
+    exchanges than in two passes.
+    """
     exchanges = exchanges or _exchanges(work, system)
     layer_seconds = _layer_seconds(work, system, exchanges)
-    two_passes, one_pass = ([ways[way] for ways in layer_seconds] for way in (APART, ONE_PASS))
+    two_passes = [seconds[APART] for seconds in layer_seconds]
+    one_pass = [seconds[ONE_PASS] for seconds in layer_seconds]
     backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
     weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
-    if work.again is not None:
+    if work.again is not None:  # W recomputes the forward of whole layers
         weight_grad = weight_grad + _layers(two_passes, FORWARD, work.again)
-    if work.plain_kinds is not None:  # W repeats what I recomputes: I less an I without it
-        plain = work._replace(kinds=work.plain_kinds)
+    if work.plain_kinds is not None:  # W recomputes parts of layers, as I does
+        plain = work._replace(kinds=work.plain_kinds)  # without recomputation
         plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
-        plain_apart = [ways[APART] for ways in plain_seconds]
-        again = _layers(two_passes, INPUT_GRAD, work.layers)
-        again = again - _layers(plain_apart, INPUT_GRAD, work.layers)
-        weight_grad = weight_grad + xp.where(_IS_WEIGHTS, 0.0, again)
+        plain_two_passes = [seconds[APART] for seconds in plain_seconds]
+        input_grad = _layers(two_passes, INPUT_GRAD, work.layers)
+        recomputation = input_grad - _layers(plain_two_passes, INPUT_GRAD, work.layers)
+        weight_grad = weight_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
     return {
         "forward": _phase(work, system, two_passes, FORWARD),
         "backward": backward,
@@ -161,13 +166,15 @@ def op_seconds(
 def _phase_seconds(
     system: System, seconds: Float[Computed, "parts *ops stages"]
 ) -> Float[Computed, "*ops stages"]:
-    """Sum parts to op times [s] (ops, stages): the longer of accelerator and host time."""
+    """Return op times [s] (ops, stages): the longer of the accelerator's and the host's time."""
     return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
 
 def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:
-    """Return the time [s] of I by part and stage, with the forwards that it recomputes."""
-    # I gathers split weights once for both.
+    """Return the time [s] of I by part and stage, with the forwards that it recomputes.
+
+    I gathers split weights once for its own products and for the recomputed forwards.
+    """
     recomputation = _layers(layer_seconds, FORWARD, work.recomputed)
     input_grad = _phase(work, system, layer_seconds, INPUT_GRAD)
     return input_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
@@ -184,7 +191,11 @@ def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], pha
 
 
 def _layers(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
-    """Sum a phase's time [s] over `layers`, which counts layers by kind: (parts, stages)."""
+    """Return the time [s] of all layers of a stage in one phase, as (parts, stages).
+
+    `layer_seconds` are of one layer of each kind, embedding and head; `layers` counts the layers
+    of each kind on the stages.
+    """
     *kinds, _, _ = layer_seconds  # without embedding and head
     counts = zip(kinds, layers, strict=True)
     terms = [seconds[:, phase, None] * count[None] for seconds, count in counts]
@@ -195,24 +206,26 @@ _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchan
 
 
 def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
-    """Return the times [s] of a layer of each kind, of the embedding and of the head."""
-    # Split weights (ZeRO 3) are gathered, and split gradients (ZeRO 2) are reduced, beside the
-    # compute of another layer: the workload's share of the exchange that fits is hidden.
+    """Return the times [s] of a layer of each kind, of the embedding and of the head.
+
+    The workload's share of the exchange of split weights (ZeRO 3) and gradients (ZeRO 2) runs
+    beside the compute of another layer, as far as it fits.
+    """
     layer_seconds = []
-    layer_flags = [1.0] * len(work.kinds) + [0.0, 0.0]  # embedding and head are no layers
     devices = _devices(work, system, exchanges.within_layers)
-    split = exchanges.split_weights
-    for part, device, gather, is_layer in zip(work.parts, devices, split, layer_flags, strict=True):
-        hidden = system.contention.saved(gather[None], device.sum(axis=1))  # (ways, phases)
-        exposed = gather[None] - work.layout.overlap * hidden
+    # exchanges in UNSHARD and REDUCE_GRAD cells are not in the ops
+    share_in_ops = 1.0 if work.in_cells is None else 1 - work.in_cells
+    parts = zip(work.parts, devices, exchanges.split_weights, strict=True)
+    for index, (part, device, split) in enumerate(parts):
+        hidden = system.contention.saved(split[None], device.sum(axis=1))  # (ways, phases)
+        exposed = split[None] - work.layout.overlap * hidden
+        weights = _if_split(work, share_in_ops * exposed)
         host = (1 - work.layout.graphs) * host_time(
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
             collectives=sum((stacked(exchange.count) for exchange in part.collectives), 0.0),
-            layers=is_layer,
+            layers=1.0 if index < len(work.kinds) else 0.0,  # then embedding and head
         )
-        share_in_ops = 1.0 if work.in_cells is None else 1 - work.in_cells
-        weights = _if_split(work, share_in_ops * exposed)
         last_parts = xp.stack([weights, xp.broadcast_to(host, weights.shape)], axis=1)
         layer_seconds.append(xp.concatenate([device, last_parts], axis=1))
     return layer_seconds
@@ -237,7 +250,11 @@ def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
-    """List each part's ops and collectives: kernels, or one op; both for a batch of systems."""
+    """List the ops and collectives of each layer kind, embedding and head.
+
+    They are kernels if the system prices kernels, else one op. For a batch of systems of both
+    sorts, the list has the parts with kernels, and then the parts as one op.
+    """
     kernels = [(part.ops, part.collectives) for part in work.parts]
     whole = [(part.whole, part.whole_collectives) for part in work.parts]
     if isinstance(priced, bool):
@@ -246,13 +263,19 @@ def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
 
 
 def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
-    """Return each part's times on the accelerator: compute, and exposed exchanges by group."""
-    # For a batch of systems the parts come twice, with kernels and as one op: each selects one.
+    """Return each part's times on the accelerator, see `_device_seconds`.
+
+    `exchanges` are the times (phases) [s] of all collectives in `_pieces`.
+    """
     priced = system.kernels.priced
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
     waits = iter(exchanges)
-    devices = [_device_seconds(work, system.contention, *piece, kernels, waits) for piece in pieces]
+    devices = []
+    for ops, collectives in pieces:
+        timed_ops = [(op, next(kernels)) for op in ops]
+        timed_exchanges = [(exchange, next(waits)) for exchange in collectives]
+        devices.append(_device_seconds(work, system.contention, timed_ops, timed_exchanges))
     if isinstance(priced, bool):
         return devices
     num_parts = len(work.parts)
@@ -263,33 +286,38 @@ def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> l
 def _device_seconds(
     work: StageWork,
     contention: Contention,
-    ops: Iterable[LayerOp],
-    exchanges: Iterable[Collective],
-    kernels: Iterator[ByPhase],
-    waits: Iterator[ByPhase],
+    ops: Iterable[tuple[LayerOp, ByPhase]],
+    exchanges: Iterable[tuple[Collective, ByPhase]],
 ) -> ByPart:
-    """Return times of compute and of exposed exchanges by group: (ways, parts, phases) [s]."""
-    # The two ways are I and W apart, and I and W in one pass, where exchanges of I overlap with
-    # products of W and the reverse. Exchanges of tokens with experts may overlap with a layer of
-    # another microbatch. `kernels` and `waits` yield the seconds of each op and of each exchange.
+    """Return the times [s] of compute and of exchanges that it does not hide, by group.
+
+    Args:
+      work: for its overlap of exchanges, and the degree of context parallelism.
+      contention: slow-downs of compute and exchanges that run at once.
+      ops: each with its seconds (phases).
+      exchanges: each with its seconds (phases) if nothing hides it.
+
+    Returns:
+      (ways, parts, phases): the ways are I and W apart, and I and W in one pass, where products of
+      W hide exchanges of I and the reverse; the parts are those of `PARTS` before "weights".
+    """
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))
     seconds_apart = dict.fromkeys((compute, *groups), zeros)
     hidden = dict.fromkeys((compute, *groups), zeros)  # in one pass, if all overlap is used
-    for op in ops:
-        seconds = next(kernels)
+    for op, seconds in ops:
         seconds_apart[compute] = seconds_apart[compute] + seconds
         if op.kind == "attention":
             attention = attention + seconds
         elif op.kind == "gemm":
             products = products + seconds
-    for exchange in exchanges:
+    for exchange, wait in exchanges:
         # exchanges of accelerators that split an expert count for the group of experts
-        wait, group = next(waits), exchange.group.removesuffix("_tensor")
+        group = exchange.group.removesuffix("_tensor")
         if exchange.overlaps_with == "attention":
             wait = wait - hidden_ring(contention, wait, attention, layout.context)
-        elif exchange.overlaps_with == "layer":
+        elif exchange.overlaps_with == "layer":  # of another microbatch
             dispatch = dispatch + wait
         elif exchange.overlaps_with:
             other_products = products[PHASES.index(exchange.overlaps_with)]
@@ -302,15 +330,16 @@ def _device_seconds(
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
-    """Return each op's times (phases) [s]; ops of a kind are priced as one array."""
-    kinds = [(op.kind, op.precision) for op in ops]
+    """Return each op's times (phases) [s]; those of ops of a kind are computed as one array."""
+    indices_by_kind: dict[tuple[str, str], list[int]] = {}
+    for index, op in enumerate(ops):
+        indices_by_kind.setdefault((op.kind, op.precision), []).append(index)
     by_index: dict[int, ByPhase] = {}
-    for kind in dict.fromkeys(kinds):
-        members = [index for index, other in enumerate(kinds) if other == kind]
-        stacked = stacked_trees([dataclasses.replace(ops[index], name="") for index in members])
-        columns = [device_time(system, stacked, phase) for phase in PHASES]
+    for indices in indices_by_kind.values():
+        batch = stacked_trees([dataclasses.replace(ops[index], name="") for index in indices])
+        columns = [device_time(system, batch, phase) for phase in PHASES]
         seconds = xp.stack(columns, axis=-1)  # (ops, phases)
-        by_index |= {index: seconds[row] for row, index in enumerate(members)}
+        by_index |= {index: seconds[row] for row, index in enumerate(indices)}
     return [by_index[index] for index in range(len(ops))]
 
 
@@ -330,11 +359,12 @@ def check_machine(workload: Workload, system: System) -> None:
 def _gradient_exchange(
     work: StageWork, system: System, exchanges: Exchanges, backward: Number
 ) -> PerStage:
-    """Return the exposed time [s] of each stage's gradient exchange, A (stages)."""
-    # Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. Gradients
-    # travel layer by layer beside compute; the rest after the backward is exposed. If replicas
-    # split gradients (ZeRO 2), every backward reduces its own. First and last stage also add the
-    # gradients of an embedding that both hold.
+    """Return the time [s] of A (stages): gradient exchanges that the backward does not hide.
+
+    Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. If replicas
+    split gradients (ZeRO 2), every backward exchanges its own, so none are exchanged here. First
+    and last stage also sum the gradients of an embedding that both hold.
+    """
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     layers = xp.maximum(sum(work.layers), 1.0)
@@ -345,24 +375,27 @@ def _gradient_exchange(
 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
-    """Return the time [s] of each stage's update U (stages): optimizer, then weight gathers."""
-    # If the host has a share of the optimizer, gradients go there and weights come back. Gathers
-    # overlap with the first forward, layer by layer.
+    """Return the time [s] of each stage's update U (stages): optimizer, then weight gathers.
+
+    If the host has a share of the optimizer, gradients go there and weights come back. Gathers
+    overlap with the first forward, layer by layer.
+    """
     layout, zero = work.layout, work.layout.zero
-    replicas = layout.replicas, layout.expert_replicas
-    updated: Any = 0.0  # parameters that one accelerator updates
-    for parameters, count in zip(work.parameters, replicas, strict=True):
-        updated = updated + parameters / xp.where(zero >= 1, count * work.stages.copies, 1.0)
+    # ZeRO 1: an accelerator updates its part of the parameters, dense ones and those of experts
+    dense_parts = xp.where(zero >= 1, layout.replicas * work.stages.copies, 1.0)
+    expert_parts = xp.where(zero >= 1, layout.expert_replicas * work.stages.copies, 1.0)
+    updated: Any = work.parameters.dense / dense_parts + work.parameters.experts / expert_parts
     layers = xp.maximum(sum(work.layers), 1.0)
     hidden = hidden_buckets(system.contention, exchanges.weights, forward, layers)
     gather_time = exchanges.weights - layout.overlap * hidden
     gather_time = xp.where((zero >= 1) & (zero < 3), gather_time, 0.0)
     host_share = layout.optimizer_offload
-    device_bytes, host_bytes = (
-        share * updated * work.update_bytes for share in (1 - host_share, host_share)
+    update = update_time(
+        system,
+        (1 - host_share) * updated * work.update_bytes,
+        host_share * updated * work.update_bytes,
+        exchanged=host_share * updated * (work.gradient_bytes + work.element_bytes),
     )
-    exchanged_bytes = host_share * updated * (work.gradient_bytes + work.element_bytes)
-    update = update_time(system, device_bytes, host_bytes, exchanged_bytes)
     return update + gather_time + work.stages.ends_step * system.host.step
 
 
@@ -422,16 +455,18 @@ def stage_costs(
         check_whole(table, "lengths")
     no_stragglers = dataclasses.replace(workload, stragglers=())  # they are applied at the end
 
-    def price(model: Model, size: float) -> dict[str, Any]:
+    def compute_costs(model: Model, microbatch_size: float) -> dict[str, Any]:
         """Return those costs of a microbatch that depend on its length, by field."""
-        costs = vars(costs_of_microbatch(model, system, no_stragglers, table, size))
+        costs = vars(costs_of_microbatch(model, system, no_stragglers, table, microbatch_size))
         fields = (*GROWING, *layer_part_kinds(table, workload, system))
         return {name: np.asarray(costs[name]) for name in fields if costs[name] is not None}
 
     if lengths is None:
-        first, varying = sliced_model(workload.model, 0, slices), by_slice(workload, table, price)
+        first = sliced_model(workload.model, 0, slices)
+        varying = by_slice(workload, table, compute_costs)
     else:
-        first, varying = workload.model, by_length(workload, table, lengths, price)
+        first = workload.model
+        varying = by_length(workload, table, lengths, compute_costs)
     size = workload.microbatch_size(table)
     costs = with_leaves(costs_of_microbatch(first, system, no_stragglers, table, size), varying)
     return scaled_costs(costs, table, workers=dict(workload.stragglers))
@@ -448,13 +483,17 @@ def _stage_parts(
 ) -> dict[str, Costs]:
     """Return costs by part, for a model without traced numbers."""
 
-    def price(model: Model, size: float) -> dict[str, Any]:
-        """Return op times [s] of a microbatch by cost field, as arrays (parts, stages)."""
+    def compute_parts(model: Model, microbatch_size: float) -> dict[str, Any]:
+        """Return op times [s] by cost field, (parts, stages), which sum to the whole times.
+
+        The last part is the extra time for which the accelerator waits for the host.
+        """
         sized = dataclasses.replace(workload, model=model)
-        seconds = op_seconds(stage_work(sized, table, microbatch_size=size), system)
-        for name, parts in seconds.items():  # the last part becomes the delay by the host
-            delay = _phase_seconds(system, parts) - parts[:HOST].sum(axis=0)
-            seconds[name] = xp.concatenate([parts[:HOST], delay[None]])
+        seconds = op_seconds(stage_work(sized, table, microbatch_size=microbatch_size), system)
+        for name, parts in seconds.items():
+            on_device = parts[:HOST]
+            delay = _phase_seconds(system, parts) - on_device.sum(axis=0)
+            seconds[name] = xp.concatenate([on_device, delay[None]])
         return seconds
 
     workload = dataclasses.replace(workload, model=model)
@@ -464,15 +503,15 @@ def _stage_parts(
         work = stage_work(workload, table)
         attention = _attention(work, system, op_seconds(work, system))
     if table.grammar.slices == 1:
-        seconds = price(model, workload.microbatch_size(table))
+        seconds = compute_parts(model, workload.microbatch_size(table))
     else:
-        seconds = by_slice(workload, table, price)
+        seconds = by_slice(workload, table, compute_parts)
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
     costs_by_part = {}
     for row, part in enumerate(PARTS):
-        times = {name: value[row] for name, value in seconds.items()}
-        factor = 1.0 if row == EXPERT else 0.0
-        exchanges = {name: factor * value for name, value in times.items()}
+        times = {name: parts[row] for name, parts in seconds.items()}
+        is_exchange = 1.0 if row == EXPERT else 0.0  # of tokens with experts, not compute
+        exchanges = {name: is_exchange * time for name, time in times.items()}
         costs = with_kinds(Costs(**times, **others), kinds, attention, exchanges)
         costs_by_part[part] = with_factors(costs, workload, table)
     return costs_by_part
@@ -495,7 +534,11 @@ def costs_of_microbatch(
     table: ScheduleTable,
     microbatch_size: Number | None = None,
 ) -> Costs:
-    """Price a schedule of equal microbatches; numbers of model and system may be traced."""
+    """Compute the costs of equal microbatches; numbers of model and system may be traced.
+
+    `model` replaces that of the workload. `microbatch_size` [sequences] is by default the
+    workload's.
+    """
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
@@ -527,7 +570,10 @@ def costs_of_shape(
     *,
     offloads: bool = False,
 ) -> Costs:
-    """Price a microbatch from numbers (all may be traced) and their static pricing shape."""
+    """Compute the costs of a microbatch from numbers, all of which may be traced, and their shape.
+
+    `offloads` counts the bytes of O even if the schedule has no O.
+    """
     work = stage_work(
         dataclasses.replace(shape.workload, model=model),
         shape.table,
