@@ -54,18 +54,21 @@ class _Exchange(NamedTuple):
 def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
-    """Compute the times of all collectives of a step; messages are not included."""
+    """Compute the times of all collectives of a step; messages are not included.
+
+    `within_layers` are collectives that layers, embedding and head run.
+    """
     # Dense weights and experts are two groups with different numbers of replicas. A stage that
     # lies in two pipes (bidirectional schedules) has twice as many replicas of its gradients.
-    weights, trained = (
-        xp.stack([*stacked_trees(list(counts))], axis=1) * work.element_bytes  # (parts, groups)
-        for counts in ([part.weights for part in work.parts], [part.trained for part in work.parts])
-    )
+    weight_counts = stacked_trees([part.weights for part in work.parts])
+    trained_counts = stacked_trees([part.trained for part in work.parts])
+    weights = xp.stack([*weight_counts], axis=1) * work.element_bytes  # (parts, groups)
+    trained = xp.stack([*trained_counts], axis=1) * work.element_bytes
     replicas, by_stage = _replicas(work, system)
     parameters = xp.stack([count + 0 * work.stages.copies for count in work.parameters])
     gradients = parameters * work.gradient_bytes  # (groups, stages)
     exchanges = [
-        *_within_layers(work, system, within_layers),
+        *_with_groups(work, system, within_layers),
         _Exchange("all_gather", weights, replicas),
         _Exchange("reduce_scatter", trained, replicas),
         _Exchange("reduce_scatter", gradients, by_stage),
@@ -73,7 +76,8 @@ def price_exchanges(
         _Exchange("all_gather", parameters * work.element_bytes, by_stage),
         _tied_embedding(work, system),
     ]
-    *layers, gather, reduce, scatter, all_reduce, update_gather, tied = _price(system, exchanges)
+    times = _exchange_times(system, exchanges)
+    *layers, gather, reduce, scatter, all_reduce, update_gather, tied = times
     gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)  # of dense weights and experts
     split_weights = xp.stack([gather, gather, reduce], axis=-1)  # (parts, phases)
     return Exchanges(
@@ -86,10 +90,10 @@ def price_exchanges(
     )
 
 
-def _within_layers(
+def _with_groups(
     work: StageWork, system: System, exchanges: Sequence[Collective]
 ) -> list[_Exchange]:
-    """Return the collectives within layers, with group sizes per node of the system."""
+    """Return collectives within layers, with the sizes of their groups on the system's nodes."""
     groups = {
         name: group.on(system.gpus_per_node) for name, group in work.layout.layer_groups.items()
     }
@@ -106,7 +110,10 @@ def _within_layers(
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Return replica groups for weights in one pipe (parts, groups), in all (groups, stages)."""
+    """Return the groups that exchange weights: per pipe (1, groups), in all pipes (groups, stages).
+
+    The two groups are the replicas of dense weights and those of experts.
+    """
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
     ranks = [group.on(system.gpus_per_node) for group in layout.replica_groups]
@@ -127,20 +134,22 @@ def _tied_embedding(work: StageWork, system: System) -> _Exchange:
     return _Exchange("all_reduce", volume, Group(2.0, 1.0 + near))
 
 
-def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
-    """Compute each exchange's time [s]; exchanges of a kind are priced as one array."""
-    # With many networks, exchanges inside a node are priced apart: they are the same on all.
+def _exchange_times(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
+    """Compute the time [s] of each exchange, in the shape to which its numbers broadcast."""
+    # One array has all exchanges of a kind. In a batch of systems with different networks, those
+    # inside a node have an array of their own, because their times are the same on all networks.
     leaves = [(item.volume, *item.group, item.repeats, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
-    has_many_systems = isinstance(system.network.rate, Many)
-    kinds = []
-    for item in exchanges:
-        size, inside = item.group
-        crosses_nodes = has_many_systems and np.any(np.asarray(size) > np.asarray(inside))
-        kinds.append((item.kind, crosses_nodes))
+    has_many_networks = isinstance(system.network.rate, Many)
+    indices_by_kind: dict[tuple[str, bool], list[int]] = {}
+    for index, item in enumerate(exchanges):
+        size, inside = (
+            (np.asarray(number) for number in item.group) if has_many_networks else (0, 0)
+        )
+        crosses_nodes = bool(np.any(size > inside))
+        indices_by_kind.setdefault((item.kind, crosses_nodes), []).append(index)
     times: dict[int, Float[Computed, ...]] = {}
-    for kind, crosses_nodes in dict.fromkeys(kinds):
-        indices = [index for index, other in enumerate(kinds) if other == (kind, crosses_nodes)]
+    for (kind, _), indices in indices_by_kind.items():
         # Join all numbers of these exchanges: shapes (2, 3) and (4,) make a row of 10. Split after.
         rows = [
             [(np.ones(shapes[index]) * xp.asarray(leaf, float)).ravel() for leaf in leaves[index]]
@@ -158,13 +167,16 @@ def _price(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Compute
 def hidden_buckets(
     contention: Contention, exchange: Numbers, compute: Number, layers: Number
 ) -> Numbers:
-    """Return the time [s] that overlapping exchanges with the compute of equal layers saves."""
+    """Return the time [s] that overlapping exchanges with the compute of equal layers saves.
+
+    `exchange` and `compute` are seconds of all `layers` together.
+    """
     # A layer's gradients are exchanged after its compute, after those of earlier layers. With c and
     # a the seconds of compute and exchange of one of L layers, the longest path is one of
     #     L c + a                            compute never rests
     #     c + L a                            links never rest
     # so L - 1 exchanges travel beside compute. In reverse this holds for weights gathered before
-    # compute, as in FSDP's forward. `exchange` and `compute` are seconds of all L layers.
+    # compute, as in FSDP's forward.
     exchange, compute, layers = map(as_float, (exchange, compute, layers))
     return (1 - 1 / layers) * contention.saved(exchange, compute)
 
@@ -172,11 +184,14 @@ def hidden_buckets(
 def hidden_ring(
     contention: Contention, exchange: Number, compute: Numbers, steps: Number
 ) -> Numbers:
-    """Return the time [s] that overlapping a ring exchange with attention on its data saves."""
+    """Return the time [s] that overlapping a ring exchange with attention on its data saves.
+
+    `compute` is the seconds of all c = `steps` steps, `exchange` of the c - 1 transfers.
+    """
     # Ring attention: in each of c steps an accelerator works on one part of the keys and values,
     # and passes it on. Step k + 1 waits for step k and for the transfer that started with it, and
     # transfers follow one another. The longest path has k transfers and c - k steps of compute,
-    # with k = 0 or k = c - 1. `exchange` is the seconds of c - 1 transfers, `compute` of c steps.
+    # with k = 0 or k = c - 1.
     exchange, compute, steps = map(as_float, (exchange, compute, steps))
     return contention.saved(exchange, (steps - 1) / steps * compute)
 
@@ -186,7 +201,7 @@ ATTENTION, EXCHANGE, EXPERTS = range(3)
 # of tokens; an exchange that takes tokens to their experts; the experts, with shared ones and MLPs
 # of dense layers; and an exchange that brings tokens back. The embedding counts as attention, the
 # head as experts.
-# field of `Costs` that prices a kind, and the part of that field
+# by kind of op: the field of `Costs` with the time of a whole layer, and the part that the op runs
 LAYER_PARTS: Mapping[str, tuple[str, int]] = {
     **{"fa": ("forward", ATTENTION), "fm": ("forward", EXPERTS)},
     **{"fd": ("forward", EXCHANGE), "fc": ("forward", EXCHANGE)},
@@ -202,7 +217,10 @@ _EXPERT_OPS = {*MODULE_OPS["moe"], *MODULE_OPS["mlp"], "mlp_residual"} - {*BEFOR
 def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
-    """Return (cost field, part of it) for each custom kind of op that runs a part of layers."""
+    """Return the cost field of whole layers, and the part of it, by cost of a custom kind of op.
+
+    Raises if the table has such kinds, and the workload or the system cannot be split into parts.
+    """
     custom_phases, used_phases = table.grammar.custom_phases, table.used_phases
     phases = [p for p in custom_phases if p.kind.time in LAYER_PARTS and p in used_phases]
     if not phases:
@@ -223,7 +241,7 @@ def layer_part_kinds(
 
 
 def attention_alone(work: StageWork) -> StageWork:
-    """Return the work of stages without the ops of experts and head, but with all exchanges."""
+    """Return the work of stages without the ops of experts and of the head; exchanges stay."""
     kinds = tuple(
         kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
         for kind in work.kinds
@@ -237,9 +255,14 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Add costs for custom kinds of ops that run attention, experts or their exchanges."""
-    # `kinds` gives field and part of each; `attention` is the share of attention in the compute of
-    # a field, `exchanges` the seconds of its exchanges with experts.
+    """Add costs for custom kinds of ops that run attention, experts or their exchanges.
+
+    Args:
+      costs: costs of whole layers.
+      kinds: cost field of whole layers and part of it, by cost of a custom kind (`LAYER_PARTS`).
+      attention: share of attention in the compute of a cost field (stages), by field.
+      exchanges: seconds of exchanges with experts in a cost field (stages), by field.
+    """
     kind_costs = {}
     for name, (field, part) in kinds.items():
         compute = getattr(costs, field) - exchanges[field]

@@ -154,21 +154,34 @@ def work_of_stages(
     offloads: bool = False,
     has_r: Any = np.False_,
 ) -> StageWork:
-    """Count the work of stages from numbers without a table; all of them may be traced."""
-    # `recompute` names the parts that a layer itself recomputes, never "full": full recomputation
-    # repeats the forward of layers in I, or in R if the table has R cells for the stage (`has_r`).
+    """Count the work of stages from numbers without a table; all of them may be traced.
+
+    Args:
+      model: the model.
+      layout: parallelism, precisions and microbatch size.
+      stages: layers and workers of each stage.
+      recompute: parts that a layer recomputes within I, "none" or "selective"; whole layers to
+        recompute are in `stages`.
+      offloads: whether to count the bytes of an offload.
+      has_r: (stages) whether the table has R cells, which recompute the layers instead of I.
+    """
     trained = layout.trains_base
     offload = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
     head = ParameterCounts(model.head_parameters / layout.tensor, 0.0)
+    # first and last stage both hold the embedding if the head or MTP layers use it
     has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
     tied = trained * has_copies * model.head_parameters / layout.tensor
     all_layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
-    pairs = zip(all_layers, recomputed, strict=True)
-    is_again, modules = layout.recompute_again, recomputed_modules(model, recompute)
+    again, plain_kinds = None, None
+    if layout.recompute_again:  # W recomputes what R or I recomputes
+        pairs = zip(all_layers, recomputed, strict=True)
+        again = tuple(xp.where(has_r, *pair) for pair in pairs)
+        if recomputed_modules(model, recompute):
+            plain_kinds = _layer_work(model, layout, "none")
     message = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
-    outputs = 1 + model.mtp_layers * stages.mtp_before  # with further tokens'
+    num_outputs = 1 + model.mtp_layers * stages.mtp_before  # hidden states in a message
     return StageWork(
         layout=layout,
         stages=stages,
@@ -184,15 +197,15 @@ def work_of_stages(
             trained=ParameterCounts(trained * head.dense, 0.0),
         ),
         heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
-        message_bytes=message * outputs,
+        message_bytes=message * num_outputs,
         parameters=stage_parameters(model, layout, stages, base=trained),
         gradient_bytes=model.accumulated_bytes,
         element_bytes=element,
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
         offload_bytes=offload,
-        again=tuple(xp.where(has_r, *pair) for pair in pairs) if is_again else None,
-        plain_kinds=_layer_work(model, layout, "none") if is_again and modules else None,
+        again=again,
+        plain_kinds=plain_kinds,
     )
 
 
@@ -275,11 +288,9 @@ def stage_bytes(
         table.grammar.slices,
         has_r=has_r,
     )
-    cells = in_cells(table)
-    has_unshard, _, has_reduce_grad = (0.0, 0.0, 0.0) if cells is None else cells
-    if has_unshard:  # cells gather whole stages: counted elsewhere
+    if Phase.UNSHARD in table.used_phases:  # cells gather whole stages: see `gathered_bytes`
         memory = memory._replace(gathered=0.0 * memory.gathered)
-    if has_reduce_grad:  # whole gradients are held until REDUCE_GRAD
+    if Phase.REDUCE_GRAD in table.used_phases:  # stages hold whole gradients until REDUCE_GRAD
         unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
         unsplit_memory = bytes_of_stages(
             workload.model, unsplit, stages, workload.recompute_in_layer
@@ -288,6 +299,7 @@ def stage_bytes(
     is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
     if workload.weight_share is None or is_again:
         return memory
+    # the workload gives the share of all that I holds; the record has it relative to activations
     activations: Any = memory.activations
     _, held_in_input_grad, _ = memory.at_work
     in_input_grad = activations + held_in_input_grad
@@ -302,22 +314,27 @@ def _bytes_by_slice(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> StageBytes:
     """Return the memory of stages, with activation sizes by slice (stages, microbatches)."""
-    slices: list[StageBytes] = []
+    slice_bytes: list[StageBytes] = []
 
-    def price(model: Model, size: float) -> dict[str, NumpyArray]:
+    def compute_sizes(model: Model, microbatch_size: float) -> dict[str, NumpyArray]:
         """Return those fields of `StageBytes` that differ by slice, for a single slice."""
         sized = dataclasses.replace(workload, model=model)
-        slices.append(stage_bytes(sized, table, assigned, size))
-        return {name: np.asarray(getattr(slices[-1], name)) for name in _SLICE_FIELDS}
+        memory = stage_bytes(sized, table, assigned, microbatch_size)
+        slice_bytes.append(memory)
+        return {name: np.asarray(getattr(memory, name)) for name in _SLICE_FIELDS}
 
-    stacked = by_slice(workload, table, price)
-    return slices[0]._replace(**stacked | {"buffers": stacked["buffers"].max(axis=-1)})
+    fields = by_slice(workload, table, compute_sizes)
+    fields["buffers"] = fields["buffers"].max(axis=-1)  # one buffer serves all slices
+    return slice_bytes[0]._replace(**fields)
 
 
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
-    """Return the memory of stages in inference: weights, caches and a layer's activations."""
+    """Return the memory of stages in inference: weights, key-value caches, activations of a layer.
+
+    There are no gradients, optimizer or backwards: the other fields are 0.
+    """
     model = dataclasses.replace(model, dropout=False)
-    memory, zeros = bytes_of_stages(model, layout, stages), 0.0 * stages.last
+    memory, zeros = bytes_of_stages(model, layout, stages), np.zeros(len(stages.last))
     layers = all_layers_by_kind(model, layout, stages)
     largest_layer: Any = zeros
     for (kind, kind_layout), count in zip(layer_kinds(model, layout), layers, strict=True):
@@ -325,10 +342,12 @@ def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
         largest_layer = xp.maximum(largest_layer, size * (count > 0))
     logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
     fields: dict[str, Any] = dict.fromkeys(StageBytes._fields, zeros)
-    fields |= {"weights": memory.weights, "gathered": memory.gathered}
+    fields["at_work"] = (zeros, zeros, zeros)
+    fields["weights"], fields["gathered"] = memory.weights, memory.gathered
+    # the stages of a worker share one buffer; logits are on the last stage only
     fields["buffers"] = largest_layer * stages.share + stages.last * logits
     fields["activations"] = sum(layers) * cache_bytes(model, layout)
-    return StageBytes(**fields | {"at_work": (zeros, zeros, zeros)})
+    return StageBytes(**fields)
 
 
 def bytes_of_stages(
@@ -339,7 +358,11 @@ def bytes_of_stages(
     slices: int = 1,
     has_r: Any = np.False_,
 ) -> StageBytes:
-    """Compute the memory of stages without a table; numbers may be traced, arrays padded."""
+    """Compute the memory of stages without a table; numbers may be traced, arrays padded.
+
+    `recompute` names parts that a layer recomputes; whole layers to recompute are in `stages`.
+    `has_r` (stages) says whether the table has R cells for them.
+    """
     # A layer keeps `after_f` bytes from F on, or its input if recomputed; W needs `for_w` bytes.
     first, last = stages.first, stages.last
     embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
@@ -349,12 +372,14 @@ def bytes_of_stages(
     layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
     group, has_w = layout.recompute_group, layout.trains_layers
-    # one checkpoint for each group of layers, of which the last may be smaller: rounded up
-    checkpoints, all_checkpoints = (
-        xp.where(group > 1, -xp.floor(-sum(counts) / group), sum(counts)) * layer_input
-        for counts in (recomputed, layers)
-    )
-    activations, checkpoint = checkpoints + edges, all_checkpoints + edges
+
+    def checkpoint_bytes(counts: tuple[PerStage, ...]) -> Numbers:
+        """Return the bytes of a checkpoint for each group of layers; the last may be smaller."""
+        rounded_up = -xp.floor(-sum(counts) / group)
+        return xp.where(group > 1, rounded_up, sum(counts)) * layer_input
+
+    checkpoints = checkpoint_bytes(recomputed)
+    activations, checkpoint = checkpoints + edges, checkpoint_bytes(layers) + edges
     held_in_i, needed_by_w = -checkpoints, 0.0 * last  # change in I; bytes for W
     layer_peak = layer_peak_in_i = 0.0 * last  # of one layer or group while it runs
     kinds = layer_kinds(model, layout)
@@ -383,31 +408,39 @@ def bytes_of_stages(
         needed_by_w = xp.where(is_again, until_w, needed_by_w)
         held_in_i = xp.where(is_again, layer_peak, held_in_i)
         held_in_w = is_again * xp.where(has_r, activations - checkpoint, layer_peak)
-    parameters = stage_parameters(model, layout, stages)
-    trained = stage_parameters(model, layout, stages, base=layout.trains_base)
-    optimizer = _split_bytes(layout, trained, model.optimizer_bytes, 1)
-    layer_sizes = [sum(counts) for counts in layer_weights(model, layout).values()]
-    largest_layer = functools.reduce(xp.maximum, layer_sizes)
     return StageBytes(
-        weights=_split_bytes(layout, parameters, model.element_bytes, 3),
-        gradients=_split_bytes(layout, trained, model.accumulated_bytes, 2),
-        optimizer=(1 - layout.optimizer_offload) * optimizer,
-        gathered=2 * model.element_bytes * largest_layer * (layout.zero >= 3) * stages.share,
+        **_parameter_bytes(model, layout, stages),
         buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
         # a stage with the embedding alone may keep nothing
         weight_share=needed_by_w / xp.where(activations == 0, 1.0, activations),
         checkpoint=checkpoint,
         at_work=(layer_peak, held_in_i, held_in_w),
-        version=model.element_bytes * (trained.dense + trained.experts),
     )
 
 
+def _parameter_bytes(model: Model, layout: Layout, stages: Stages) -> dict[str, Numbers]:
+    """Return those fields of `StageBytes` that depend on parameters only (stages) [B]."""
+    parameters = stage_parameters(model, layout, stages)
+    trained = stage_parameters(model, layout, stages, base=layout.trains_base)
+    optimizer = _split_bytes(layout, trained, model.optimizer_bytes, 1)
+    layer_sizes = [sum(counts) for counts in layer_weights(model, layout).values()]
+    largest_layer = functools.reduce(xp.maximum, layer_sizes)
+    return {
+        "weights": _split_bytes(layout, parameters, model.element_bytes, 3),
+        "gradients": _split_bytes(layout, trained, model.accumulated_bytes, 2),
+        "optimizer": (1 - layout.optimizer_offload) * optimizer,
+        "gathered": 2 * model.element_bytes * largest_layer * (layout.zero >= 3) * stages.share,
+        "version": model.element_bytes * (trained.dense + trained.experts),
+    }
+
+
 def _split_bytes(layout: Layout, parameters: ParameterCounts, size: Number, level: int) -> Numbers:
-    """Return the bytes of parameters of `size` bytes each, split by replicas from a ZeRO level."""
-    replicas = layout.replicas, layout.expert_replicas
-    dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in replicas)
-    return size * (parameters.dense / dense + parameters.experts / experts)
+    """Return the bytes of parameters of `size` bytes; replicas split them from a ZeRO level on."""
+    is_split = layout.zero >= level
+    dense_parts = 1 + (layout.replicas - 1) * is_split
+    expert_parts = 1 + (layout.expert_replicas - 1) * is_split
+    return size * (parameters.dense / dense_parts + parameters.experts / expert_parts)
 
 
 def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Numbers:
@@ -415,10 +448,9 @@ def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages:
     counts = dict.fromkeys(KINDS, 0.0 * stages.last)
     for (kind, _), count in zip(layer_kinds(model, layout), layers, strict=True):
         counts[kind] = counts[kind] + count
-    dense, moe = (1.0 * (count > 0) for count in counts.values())
-    without_head, with_head = (
-        buffer_bytes(model, layout, dense=dense, moe=moe, head=head) for head in (0.0, stages.last)
-    )
+    has_dense, has_moe = 1.0 * (counts["dense"] > 0), 1.0 * (counts["moe"] > 0)
+    without_head = buffer_bytes(model, layout, dense=has_dense, moe=has_moe, head=0.0)
+    with_head = buffer_bytes(model, layout, dense=has_dense, moe=has_moe, head=stages.last)
     return without_head * stages.share + (with_head - without_head)
 
 
@@ -453,8 +485,8 @@ def memory_bytes(
     memory = stage_bytes(workload, table, assigned)
     # bytes of each part of an activation: (stages), or (stages, microbatches)
     parts = np.broadcast_arrays(*map(np.asarray, memory.parts))
-    activations = held_in_rows(table, by_microbatch=parts[0].ndim == 2, at_work=True)
-    peaks = activations.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)
+    counts = held_in_rows(table, by_microbatch=parts[0].ndim == 2, at_work=True)
+    peaks = counts.peaks(np.stack([part.ravel() for part in parts]), table.num_workers)
     static = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
     return static + peaks + gathered_bytes(workload, table)
 
