@@ -90,20 +90,25 @@ def _hierarchical(spread: Spread) -> Route:
 
 
 def _pairs(spread: Spread) -> Route:
-    """Return the route of an all-to-all: each of n accelerators sends 1 / n to every other."""
-    # If a piece goes to k accelerators, one copy travels to each node with any of them, and is
-    # passed on inside the node. Each of N nodes has one with probability 1 - (1 - 1 / N)^k, each of
-    # n accelerators likewise: a piece of 1 / k of the volume crosses to (N - 1) (1 - (1 - 1 / N)^k)
-    # nodes; of the n (1 - (1 - 1 / n)^k) accelerators that get it, one in q has it already if
-    # nodes have q accelerators.
+    """Return the route of an all-to-all: each of n accelerators sends 1 / n to every other.
+
+    If each piece goes to k = `copies` accelerators, one copy travels to each node with any of them,
+    and is passed on inside the node.
+    """
+    # Each of N nodes has one of the k accelerators with probability 1 - (1 - 1 / N)^k: with 8
+    # copies and 4 nodes, 3.6 nodes get a copy. All but one of N nodes are other nodes; one in q of
+    # the accelerators that get a piece, on nodes of q, has the node's copy already.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
-    piece = spread.volume / spread.size
     has_copies = spread.copies > 0
     k = xp.where(has_copies, spread.copies, 1.0)
-    # expected numbers of nodes and of accelerators that a piece reaches
-    nodes, accelerators = (n * (1 - (1 - 1 / n) ** k) for n in (spread.nodes, spread.size))
-    near_copies = (1 - 1 / spread.inside) * accelerators * spread.volume / k
-    far_copies = (1 - 1 / spread.nodes) * nodes * spread.volume / k
+
+    def mean_reached(count: Number) -> Number:
+        """Return how many of `count` nodes or accelerators a piece reaches in the mean."""
+        return count * (1 - (1 - 1 / count) ** k)
+
+    near_copies = (1 - 1 / spread.inside) * mean_reached(spread.size) * spread.volume / k
+    far_copies = (1 - 1 / spread.nodes) * mean_reached(spread.nodes) * spread.volume / k
+    piece = spread.volume / spread.size
     return Route(
         1.0 * (spread.inside > 1),
         spread.multinode,
@@ -140,11 +145,14 @@ def collective_time(
     count: Number = 1.0,
     copies: Number = 0.0,
 ) -> Number:
-    """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator."""
+    """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator.
+
+    `kind` is a key of `PASSES` or `DIRECT`; `volume` [B] is of the whole tensor (see the module);
+    `copies` is the number of accelerators that get each piece of an all-to-all, if above 0.
+    """
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
-    # share of the bandwidth. Copies are passes of the tensor through memory that links wait for.
-    # `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring".
+    # share of the bandwidth. The library copies the tensor through memory that links wait for.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
     passes, library = PASSES.get(kind, 1), system.collectives
@@ -156,7 +164,8 @@ def collective_time(
     def route_time(route: Route, far_rate: Number) -> Number:
         """Return the time [s] of a route's hops and bytes, with the faster of two protocols."""
         near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
-        x = (near + far if route.is_sequential else xp.maximum(near, far)) + copy_seconds
+        transfer = near + far if route.is_sequential else xp.maximum(near, far)
+        x = transfer + copy_seconds
         hop_seconds = route.near_hops * near_latency + route.far_hops * far_latency
         return hop_seconds + xp.minimum(x + library.simple_latency, x / library.low_latency_share)
 
@@ -177,13 +186,18 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Return flags by algorithm: whether the system may use it for a kind of collective."""
-    # A tree is for all-reduces alone: for other kinds, its flag allows a ring.
+    """Return whether the system may use an algorithm for a kind of collective, by algorithm.
+
+    Values are booleans, or 0 and 1 for a batch of systems. A tree is for all-reduces alone: for
+    other kinds, its flag allows a ring.
+    """
     flags = {name: getattr(system.collectives, name) for name in ROUTES}
     if kind != "all_reduce":
         ring, tree = flags["ring"], flags.pop("tree")
-        is_concrete = isinstance(ring, bool) and isinstance(tree, bool)
-        flags["ring"] = (ring or tree) if is_concrete else xp.maximum(ring, tree)
+        if isinstance(ring, bool) and isinstance(tree, bool):
+            flags["ring"] = ring or tree
+        else:
+            flags["ring"] = xp.maximum(ring, tree)
     return flags
 
 
@@ -255,8 +269,11 @@ def _num_split_mlps(model: Model, kind: str) -> Number:
 def _tensor_exchanges(
     unit_bytes: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
-    """List tensor-parallel collectives before and after `count` pairs of matrix products."""
-    # The first product of a pair reads whole inputs, the second makes sums; `units`: both widths.
+    """List tensor-parallel collectives before and after `count` pairs of matrix products.
+
+    `units` are the widths of the first product's input, which is gathered, and of the second
+    product's output, which is summed; `unit_bytes` are bytes of one unit of all tokens.
+    """
     scatters = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
     reduces = count - scatters
     regathers = layout.trains_layers * scatters  # of inputs for W
@@ -307,7 +324,7 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
 def _expert_exchanges(
     model: Model, layout: Layout, recomputes: bool = False
 ) -> tuple[Collective, ...]:
-    """List collectives that send tokens to experts and back; I may repeat those of F."""
+    """List collectives that send tokens to experts and back; if I recomputes, it repeats F's."""
     assert model.moe is not None
     slots = model.moe.slots
     routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots

@@ -36,9 +36,11 @@ def num_tokens(model: Model, microbatch_size: Number) -> Number:
 def layer_flop(
     model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
 ) -> Phases:
-    """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
-    # Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
-    # skips those that a causal mask hides.
+    """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2.
+
+    I and W are the input and weight gradients; I includes recomputation. Attention counts all s^2
+    pairs of tokens, as published formulas do, also those that a kernel skips under a causal mask.
+    """
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     recompute = check_recompute(recompute)
     tokens = num_tokens(model, microbatch_size)
@@ -58,7 +60,7 @@ def layer_flop(
 
 
 def _module_matrices(model: Model, kind: str, module: str) -> Number:
-    """Count the weights that multiply each token in a part of a layer, such as its MLP."""
+    """Count the weights that multiply each token in a part of a layer (`MODULES`), as "mlp"."""
     moe, mlp_matrices, mla = model.moe, model.mlp_matrices, model.mla
     if module == "half_products":
         return model.active_matrices(kind) / 2
@@ -90,19 +92,21 @@ def model_flop(model: Model, sequences: Number, layout: Layout | None = None) ->
     projection = 2 * num_tokens(model, sequences) * 2 * model.hidden**2
 
     def sum_layers(layer: Callable[[str], Number], projection: Number, head: Number) -> Number:
-        """Add up layers and head; each layer of multi-token prediction adds a projection too."""
+        """Add up layers and head; an MTP layer adds a projection and a further use of the head."""
         layers = sum(count * layer(kind) for kind, count in model.layers_by_kind.items())
         mtp_layer = layer(model.last_kind) + projection + head
         return layers + head + model.mtp_layers * mtp_layer
 
-    def adapters(kind: str) -> Number:
+    def adapter_flop(kind: str) -> Number:
         return 2 * num_tokens(model, sequences) * layout.lora_rank * model.active_sides(kind)
 
     flop = {kind: layer_flop(model, sequences, kind=kind) for kind in model.layers_by_kind}
     forward = sum_layers(lambda kind: flop[kind].forward, projection, head)
+    adapters = sum_layers(adapter_flop, 0.0, 0.0)
+    if layout.trains_base:
+        return 3 * (forward + adapters)
     weight_grad = sum_layers(lambda kind: flop[kind].weight_grad, projection, head)
-    trained = forward + sum_layers(adapters, 0.0, 0.0)
-    return 3 * trained - (not layout.trains_base) * weight_grad
+    return 3 * (forward + adapters) - weight_grad
 
 
 WHOLE = Layout()
@@ -117,30 +121,36 @@ def accelerator_tokens(model: Model, layout: Layout) -> Number:
 def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
-    """Return the activation bytes that a layer keeps for a microbatch from F to its backward."""
-    # sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
-    # with selective recomputation the last term is gone; with full recomputation only the input
-    # stays, 2sbh.
+    """Return the activation bytes that a layer keeps for a microbatch from F to its backward.
+
+    They are sbh(10 + 24/t + 5as/(ht)) in a GPT. Sequence parallelism divides the 10 by t, too.
+    Selective recomputation drops the last term; full recomputation keeps only the input, 2sbh.
+    """
     # source: Korthikanti et al. (arXiv:2205.05198), Table 2.
     recompute = check_recompute(recompute)
     tokens = accelerator_tokens(model, layout)
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / layout.shared_by
-    e, masks = model.element_bytes, (2 if model.dropout else 0)
+    e = model.element_bytes
     modules = recomputed_modules(model, recompute)
-    keeps_scores = "core_attn" not in modules and not model.flash_attention
-    per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
-    if keeps_scores and "softmax" in unfused_kernels(model):
-        # the softmax keeps its output in float32; dropout then keeps no copy of its input
-        per_score += 4 - (e if model.dropout else 0)
-    scores = per_score * model.heads * tokens * model.sequence
+    score_bytes: Number = 0  # per score of attention
+    if "core_attn" not in modules and not model.flash_attention:
+        score_bytes = 2 * e + 1 if model.dropout else e
+        if "softmax" in unfused_kernels(model):
+            # the softmax keeps its output in float32; dropout then keeps no copy of its input
+            score_bytes += 4 - (e if model.dropout else 0)
+    scores = score_bytes * model.heads * tokens * model.sequence
+    masks = 2 if model.dropout else 0  # of residuals, one byte per unit
     needed = layer_weight_grad_bytes(model, layout, kind, recompute)
     needed += tokens * _unfused_bytes(model, layout, kind, modules)
     return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Return the bytes per token that unfused kernels keep in addition until I of the layer."""
+    """Return the bytes per token that unfused kernels keep in addition until I of the layer.
+
+    `modules` are the parts that the layer recomputes, which keep nothing.
+    """
     # A gated MLP keeps the output of its activation function beside its product with the gate.
     # Attention keeps its output in the order of its product and in the order of the projection. A
     # norm keeps its input in float32 and the normalized one; a fused norm keeps its input.
@@ -189,8 +199,8 @@ def layer_weight_grad_bytes(
     # They are the inputs of the four products (queries, keys and values; projection; two of the
     # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations of
     # norms, attention and activation function: only scores and dropout masks are free after I.
-    # `unsplit` bytes per token are over all accelerators by sequence parallelism alone, `split`
-    # ones by heads or widths.
+    # Tensor parallelism divides `split` bytes per token by heads or widths; only sequence
+    # parallelism divides `unsplit` ones.
     # Inputs of products have the layout's precision, all else the model's. Recomputed parts keep
     # their inputs. Adapters also need their own activations. Frozen weights without adapters need
     # these bytes for I only.
@@ -318,7 +328,10 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
-    """Return bytes of a worker's gradient buffers, for weights and the widest activations."""
+    """Return bytes of a worker's gradient buffers, for weights and the widest activations.
+
+    `dense`, `moe` and `head` are 1 if the worker has dense layers, layers with experts, the head.
+    """
     # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
     # the literature omit them. Products write weight gradients in `element_bytes` into a buffer for
     # each shape of matrix that all layers share, as in TransformerEngine; the head has its own, and

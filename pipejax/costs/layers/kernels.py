@@ -68,9 +68,12 @@ def gemm(
     tokens: Number | None = None,
     batch: Number = 1.0,
 ) -> LayerOp:
-    """Return an op that multiplies tokens by weight matrices of `shape` (k, n)."""
-    # Its factors have the bytes of the layout's precision, its results those of the model; W adds
-    # to the accumulated gradient: it reads and writes that. Frozen weights have no W.
+    """Return an op that multiplies tokens by weight matrices of `shape` (k, n).
+
+    There are `batch` such products at once, each of `tokens` rows; by default one product of all
+    tokens. Factors have the bytes of the layout's precision, results those of the model. Frozen
+    weights have no W.
+    """
     k, n = shape
     m = accelerator_tokens(model, layout) if tokens is None else tokens
     element, factor = model.element_bytes, operand_bytes(model, layout)
@@ -83,6 +86,7 @@ def gemm(
         volume=Phases(
             batch * m * (factor * k + element * n) + factor * weights,
             batch * m * (factor * n + element * k) + factor * weights,
+            # W adds to the accumulated gradient: it reads and writes that
             trained * (batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights),
         ),
         launches=Phases(batch, batch, trained * batch),
@@ -113,7 +117,7 @@ def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Numb
 def memory(
     name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
 ) -> LayerOp:
-    """Return an op that only reads and writes memory: bytes and kernels in F and in I."""
+    """Return an op that only reads and writes memory: bytes in F and in I, and kernels of both."""
     return LayerOp("memory", name, NONE, Phases(forward, backward), Phases(*kernels))
 
 
@@ -136,7 +140,7 @@ ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
 
 
 def device_time(system: System, op: LayerOp, phase: str) -> Number:
-    """Return a layer op's time [s] on the accelerator, in one phase of one microbatch."""
+    """Return a layer op's time [s] on the accelerator, in a phase ("forward") of a microbatch."""
     flop, volume, launches = (
         as_float(getattr(amounts, phase)) for amounts in (op.flop, op.volume, op.launches)
     )
@@ -190,21 +194,25 @@ def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
 def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Return the time [s] of the optimizer's update, on the accelerator and on the host."""
-    # Bytes of optimizer memory: `volume` on the accelerator, `on_host` on the host. Both update at
-    # once: the longer counts. `exchanged` bytes go to the host before as gradients, and come back
-    # after it as weights: Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    """Return the time [s] of the optimizer's update, on the accelerator and on the host.
+
+    Args:
+      system: the machine.
+      volume: bytes of optimizer memory to read and write on the accelerator.
+      on_host: the same on the host, which updates at the same time.
+      exchanged: bytes that go to the host as gradients before, and come back as weights after:
+        Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    """
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)
     on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
     # a rate of 0 is unknown, and not used without offloading: 1 keeps NaN out of the gradient
-    link, memory = (
-        xp.where(rate > 0, rate, 1.0)
-        for rate in (system.host_link.rate, system.host.memory_bandwidth)
-    )
-    transfers = 2 * system.host_link.latency * (on_host > 0) + exchanged / link
-    return xp.maximum(on_device, on_host / memory) + transfers
+    link_rate, memory_rate = system.host_link.rate, system.host.memory_bandwidth
+    link_rate = xp.where(link_rate > 0, link_rate, 1.0)
+    memory_rate = xp.where(memory_rate > 0, memory_rate, 1.0)
+    transfers = 2 * system.host_link.latency * (on_host > 0) + exchanged / link_rate
+    return xp.maximum(on_device, on_host / memory_rate) + transfers
 
 
 def check_host(system: System, offloaded: Numbers) -> None:

@@ -91,12 +91,16 @@ MODULE_OPS: Mapping[str, tuple[str, ...]] = {
 def recomputed_shares(
     ops: Iterable[LayerOp], modules: Collection[str]
 ) -> Iterator[tuple[LayerOp, float]]:
-    """Yield each op with the share of its F that recomputation repeats within I."""
-    # "half_products" recomputes half of the products, and all other ops except attention
+    """Yield each op with the share of its F that recomputation repeats within I.
+
+    `modules` names the recomputed parts of a layer; "half_products" recomputes half of the
+    products, and all other ops except attention.
+    """
     names = {name for module in modules for name in MODULE_OPS.get(module, ())}
     kind_shares = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:
-        yield op, 1.0 if op.name in names else kind_shares.get(op.kind, 0.0)
+        share = 1.0 if op.name in names else kind_shares.get(op.kind, 0.0)
+        yield op, share
 
 
 # linear layers with adapters, and the powers of t by which tensor parallelism splits the outputs of
@@ -150,8 +154,11 @@ AFTER_NORM = (
 
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
-    """Return the ops, with an op for all casts if the precision is below 16 bits."""
-    # A cast reads a tensor once, and writes it by row, and by column for W. I casts all gradients.
+    """Return the ops, with a further op for all casts if the precision is below 16 bits.
+
+    A cast reads a tensor once, and writes it by row, and by column for W. F casts the inputs of
+    products, I the gradients of their outputs.
+    """
     if layout.precision in WIDE:
         return ops
     copies = 1 + layout.trains_base
@@ -239,25 +246,24 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     head_layout = dataclasses.replace(layout, precision=layout.head_precision)  # not of layers
     logits = accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
-    # A fused loss reads the logits twice and overwrites them by their gradient. Separate kernels
-    # write them in float32, find the maximum, subtract it, take exp and sum; I scales the result.
-    if model.fused_loss:
-        forward, backward, kernels = 2 * e, e, (2.0, 1.0)
-    else:
-        forward, backward, kernels = e + 6 * 4, 2 * 4 + e, (7.0, 3.0)
+    # bytes per logit in F and in I, and number of kernels in both
+    if model.fused_loss:  # reads the logits twice and overwrites them by their gradient
+        f_bytes, i_bytes, kernels = 2 * e, e, (2.0, 1.0)
+    else:  # F writes them in float32, finds the maximum, subtracts it, takes exp and sum; I scales
+        f_bytes, i_bytes, kernels = e + 6 * 4, 2 * 4 + e, (7.0, 3.0)
     ops = (
         norm("final_norm", boundary_bytes(model, layout)),
         gemm("logits", model, head_layout, (model.hidden, model.vocabulary / layout.tensor)),
-        memory("cross_entropy", forward * logits, backward * logits, kernels),
+        memory("cross_entropy", f_bytes * logits, i_bytes * logits, kernels),
     )
     return _with_casts(model, head_layout, ops)
 
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of the embedding: token look-up, learned positions and dropout."""
-    # W adds rows to the gradient. Frozen weights have neither I nor W.
     units, trained = accelerator_tokens(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
+    # W adds rows to the gradient, if the weights are not frozen
     look_up = LayerOp(
         "memory",
         "embedding",
@@ -266,7 +272,7 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
         launches=Phases(1.0, 0.0, 1.0 * trained),
     )
     boundary = boundary_bytes(model, layout)
-    ops = [look_up]
+    ops = [look_up]  # without I, because tokens have no gradient
     if model.learned_positions:
         ops.append(memory("positions", 3 * boundary, 0.0, kernels=(1.0, 0.0)))
     if model.dropout:
@@ -279,9 +285,11 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """Return a layer as a single op that reads its weights and activations in each phase."""
-    # FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes a
-    # gradient of the boundary. Frozen weights have no W; adapters are separate ops.
+    """Return a layer as a single op that reads its weights and activations in each phase.
+
+    FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes the
+    gradient of the layer's output. Frozen weights have no W; adapters are further ops.
+    """
     t, size = layout.tensor, layout.microbatch_size
     activations = layer_activation_bytes(model, _all_trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
