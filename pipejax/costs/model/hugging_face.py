@@ -109,9 +109,11 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture]:
     """Find a config.json's architecture by its class name or its model type."""
+    # Qwen2MoeForCausalLM -> Qwen2Moe -> qwen2_moe
     classes = [re.sub("For[A-Z].*", "", str(text)) for text in data.get("architectures") or ()]
     names = [re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() for text in classes]
-    names += [str(data["model_type"])] if "model_type" in data else []
+    if "model_type" in data:
+        names.append(str(data["model_type"]))
     for name in (*names, *(f"{name}_text" for name in names)):
         if name in ARCHITECTURES:
             return name, ARCHITECTURES[name]
@@ -147,7 +149,10 @@ def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> d
 
 
 def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sliding window's tokens and number of layers; empty if it has no effect."""
+    """Return a sliding window's tokens and its number of layers; {} if it has no effect.
+
+    `layer_types` lists the layers with the window; else a period or a first layer does.
+    """
     data, layers = config.data, content["layers"]
     types = data.get("layer_types")
     if types is not None:

@@ -37,7 +37,7 @@ class RankGroup(NamedTuple):
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
-        """Count all members of the group, and the members that share a node."""
+        """Count all accelerators of the group, and those that share a node."""
         # 4 ranks at stride 2 (ranks 0 2 4 6) on nodes of 4: 4 // 2 = 2 of them share a node
         size: Number = 1.0
         inside: Number = 1.0

@@ -69,20 +69,21 @@ class PipelineLayout:
         """Parse a pipeline layout from text or lists; commas and blanks are ignored.
 
         Args:
-          text: letters, as Megatron takes them, or lists of words, also as a text: a list for each
-            stage, or for each rank a list for each of its virtual stages; or a layout.
+          text: letters, "Et|tL"; or a list of words for each stage, [["embedding", "decoder"],
+            ["decoder", "loss"]]; or such lists for each virtual stage of each rank; or lists
+            written as a text; or a layout, which is returned.
 
         Raises:
           ValueError: if the text is no layout; the message says where.
 
         Example:
           >>> import pipejax as pj
+          >>> print(pj.costing.PipelineLayout.parse([["embedding", "decoder"], ["t", "loss"]]))
+          Et|tL
           >>> pj.costing.PipelineLayout.parse("Ett|t*2|x")
           Traceback (most recent call last):
           ...
           pipejax.base.checks.ArgumentError: pipeline_layout 'Ett|t*2|x' cannot be read at 'x': ...
-          >>> print(pj.costing.PipelineLayout.parse([["embedding", "decoder"], ["t", "loss"]]))
-          Et|tL
         """
         check_types(pipeline_layout=(text, str, list, tuple, PipelineLayout))
         if isinstance(text, PipelineLayout):
@@ -95,7 +96,7 @@ class PipelineLayout:
             if not set(text) & set("['\""):
                 return cls(tuple(_unroll(re.sub(r"[\s,]", "", text), label).split("|")))
             text = _parse_lists(text, label)
-        return cls(tuple(_stage_letters(stage, label) for stage in _stages(text, label)))
+        return cls(tuple(_stage_letters(stage, label) for stage in _list_stages(text, label)))
 
     @classmethod
     def with_layers(cls, layers: Counts, mtp: Counts) -> "PipelineLayout":
@@ -108,11 +109,11 @@ class PipelineLayout:
     def __str__(self) -> str:
         texts = [_stage_text(stage) for stage in self.stages]
         last = len(texts) - 1
-        # shortest text of stages k to the last, by k: from the last stage backwards
+        # shortest[k] is the shortest text of stage k and all later ones; from the last backwards
         shortest = [""] * last + [texts[-1]]
         for start in reversed(range(last)):
             candidates = [f"{texts[start]}|{shortest[start + 1]}"]
-            for size, times in _groups(texts, start, last):
+            for size, times in _repeated_groups(texts, start, last):
                 block = "|".join(texts[start : start + size])
                 candidates.append(f"({block}|)*{times}{shortest[start + size * times]}")
             shortest[start] = min(candidates, key=len)
@@ -180,7 +181,10 @@ def _unreadable(label: str, place: object) -> ValueError:
 
 
 def _parse_lists(text: str, label: str) -> Any:
-    """Parse text with lists in JSON or Python form, which + and * may combine."""
+    """Parse text with lists in JSON or Python form, which + and * may combine; return lists.
+
+    `label` names the text in errors.
+    """
 
     def value(node: ast.AST) -> Any:
         """Evaluate a node of the syntax tree to a word, a number or a list."""
@@ -196,9 +200,11 @@ def _parse_lists(text: str, label: str) -> Any:
                 if isinstance(first, list) and isinstance(second, list):
                     return first + second
             case ast.BinOp(op=ast.Mult()):
-                times, parts = sorted((value(node.left), value(node.right)), key=_is_list)
+                times, parts = value(node.left), value(node.right)
+                if _is_list(times):  # the list may stand on either side
+                    times, parts = parts, times
                 if _is_list(parts) and isinstance(times, int):
-                    if _num_leaves(parts) * times > MAX_LETTERS:
+                    if _num_words(parts) * times > MAX_LETTERS:
                         raise wrong(f"{label}:", TOO_MANY)
                     return parts * times
         raise _unreadable(label, ast.get_source_segment(text, node) or text)
@@ -214,28 +220,33 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _num_leaves(content: Any) -> int:
-    return max(1, sum(map(_num_leaves, content))) if _is_list(content) else 1
+def _num_words(content: Any) -> int:
+    return max(1, sum(map(_num_words, content))) if _is_list(content) else 1
 
 
-def _stages(content: Any, label: str) -> list[Any]:
+def _list_stages(content: Any, label: str) -> list[Any]:
     """List each stage's content in pipeline order, from a list by stage or by rank."""
+    # ranks [[a, c], [b, d]] of two virtual stages each -> stages a b c d
     if not _is_list(content) or not content:
         raise _unreadable(label, content)
-    if not any(_is_list(part) for rank in content if _is_list(rank) for part in rank):
+    ranks = [rank for rank in content if _is_list(rank)]
+    has_virtual_stages = any(_is_list(part) for rank in ranks for part in rank)
+    if not has_virtual_stages:
         return list(content)
-    if len({len(rank) if _is_list(rank) else -1 for rank in content}) > 1:
+    if len(ranks) < len(content) or len({len(rank) for rank in ranks}) > 1:
         raise wrong(f"{label}:", "each rank must have as many virtual stages as the others")
-    return [stage for virtual in zip(*content, strict=True) for stage in virtual]
+    return [stage for virtual_stage in zip(*ranks, strict=True) for stage in virtual_stage]
 
 
 def _stage_letters(stage: Any, label: str) -> str:
-    """Convert a stage's words to letters; output head and loss together become one L."""
+    """Convert a stage's words, or a text of letters, to letters; head and loss become one L."""
+    # ["decoder", "head", "loss"] -> "tL"
     if not isinstance(stage, str | list | tuple):
         raise _unreadable(label, stage)
-    heads = [word for word in stage if WORDS.get(str(word).lower(), word) == "L"]
+    words = [str(word) for word in stage]
+    heads = [word for word in words if WORDS.get(word.lower(), word) == "L"]
     letters = ""
-    for word in map(str, stage):
+    for word in words:
         letter = WORDS.get(word.lower(), word)
         if set(letter) - set(LETTERS):
             raise _unreadable(label, word if _is_list(stage) else stage)
@@ -245,7 +256,10 @@ def _stage_letters(stage: Any, label: str) -> str:
 
 
 def _unroll(bare: str, label: str) -> str:
-    """Write out all repeats in a layout's text, such as ttt for t*3, within groups too."""
+    """Write out all repeats in a layout's text, such as ttt for t*3 and t|t| for (t|)*2.
+
+    `bare` is the text without blanks and commas, `label` names it in errors.
+    """
     parts: list[str] = []
     place = size = 0
     while place < len(bare):
@@ -253,8 +267,10 @@ def _unroll(bare: str, label: str) -> str:
         if match is None:
             raise _unreadable(label, bare[place : place + 9])
         group, group_times, letter, letter_times = match.groups()
-        part = letter if group is None else _unroll(group, label)
-        times = (letter_times or "1") if group is None else group_times
+        if group is None:
+            part, times = letter, letter_times or "1"
+        else:
+            part, times = _unroll(group, label), group_times
         size += len(part) * (int(times) if len(times) < 9 else MAX_LETTERS + 1)
         if size > MAX_LETTERS:
             raise wrong(f"{label}:", TOO_MANY)
@@ -269,8 +285,12 @@ def _stage_text(stage: str) -> str:
     return "".join(min(letter * n, f"{letter}*{n}", key=len) for letter, n in runs)
 
 
-def _groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield repeats that start at a stage: number of stages, and times they repeat."""
+def _repeated_groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the groups of stages from `start` on that repeat at once: size, and number of times.
+
+    The last stage is not in a group, because no | follows it.
+    """
+    # stages a b a b c: from stage 0 on, a group of size 2 repeats 2 times
     for size in range(1, min(MAX_GROUP, (last - start) // 2) + 1):
         block, end = texts[start : start + size], start + size
         while texts[end : end + size] == block and end + size <= last:

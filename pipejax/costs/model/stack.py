@@ -81,8 +81,8 @@ class Stack:
         """Return the system with the speed that this software reaches on it.
 
         Returns:
-          The machine with the stack's numbers; as it is if it was calibrated on runs of the stack,
-          or if the stack has no name.
+          The machine with the stack's numbers; the unchanged system if it was calibrated on runs of
+          the stack, or if the stack has no name.
 
         Raises:
           ValueError: if the system's file does not say how fast the stack's kernel of attention is.
@@ -114,11 +114,14 @@ class Stack:
         return dataclasses.replace(system, kernels=kernels, host=host)
 
 
-AS_THE_SYSTEM = Stack("", "")  # where nobody says a stack
+AS_THE_SYSTEM = Stack("", "")  # software that changes no number of a system
 
 
 def machine_software(system: System, stack: Stack | str | Path | None = None) -> Stack:
-    """Return the requested software stack, or by default that of the system's calibration."""
+    """Return the requested software stack, or by default that of the system's calibration.
+
+    A notice warns of the fields of a workload that the calibration sets.
+    """
     check_types(stack=(stack, Stack, str, Path, type(None)))
     if stack is not None:
         return stack if isinstance(stack, Stack) else load_stack(stack)
