@@ -103,7 +103,7 @@ def test_the_command(answer, call, tmp_path):
     code, out, _ = call(*options, "--details")
     assert code == 0
     assert ">0B0<" in out
-    assert "backwards that B alone splits into I and W: 32" in out
+    assert "backwards that are split into I and W, only in B: 32" in out
     pj.write_table(PIPE, tmp_path / "same.csv")
     both[-1] = f"{tmp_path / 'pipe.csv'},{tmp_path / 'same.csv'}"
     same = answer(*both)

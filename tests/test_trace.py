@@ -633,11 +633,11 @@ def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
-    assert "rests on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica, " in text
+    assert "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica, " in text
     assert " per step; 8 microbatches are few for" not in text
     assert "B of stage 0" in text
     assert "message stage 0 to 1" in text
-    assert "two commands, in this order: the first writes trace, the second reads it\n" in text
+    assert "two commands, in this order: the first writes the folder trace, the second reads it\n" in text
     # ops that do not scatter are not shaken
     (alone,) = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")["next"]
     assert alone.startswith("pipejax evaluate ")

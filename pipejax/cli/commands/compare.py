@@ -37,12 +37,12 @@ from pipejax.cli.output.runs import step_json
 from pipejax.schedules.cells.ops import COMMUNICATION
 
 if TYPE_CHECKING:
-    from pipejax.analysis.comparison.comparison import Comparison
     from pipejax.analysis.comparison.table_difference import RowDifference, TableDifference
     from pipejax.schedules.cells.grammar import Grammar
 
 
-Best = dict[tuple[int, int, int], float]  # least makespan by the sizes of rows that compare
+Row = dict[str, Any]  # of --json
+Best = dict[tuple[int, int, int], float]  # least makespan [s] by sizes, as `_size` returns them
 
 
 @options
@@ -80,9 +80,9 @@ def compare(
     names = listed.names
     row_labels = with_labels(labels, [*map(settings.label, names)])
     label_of_name = dict(zip(names, row_labels, strict=True))
-    rows: list[dict[str, Any]] = []
-    scenarios: list[pj.Scenario] = []
-    slots: dict[str, float] | None = None  # times of the first row, in slots, for all rows
+    rows: list[Row] = []
+    scenarios: list[pj.Scenario] = []  # of the rows without an error
+    slots: dict[str, float] | None = None  # op times of the first row, in slots, for all rows
     with progress("evaluating", len(points)) as on_progress:
         for point in points:
             rows.append(_row(run, listed, point, slots, scenarios))
@@ -95,17 +95,19 @@ def compare(
     if _is_unequal_work(scenarios):
         for row in rows:
             row["unequal_stages"] = row.get("stages")
-    best = _best(rows)
-    for row in rows:
-        if "error" not in row and row.get("fits", True) and _size(row) in best:
-            least = best[_size(row)]  # 0 s if all ops take no time
-            row["above_best"] = row["makespan"] / least - 1 if least else 0.0
+    best: Best = {}
+    ranked = [row for row in rows if "error" not in row and row.get("fits", True)]
+    for row in ranked:
+        best[_size(row)] = min(row["makespan"], best.get(_size(row), math.inf))
+    for row in ranked:
+        least = best[_size(row)]  # 0 s if all ops take no time
+        row["above_best"] = row["makespan"] / least - 1 if least else 0.0
     numbers_of_workers = {point.workers for point in points}  # tables may differ
     workers = numbers_of_workers.pop() if len(numbers_of_workers) == 1 else None
     if figure.path is not None:
-        evaluated = [_name_row(row, _varying_sizes(rows)) for row in rows if "error" not in row]
+        names = [_name_row(row, _varying_sizes(rows)) for row in rows if "error" not in row]
         runs = [scenario.evaluate() for scenario in scenarios]
-        draw_runs(dict(zip(evaluated, runs, strict=True)), figure)
+        draw_runs(dict(zip(names, runs, strict=True)), figure)
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
     details = {"bubbles by three definitions": _reasons(rows, slots)}
@@ -125,7 +127,7 @@ def _row(
         scenario = listed.built(run, point)
         table = scenario.table()
         costs = scenario.table_costs()
-        comparison: Comparison = pj.compare(table, costs, link=scenario.links, slots=slots)
+        comparison = pj.compare(table, costs, link=scenario.links, slots=slots)
     except MismatchError as error:
         reason = getattr(error, "reason", str(error))
         return {"schedule": name, "workers": workers, "microbatches": count, "error": reason}
@@ -141,7 +143,10 @@ def _row(
 
 
 def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
-    """Return whether times belong to stages, of which the tables have different numbers."""
+    """Return whether a run with more stages per worker does more work.
+
+    This is so if each stage has the given time, whatever the number of stages.
+    """
     counts = {
         scenario.table().num_stages / scenario.table().num_workers
         for scenario in scenarios
@@ -150,10 +155,8 @@ def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
     return len(counts) > 1
 
 
-def _view(
-    rows: list[dict[str, Any]], best: Best, link: str, scenario: "pj.Scenario"
-) -> Iterator[object]:
-    """Yield who is fastest, all rows from the fastest on, and who does not fit."""
+def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> Iterator[object]:
+    """Yield the fastest schedules, a table of all rows, and schedules that do not fit or exist."""
     sizes, compared = _varying_sizes(rows), _varying_sizes(rows, WORDS)
     ranked = _ranked(rows)
     yield from _winners(ranked, best, compared)
@@ -168,13 +171,13 @@ def _view(
     keys = len(columns)
     columns += [
         Column("makespan", partial(_makespan, best)),
-        Column("above best", "above_best", above),
+        Column("above the fastest", "above_best", above),
     ]
     if has_details():
         columns += LEVELS
     columns += [
         Column("bubble: run" if has_details() else "bubble", "bubble_ratio", percent),
-        Column("in flight", "peak_microbatches", "{:.3g}".format),
+        Column("microbatches held", "peak_microbatches", "{:.3g}".format),
     ]
     if scenario.workload is not None:
         columns.append(Column("MFU", "mfu", percent))
@@ -193,10 +196,10 @@ def _view(
     yield from _by_text(((note, row) for row in ranked for note in row.get("notes", ())), sizes)
 
 
-def _reasons(rows: list[dict[str, Any]], slots: dict[str, float]) -> Iterator[object]:
-    """Yield the three levels, and why they disagree."""
+def _reasons(rows: list[Row], slots: dict[str, float]) -> Iterator[object]:
+    """Yield what the three bubbles of a row are, and why they differ."""
     ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
-    yield f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
+    yield f"bubbles: by the published formula, of the table with {ratio} slots, of the run"
     # the lack of a formula stands before another reason; it is the same for many rows
     reasons = (
         (reason, row)
@@ -207,12 +210,12 @@ def _reasons(rows: list[dict[str, Any]], slots: dict[str, float]) -> Iterator[ob
     yield from _by_text(reasons, _varying_sizes(rows))
 
 
-def _by_text(texts: Iterable[tuple[str, dict[str, Any]]], sizes: list[str]) -> Iterator[object]:
+def _by_text(texts: Iterable[tuple[str, Row]], sizes: list[str]) -> Iterator[object]:
     """Yield each text once, after the names of all rows that have it."""
-    names: dict[str, list[str]] = {}
+    names_by_text: dict[str, list[str]] = {}
     for text, row in texts:
-        names.setdefault(text, []).append(_name_row(row, sizes))
-    return (plain(f"{', '.join(rows)}: {text}") for text, rows in names.items())
+        names_by_text.setdefault(text, []).append(_name_row(row, sizes))
+    return (plain(f"{', '.join(names)}: {text}") for text, names in names_by_text.items())
 
 
 SIZES = ("workers", "microbatches")
@@ -226,50 +229,41 @@ LEVELS = (
 )
 
 
-def _varying_sizes(rows: list[dict[str, Any]], names: Iterable[str] = SIZES) -> list[str]:
+def _varying_sizes(rows: list[Row], names: Iterable[str] = SIZES) -> list[str]:
     return [name for name in names if len({row.get(name) for row in rows}) > 1]
 
 
-def _ranked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _ranked(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (*_size(row), row.get("makespan", math.inf)))
 
 
 TIE = 1e-9  # relative difference of makespans that count as equal
 
 
-def _best(rows: list[dict[str, Any]]) -> Best:
-    """Return the least makespan of those that fit, by the sizes of rows that compare."""
-    best: Best = {}
-    for row in rows:
-        if "error" not in row and row.get("fits", True):
-            best[_size(row)] = min(row["makespan"], best.get(_size(row), math.inf))
-    return best
-
-
-def _winners(ranked: list[dict[str, Any]], best: Best, sizes: list[str]) -> Iterator[object]:
-    """Yield the fastest schedules at each size, and the lead over the next one."""
+def _winners(ranked: list[Row], best: Best, sizes: list[str]) -> Iterator[object]:
+    """Yield, for each size, the fastest schedules and how much longer the next one takes."""
     if not best:
-        yield "none fits the memory"
+        yield "no schedule fits the memory"
     for size, least in best.items():
         rows = [row for row in ranked if _size(row) == size and "above_best" in row]
         fastest = [row["schedule"] for row in rows if _is_least(row["makespan"], least)]
         lead = ""
         if len(rows) > len(fastest):
             next_row = rows[len(fastest)]
-            lead = f"; next is {next_row['schedule']}, {above(next_row['above_best'])}"
+            lead = f"; next is {next_row['schedule']}, {above(next_row['above_best'])} longer"
         numbers = dict(zip(WORDS, size, strict=True))
         where = "".join(f" at {WORDS[name]} = {numbers[name]}" for name in sizes)
         verb = "are" if len(fastest) > 1 else "is"
         yield plain(f"{' and '.join(fastest)} {verb} fastest{where}: {seconds(least)}{lead}")
 
 
-def _name_row(row: dict[str, Any], sizes: list[str]) -> str:
+def _name_row(row: Row, sizes: list[str]) -> str:
     """Return the schedule of a row with the sizes that differ."""
     return row["schedule"] + "".join(f" {WORDS[name]} = {row[name]}" for name in sizes)
 
 
-def _gigabytes(row: dict[str, Any], mark: str = "") -> str:
-    """Return the memory of the fullest worker, with a mark in front if it does not fit."""
+def _gigabytes(row: Row, mark: str = "") -> str:
+    """Return the memory of the fullest worker [GB], with a mark in front if it does not fit."""
     if "memory_bytes" not in row:
         return "-"
     return ("" if row["fits"] else mark) + f"{max(row['memory_bytes']) / 1e9:.1f}"
@@ -278,7 +272,7 @@ def _gigabytes(row: dict[str, Any], mark: str = "") -> str:
 UNPUBLISHED = f"no formula: {NO_FORM.assumes}"
 
 
-def _size(row: dict[str, Any]) -> tuple[int, int, int]:
+def _size(row: Row) -> tuple[int, int, int]:
     """Return the sizes of a row in the order of `WORDS`; rows of one size are ranked together."""
     return row["workers"], row["microbatches"], row.get("unequal_stages") or 0
 
@@ -287,11 +281,11 @@ def _is_least(time: float, least: float) -> bool:
     return time <= least * (1 + TIE)
 
 
-def _makespan(best: Best, row: dict[str, Any]) -> str:
-    """Return the makespan of a row; the fastest row of its size that fits is marked."""
+def _makespan(best: Best, row: Row) -> str:
+    """Return the makespan of a row; that of the fastest row of a size is green."""
     if "error" in row:
         return "-"
-    is_fastest = _is_least(row["makespan"], best.get(_size(row), 0.0)) and row.get("fits", True)
+    is_fastest = "above_best" in row and _is_least(row["makespan"], best[_size(row)])
     return ("[bold green]" if is_fastest else "") + seconds(row["makespan"])
 
 
@@ -307,7 +301,11 @@ def difference(
     labels: str | None,
     exchange: bool,
 ) -> Answer:
-    """Compare two tables cell by cell."""
+    """Answer with the differences of two tables, cell by cell, and of their runs.
+
+    Each row of the second table is also put into the first one and evaluated: always with
+    `exchange`, else if the tables are small.
+    """
     from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
 
     names, options = listed.names, listed.options
@@ -387,7 +385,7 @@ def _difference_view(
     in_slots = result["unit"] == "slots"
     time = digits if in_slots else seconds
     change = _ratio(first["makespan"], other["makespan"])
-    verdict = f"takes {time(other['makespan'])}, {change} against {names[0]}"
+    verdict = f"takes {time(other['makespan'])}, {names[0]} {time(first['makespan'])} ({change})"
     if change == "=":
         verdict = f"is as fast as {names[0]}: {time(first['makespan'])}"
     cells = "; the tables have the same cells in the same order" if differences.is_none else ""
@@ -444,21 +442,22 @@ def _ratio(before: float, after: float) -> str:
 
 
 def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
-    """Return the differences of the tables in sentences."""
+    """Return the differences of the tables, called A and B, in sentences."""
     sentences = [f"{name}: A has {a}, B has {b}" for name, (a, b) in differences.sizes.items()]
     if differences.other_placement and not differences.sizes:
         sentences.append("stages lie on other workers, or microbatches go another way")
-    for name, count in zip("AB", differences.split, strict=True):
-        sentences += [f"backwards that {name} alone splits into I and W: {count}"] if count else []
     if differences.fused != (0, 0):
         sentences.append("fused pairs: A has {}, B has {}".format(*differences.fused))
-    only = [
-        ("cells of communication", differences.communication),
-        *((f"ops {p.name}", ab) for p, ab in differences.only.items() if p not in COMMUNICATION),
-    ]
-    for what, counts in only:
-        pairs = zip("AB", counts, strict=True)
-        sentences += [f"{what} that only {name} has: {count}" for name, count in pairs if count]
+    counts_by_noun = {  # numbers that only A has, and only B
+        "backwards that are split into I and W": differences.split,
+        "cells of communication": differences.communication,
+    }
+    for phase, counts in differences.only.items():
+        if phase not in COMMUNICATION:
+            counts_by_noun[f"ops {phase.name}"] = counts
+    for noun, counts in counts_by_noun.items():
+        for table, count in zip("AB", counts, strict=True):
+            sentences += [f"{noun}, only in {table}: {count}"] if count else []
     if differences.moved:
         op, (worker_in_a, worker_in_b) = next(iter(differences.moved.items()))
         example = f"{grammar.text((op,))}: {worker_in_a} in A, {worker_in_b} in B"
@@ -482,11 +481,10 @@ def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> T
     return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
 
 
-def _mark_cell(at: int, cells: Iterable[str]) -> str:
-    """Write cells with the one at an index marked, or the end of a row that is shorter."""
+def _mark_cell(index: int, cells: Iterable[str]) -> str:
+    """Write cells with the cell at an index marked; of a shorter row its end is marked."""
     texts = [*map(escape, cells)]
-    if at < len(texts):
-        texts[at] = f"[bold]>{texts[at]}<[/]"
-    else:
-        texts.append("[bold]>end<[/]")
+    if index == len(texts):
+        texts.append("end")
+    texts[index] = f"[bold]>{texts[index]}<[/]"
     return " ".join(texts)

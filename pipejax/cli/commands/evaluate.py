@@ -90,7 +90,10 @@ class TimingSettings:
     distinct_counts: bool = False
 
     def add_to(self, result: dict[str, Any], evaluation: "pj.Evaluation") -> Iterator[object]:
-        """Add the requested slack and paths to the object of `--json`, and yield them as tables."""
+        """Add slack, corners and paths to the object of `--json`, and yield them as tables.
+
+        Only those that options ask for. A corner is a further set of costs with a name.
+        """
         target = None if self.target is None else parse_seconds(self.target, "--target")
         if self.slack or self.corner or target is not None:
             corners = pj.analysis.corners(
@@ -132,13 +135,17 @@ class TimingSettings:
 
 
 def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
-    """Add a row for each corner: makespan, lateness, and number of ops with least slack there."""
+    """Add a row for each corner to `result`, and return the rows as a table.
+
+    A row has the makespan, the lateness [s] against a target, and the number of ops whose slack is
+    least in this corner.
+    """
     binding = [row["corner"] for row in op_rows(evaluation, "corner", corners.binding)]
     worst_slack, lateness = corners.slack.min(axis=1), corners.total_negative_slack
     rows: list[dict[str, Any]] = []
     for k, name in enumerate(corners.names):
         rows.append({"name": name, "makespan": corners.makespan[k]})
-        if corners.target is not None:  # else none is late: each is against its own makespan
+        if corners.target is not None:  # without a target no op can be late
             rows[-1] |= {"worst_slack": worst_slack[k], "total_negative_slack": lateness[k]}
         rows[-1]["binding_ops"] = binding.count(k)
     result["corners"] = rows
@@ -146,7 +153,7 @@ def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Eva
 
 
 def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
-    """Add the slack of every op, the least of all corners, and return a table by phase."""
+    """Add the least slack of every op over all corners to `result`; return a table by phase."""
     result["slack"] = op_rows(evaluation, "slack", corners.worst_slack)
     if len(corners.names) > 1:
         binding = op_rows(evaluation, "corner", corners.binding)
@@ -202,33 +209,26 @@ def _view(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario"
 ) -> Iterator[object]:
     """Yield the step time and the bottleneck; then links, bubble, throughput and memory."""
-    makespan, busy = evaluation.makespan or 1.0, result["busy"]
-    busiest = [str(worker) for worker in np.flatnonzero(busy >= (1 - TIE) * busy.max())]
-    if len(busiest) > MAX_LISTED:
-        busiest = [busiest[0], f"{len(busiest) - 1} others"]
-    subject = (
-        f"worker {busiest[0]} is" if len(busiest) == 1 else f"workers {' and '.join(busiest)} are"
-    )
-    verdict = f"{subject} the bottleneck: busy {percent(busy.max() / makespan)}"
-    if busy.max() <= UNEVEN * busy.mean():
-        verdict = f"all workers are busy {percent(busy.mean() / makespan)} of it"
-    if result.get("fits") is False:
-        verdict = f"[bold red]{_does_not_fit(result)}[/]"
     corner = ""
-    if "corners" in result:
+    if "corners" in result:  # a corner is a set of costs that --corner names
         slowest = max(result["corners"], key=lambda corner: corner["makespan"])
         corner = f" ({seconds(slowest['makespan'])} in corner {slowest['name']})"
+    verdict = _bottleneck(evaluation)
+    if result.get("fits") is False:
+        verdict = f"[bold red]{_does_not_fit(result)}[/]"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
     yield f"{heading(result)}; links: {_link(evaluation.links)}"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
     shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in path)
-    yield f"bubble {percent(result['bubble_ratio'])} of all time; critical path: {shares}"
+    idle = percent(result["bubble_ratio"])
+    yield f"workers idle {idle} of the time (bubble); critical path: {shares}"
     if scenario.workload is not None and scenario.system is not None:
         yield plain(
             f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
             f"accelerators; {quantity(result['flops_per_accelerator'], 'FLOP/s')} each, MFU "
-            f"{percent(result['mfu'])} of {result['precision']} (causal attention counted in full)"
+            f"{percent(result['mfu'])} of the {result['precision']} peak (causal attention "
+            "counted in full)"
         )
         fullest = int(np.argmax(result["memory_bytes"]))
         sizes = {name: float(part[fullest]) for name, part in result["memory_parts"].items()}
@@ -247,13 +247,26 @@ def _view(
         yield from evidence_lines(result["evidence"], result["regime"], scenario.system.name)
     else:
         peak = result["peak_in_flight"]
-        scope = " of a stage" if evaluation.stages > evaluation.workers else ""
-        yield f"worker {peak.argmax()} holds activations of {peak.max()} microbatches{scope}"
+        scope = ", each of one stage" if evaluation.stages > evaluation.workers else ""
+        worker, count = peak.argmax(), peak.max()
+        yield f"worker {worker} holds the most activations: of {count} microbatches{scope}"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
     if "assumes" in result:
         yield plain(result["assumes"])
+
+
+def _bottleneck(evaluation: "pj.Evaluation") -> str:
+    """Return which workers are busy longest, and for which share of the step."""
+    makespan, busy = evaluation.makespan or 1.0, evaluation.busy
+    if busy.max() <= UNEVEN * busy.mean():
+        return f"all workers are busy {percent(busy.mean() / makespan)} of the step"
+    busiest = [str(worker) for worker in np.flatnonzero(busy >= (1 - TIE) * busy.max())]
+    if len(busiest) > MAX_LISTED:
+        busiest = [busiest[0], f"{len(busiest) - 1} others"]
+    subject = f"workers {' and '.join(busiest)} are" if busiest[1:] else f"worker {busiest[0]} is"
+    return f"{subject} the bottleneck: busy {percent(busy.max() / makespan)}"
 
 
 def _details(
@@ -262,8 +275,8 @@ def _details(
     """Return tables of workers, totals and parts of the step, by their titles."""
     rows = [
         ("idle over busy time", percent(result["bubble_overhead"])),
-        ("first to last op of a worker", f"{seconds(result['max_span'])} at most"),
-        ("idle in that span", percent(result["span_bubble_ratio"])),
+        ("longest time from first to last op of a worker", seconds(result["max_span"])),
+        ("idle in that time", percent(result["span_bubble_ratio"])),
     ]
     if bands := result.get("step_time_band"):
         ranges = (f"{seconds(a)} to {seconds(b)} ({share} %)" for share, (a, b) in bands.items())
@@ -284,7 +297,10 @@ def _details(
 
 
 def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
-    """Return the evidence of a step time that a model on a machine predicts; else nothing."""
+    """Return the measured runs nearest to a predicted one, for `--json`; {} without a model.
+
+    `step` is the predicted step time [s].
+    """
     from pipejax.analysis.step.evidence import find_evidence, workload_regime
 
     workload, system = scenario.workload, scenario.system
@@ -299,7 +315,10 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
 def _add_fit(
     table: pj.ScheduleTable, scenario: "pj.Scenario", result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Add to a result whether a model's step fits; return fields with which it would, if not."""
+    """Add to a result whether the step of a model fits in memory.
+
+    If not, return fields of the workload with which it would fit; {} if there are none.
+    """
     if scenario.workload is None or scenario.system is None:
         return {}
     room = float(scenario.system.memory_available)
@@ -325,25 +344,29 @@ def _does_not_fit(result: dict[str, Any]) -> str:
 
 
 def _check_links(evaluation: "pj.Evaluation") -> None:
-    """Refuse the link model of two workers without messages; warn of links that carry nothing."""
-    sent = evaluation.program.messages
+    """Refuse --pair-links of workers that send no message to each other.
+
+    Warns of --shared-links and --host-links that carry nothing.
+    """
+    sent, schedule = evaluation.program.messages, evaluation.schedule
     sent_pairs = set(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
     for (sender, other), model in evaluation.links.named_pairs:
         if not {(sender, other), (other, sender)} & sent_pairs:
             raise ValueError(
                 f"--pair-links {sender}-{other}={model} has no effect: no message goes between "
-                f"workers {sender} and {other} in {evaluation.schedule}"
+                f"workers {sender} and {other} in {schedule}"
             )
-    groups, schedule = evaluation.links.shared_links, evaluation.schedule
-    has_copies = evaluation.table.num_pipes > 1  # whose gradients are exchanged
-    idle = [
-        f"--shared-links {format_pairs([group])} has no effect: {schedule} sends nothing over it"
-        for group in (() if isinstance(groups, str) or has_copies else groups)
-        if not sent_pairs.intersection(group)
-    ]
+    messages = []
+    groups = evaluation.links.shared_links
+    # a table of several pipes has copies of weights, whose gradients go over any link
+    if not isinstance(groups, str) and evaluation.table.num_pipes == 1:
+        for group in groups:
+            if sent_pairs.isdisjoint(group):
+                option = f"--shared-links {format_pairs([group])}"
+                messages.append(f"{option} has no effect: {schedule} sends nothing over it")
     if evaluation.links.host_links and not evaluation.table.offloads:
-        idle.append(f"--host-links has no effect: no O or L in {schedule}")
-    for text in idle:
+        messages.append(f"--host-links has no effect: no O or L in {schedule}")
+    for text in messages:
         warnings.warn(text, Notice, stacklevel=3)
 
 
@@ -384,7 +407,7 @@ def summary(
 
 
 def _link(links: pj.Links) -> str:
-    """Return the link model, and all that differs from its defaults."""
+    """Return the link model, its meaning, and link options that are not the default."""
     notes = [LINK_MODELS[links.model].meaning]
     notes += [f"one queue per {links.queues}"] if links.is_rendezvous else []
     for name, value in links.changed().items():

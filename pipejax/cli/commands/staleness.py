@@ -96,10 +96,10 @@ def _histogram(shares: Sequence[float]) -> TextTable:
       shares: `shares[k]` is the share of gradients with a delay of k updates.
     """
     delays_per_row = -(-len(shares) // MAX_ROWS)  # rounded up
-    firsts = range(0, len(shares), delays_per_row)
-    lasts = [min(first + delays_per_row, len(shares)) - 1 for first in firsts]
-    labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True)]
-    row_shares = np.add.reduceat(shares, firsts)
+    starts = range(0, len(shares), delays_per_row)
+    ends = [min(start + delays_per_row, len(shares)) - 1 for start in starts]
+    labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    row_shares = np.add.reduceat(shares, starts)  # sums from each start to the next
     return grid([("delay in updates", labels), ("share", map(percent, row_shares))])
 
 

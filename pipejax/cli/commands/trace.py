@@ -134,8 +134,11 @@ def trace(
     before_command: list[object] = []
     if analysis.advice is not None and save.path is None:
         next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
-        note = f"two commands, in this order: the first writes {folder}, the second reads it"
-        before_command = [plain(note), plain(f"next: {next_commands[0]}")]
+        note = f"the first writes the folder {folder}, the second reads it"
+        before_command = [
+            plain(f"two commands, in this order: {note}"),
+            plain(f"next: {next_commands[0]}"),
+        ]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
     view = chain(trace_view(analysis, result, before_command), _file_uses(save))

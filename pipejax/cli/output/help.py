@@ -70,7 +70,10 @@ def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
-    """Return the help of a command: one screen, or all options."""
+    """Return the help of a command: all options explained, or one screen.
+
+    A screen has all options if they fit, else those that are required or frequent.
+    """
     from pipejax.cli.options.option import command_options  # loads cyclopts
 
     width, parameters = _width(), command_options(command)
@@ -80,38 +83,32 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
         for panel in _panels(command.__name__, options, width):
             lines += ["", *panel]
         return "\n".join([*lines, *_notes(command.__name__, options, width), ""])
-    num_free_lines = SCREEN - len(lines) - 2  # an empty line above the options, one line below
     records = {key: record(key, command.__name__) for key in CATALOGUE if key in options}
-    names = [_option_text(key, records[key]) for key in records if is_frequent(key, options[key])]
-    column = min(max(map(len, names)) + 2, MAX_NAMES_WIDTH)
-    # options that matter most get the free lines; they are printed in the order of the catalogue
-    lines_by_option: dict[str, list[str]] = {}
-    for key in sorted(records, key=lambda key: _rank(key, options[key])):
+    option_lines = _option_lines(records, options, width)
+    if len(option_lines) > SCREEN - len(lines) - 2:  # an empty line above them, a line below
+        for key in [*records]:
+            if not records[key].frequent and options[key].default is not inspect.Parameter.empty:
+                del records[key]
+        option_lines = _option_lines(records, options, width)
+    num_more = len(options) - len(records)
+    foot = f"{num_more} more options: " if num_more else "Every option explained: "
+    return "\n".join([*lines, "", *option_lines, f"{foot}pipejax {name} --help-all", ""])
+
+
+def _option_lines(
+    records: Mapping[str, Option], options: "Mapping[str, CommandOption]", width: int
+) -> list[str]:
+    """Return the lines of options for the one-screen help, their details only if they fit."""
+    names = {key: _option_text(key, entry) for key, entry in records.items()}
+    column = min(max(map(len, names.values())) + 2, MAX_NAMES_WIDTH)
+    rows = []
+    for key, entry in records.items():
         default = _default(options[key])
         text = options[key].help + default
         if len(text) > width - column:
-            text = begin_sentence(records[key].head) + default
-        row = (_option_text(key, records[key]), text)
-        option_lines = list(_columns([row], column, width))
-        if len(option_lines) <= num_free_lines:
-            lines_by_option[key] = option_lines
-            num_free_lines -= len(option_lines)
-    lines += ["", *(line for key in records for line in lines_by_option.get(key, ()))]
-    num_more = len(options) - len(lines_by_option)
-    foot = f"{num_more} more options: " if num_more else "Every option explained: "
-    return "\n".join([*lines, f"{foot}pipejax {name} --help-all", ""])
-
-
-def is_frequent(name: str, option: "CommandOption") -> bool:
-    """Return whether an option is among those of the one-screen help."""
-    return CATALOGUE[name].frequent or option.default is inspect.Parameter.empty
-
-
-def _rank(name: str, option: "CommandOption") -> int:
-    """Return how early an option gets its line; the lowest first."""
-    if option.default is inspect.Parameter.empty or name in ("details", "json"):
-        return 0
-    return 1 if is_frequent(name, option) else 2
+            text = begin_sentence(entry.head) + default
+        rows.append((names[key], text))
+    return list(_columns(rows, column, width))
 
 
 def _width() -> int:

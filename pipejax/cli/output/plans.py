@@ -112,7 +112,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
     yield plain(
         f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
-        f"{gigabytes(best.memory_bytes)}; limit: {limit} ({best.bound_by})"
+        f"{gigabytes(best.memory_bytes)}; bottleneck: {limit} ({best.bound_by})"
     )
     yield from _measured_memory(plan)
     best_evidence = evidence_json(best.evidence, best.step_time)
@@ -122,7 +122,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        why = f"left out, as {_reason_not_ranked(entry)}"
+        why = f"not ranked, because {_reason_not_ranked(entry)}"
         if best.memory_bytes <= request.sure_room < entry.memory_bytes:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
@@ -133,8 +133,8 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
 def _reason_not_ranked(entry: "PlannedLayout") -> str:
     evidence = entry.evidence
     if evidence is None or evidence.differs or not evidence.is_many:
-        return f"nobody measured {entry.regime} on this machine with this software"
-    return f"{entry.regime} is predicted {evidence.mean_error:.3g} % off on this machine"
+        return f"nobody measured such runs ({entry.regime}) on this machine with this software"
+    return f"predictions of such runs ({entry.regime}) are {evidence.mean_error:.3g} % off"
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
@@ -199,12 +199,12 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     expected = "extrapolated: no range is known"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
-        expected = f"expect {ends} (90 % range by {record['range_basis']})"
+        expected = f"expect {ends} (90 % range, by the errors on {record['range_basis']})"
     yield plain(expected)
     yield plain(
-        f"nearest measured: {record['configurations']} configurations of {sources} "
+        f"nearest measured runs: {record['configurations']} configurations of {sources} "
         f"({record['regime']}) on {record['system']} with {record['stack']}, "
-        f"{record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
+        f"predicted {record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
     )
 
 
@@ -215,7 +215,7 @@ def _memory_limit(plan: "PlanResult") -> object:
         return plain(f"memory limit: {gigabytes(request.room)} (--memory-limit)")
     available = gigabytes(float(request.system.memory_available))
     return plain(
-        f"memory limit: {gigabytes(request.room)}, {available} less {100 * request.headroom:g} % "
+        f"memory limit: {gigabytes(request.room)} = {available} minus {100 * request.headroom:g} % "
         "for fragmentation (--headroom)"
     )
 
@@ -255,9 +255,9 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         f"{case.factor:.3g} times today's"
         for case in plan.break_even_factors[:MAX_BREAK_EVEN]
     ]
-    when = "and stays behind if any one number of the machine is up to 8 times off"
+    when = "and stays slower if any one number of the machine is up to 8 times off"
     if cases:
-        when = f"and wins if {', or if '.join(cases)}"
+        when = f"and becomes the best if {', or if '.join(cases)}"
     yield plain(f"next best: {_long_text(plan.runners_up[0])}, {percent(lag)} slower, {when}")
 
 

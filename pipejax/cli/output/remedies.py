@@ -188,7 +188,7 @@ def remedies_view(
     yield from before_command
     command = rows[place]["command"]
     if len(command) > LONG_COMMAND:
-        yield f"next: the command of remedy {place + 1}, of {len(command)} letters (--details)"
+        yield f"next: the command of remedy {place + 1} ({len(command)} letters, see --details)"
     else:
         yield plain(f"next: {command}")
 
@@ -258,7 +258,7 @@ def _effect_text(effect: "Effect", cause: str) -> str:
     return f"{text} ({seconds(effect.without)} without {effect.part})"
 
 
-LAYERS_HINT = "; whole layers, with flags: --stage-layers N"
+LAYERS_HINT = "; --stage-layers N moves whole layers, with options of launchers"
 
 
 def _remedy_text(

@@ -25,9 +25,6 @@ from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
     from pipejax.plots.heat_maps import HeatMap, RecordedStep
-    from pipejax.traces.findings.analysis import Analysis
-    from pipejax.traces.findings.attribution import Attribution
-    from pipejax.traces.findings.suspects import Suspect
 
 MAX_OTHERS = 2  # other suspects on the first screen
 MAX_SHARES = 8  # shares of a kind in a table
@@ -56,16 +53,21 @@ ACTIONS: Mapping[str, tuple[str, str]] = {
         "look for what ran in or before {name}: compilation, checkpoint, evaluation, loading",
     ),
 }
+HARDWARE = ("worker", "replica", "link", "host")  # kinds of suspects that hardware explains
 WORDS = {"start": "warm-up", "end": "cool-down", "messages": "exposed messages"}  # of parts
 
 
-def _action(suspect: "Suspect") -> str:
+def _action(suspect: "pj.results.Suspect") -> str:
+    """Return what the owner of a suspect can do about it."""
     noun = {"host": "worker", "launch": "the launch of"}.get(suspect.kind, suspect.kind)
     return ACTIONS[suspect.kind][1].format(name=f"{noun} {suspect.name}")
 
 
-def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
-    """Return the row of `remedies_json` that repairs the first suspect, if no layers move."""
+def first_remedy(analysis: "pj.results.Analysis", command: str) -> list[dict[str, Any]]:
+    """Return a row, as of `remedies_json`, for the repair of the first suspect.
+
+    The list is empty without a suspect, and if moving layers off a slow stage is the first remedy.
+    """
     finding, step_time = analysis.finding, float(analysis.attribution.recorded.mean())
     if finding is None or analysis.advice is None:
         return []
@@ -77,27 +79,33 @@ def first_remedy(analysis: "Analysis", command: str) -> list[dict[str, Any]]:
         what = f"inspect the machine of stage {finding.name}, or lighten its head or recomputation"
     if "step" not in finding.place:  # else it is a fault of one step, not of the mean
         step_time -= finding.seconds
-    row = {
-        "what": what,
-        "kind": "repair",
-        "launchers": [],
-        "shelf": "hardware" if finding.kind in ("worker", "replica", "link", "host") else "code",
-        "command": command,
-        "saves": finding.seconds,
-        "bound": None,
-        "memory": 1.0,
-        "step_time": step_time,
-        "fits": True,
-        "assumes": f"the {finding.kind} can be as the others are",
-        "launch": {},
-    }
-    return [row]
+    return [
+        {
+            "what": what,
+            "kind": "repair",
+            "launchers": [],
+            "shelf": "hardware" if finding.kind in HARDWARE else "code",
+            "command": command,
+            "saves": finding.seconds,
+            "bound": None,
+            "memory": 1.0,
+            "step_time": step_time,
+            "fits": True,
+            "assumes": f"the {finding.kind} can be as fast as the other ones",
+            "launch": {},
+        }
+    ]
 
 
 def trace_view(
-    analysis: "Analysis", result: Mapping[str, Any], before_command: Sequence[object] = ()
+    analysis: "pj.results.Analysis",
+    result: Mapping[str, Any],
+    before_command: Sequence[object] = (),
 ) -> Iterator[object]:
-    """Yield the finding, its cost and the action; then the evidence."""
+    """Yield the first suspect, its cost and the action; other suspects, remedies and evidence.
+
+    `result` is the object of `--json`; `before_command` stands before the first remedy's command.
+    """
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
     finding, rows = analysis.finding, result["remedies"]
     if advice is None:
@@ -142,7 +150,7 @@ def trace_view(
         f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
         for part in parts
     )
-    yield plain(f"mean pipeline {seconds(advice.step_time)}: {', '.join(texts)}")
+    yield plain(f"mean pipeline, {seconds(advice.step_time)} per step: {', '.join(texts)}")
     min_saving = MIN_SAVING * advice.step_time
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step)
@@ -150,14 +158,14 @@ def trace_view(
     yield from _doubts(analysis)
 
 
-def _doubts(analysis: "Analysis") -> Iterator[object]:
+def _doubts(analysis: "pj.results.Analysis") -> Iterator[object]:
     """Yield the unit of times, if no file states it, new numbers, and signs of two jobs."""
     for text in analysis.pipelines.trace.inferred:
         if text.startswith(("unit of times", "replicas do not", "microbatches are")):
             yield plain(text)
 
 
-def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
+def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect") -> str:
     """Return a suspect, its evidence and its cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
@@ -172,7 +180,7 @@ def _suspect_text(analysis: "Analysis", suspect: "Suspect") -> str:
     return f"{ACTIONS[suspect.kind][0]}: {subject}{suspect.why}; it costs {cost}"
 
 
-def _paired_places(table: pj.ScheduleTable, suspect: "Suspect") -> dict[str, int]:
+def _paired_places(table: pj.ScheduleTable, suspect: "pj.results.Suspect") -> dict[str, int]:
     """Return the stage and worker of a suspect; empty unless both have only each other."""
     workers = table.placement[0].tolist()
     is_place = suspect.kind in ("worker", "stage")
@@ -183,7 +191,7 @@ def _paired_places(table: pj.ScheduleTable, suspect: "Suspect") -> dict[str, int
     return {"stage": stage, "worker": workers[stage]}
 
 
-def _equal_causes(analysis: "Analysis") -> Iterator[object]:
+def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
     """Yield causes that these files cannot distinguish, and files that could."""
     finding, trace = analysis.finding, analysis.pipelines.trace
     if finding is None or finding.kind not in ("worker", "stage", "link"):
@@ -203,35 +211,37 @@ def _equal_causes(analysis: "Analysis") -> Iterator[object]:
         )
 
 
-def _other_suspects(analysis: "Analysis") -> Iterator[object]:
-    """Yield the suspects after the first; those of clocks are details."""
-    finding = analysis.finding
+def _other_suspects(analysis: "pj.results.Analysis") -> Iterator[object]:
+    """Yield kinds with many suspects as counts, then the next suspects except those of clocks."""
     suspects = [suspect for suspect in analysis.suspects if suspect.kind != "clock"]
     counts = Counter(suspect.kind for suspect in suspects)
     for kind, count in counts.items():
         if count >= MAX_LISTED:
             kinds = {"microbatch": "microbatches"}.get(kind, f"{kind}s")
             yield plain(f"also: {count} {kinds} or more take over {MIN_RATIO} times the others")
+    first = [] if analysis.finding is None else [analysis.finding]
+    few = [suspect for suspect in suspects if counts[suspect.kind] < MAX_LISTED]
     # a worker and its only stage are one place of one cost: the first of them is named
-    keys = set() if finding is None else {_place_key(finding)}
-    others = []
-    for suspect in suspects:
-        if counts[suspect.kind] < MAX_LISTED and _place_key(suspect) not in keys:
-            keys.add(_place_key(suspect))
-            others.append(suspect)
+    distinct: dict[tuple[object, ...], pj.results.Suspect] = {}
+    for suspect in [*first, *few]:
+        distinct.setdefault(_place_key(suspect), suspect)
+    others = [*distinct.values()][len(first) :]
     for suspect in others[:MAX_OTHERS]:
         yield plain(f"also: {_suspect_text(analysis, suspect)}")
     if others[MAX_OTHERS:]:
         yield f"and {len(others) - MAX_OTHERS} more suspects: --json"
 
 
-def _place_key(suspect: "Suspect") -> tuple[object, ...]:
-    """Return an identity of the place: the cost of a worker or stage, else kind and name."""
+def _place_key(suspect: "pj.results.Suspect") -> tuple[object, ...]:
+    """Return a key that suspects of the same place share: the cost of a worker or stage [s].
+
+    Of other kinds it is kind and name.
+    """
     is_place = suspect.kind in ("worker", "stage")
     return (suspect.seconds,) if is_place else (suspect.kind, suspect.name)
 
 
-def _replay_help(analysis: "Analysis") -> Iterator[object]:
+def _replay_help(analysis: "pj.results.Analysis") -> Iterator[object]:
     """Yield advice for a closer replay."""
     for stall in analysis.stalls[:1]:
         yield plain(
@@ -245,7 +255,9 @@ def _replay_help(analysis: "Analysis") -> Iterator[object]:
         yield plain("if these are files of some ranks only, give those of all, or their folder")
 
 
-def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, Iterable[object]]:
+def trace_details(
+    analysis: "pj.results.Analysis", result: Mapping[str, Any]
+) -> dict[str, Iterable[object]]:
     """Return costs of parts, stalls, the reading and replay of files, and the advice."""
     pipelines = analysis.pipelines
     dropped = [vars(part) for part in analysis.left_out]
@@ -270,7 +282,7 @@ def trace_details(analysis: "Analysis", result: Mapping[str, Any]) -> dict[str, 
     return {name: parts for name, parts in details.items() if parts}
 
 
-def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
+def _heading(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
     """Return the schedule, sizes and fit of the replay on which a report rests."""
     name = analysis.schedule or "no schedule of the registry"
     orders = f", {result['orders']} orders" if result["orders"] > 1 else ""
@@ -279,7 +291,7 @@ def _heading(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     error = analysis.replay.mean_error
     fit = "exactly" if error < EXACT else f"within {percent(error)} on average"
     return (
-        f"rests on [bold]{escape(name)}[/], "
+        f"based on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{orders}: {_count(result['steps'], 'step')} of "
         f"{_count(result['replicas'], 'replica')}, replayed {fit}{left_out}"
@@ -290,7 +302,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _replay(analysis: "Analysis") -> Iterator[object]:
+def _replay(analysis: "pj.results.Analysis") -> Iterator[object]:
     """Yield the errors of the replay, and the link models that fit as well."""
     replay = analysis.replay
     yield (
@@ -310,7 +322,7 @@ def _time(value: float) -> str:
     return seconds(value) if value > 0 else "below the clocks' resolution"
 
 
-def _forecast(analysis: "Analysis") -> Iterator[object]:
+def _forecast(analysis: "pj.results.Analysis") -> Iterator[object]:
     forecast = analysis.forecast
     if forecast is not None:
         title, only = ("failed forecast", "only ") if forecast.has_failed else ("forecast", "")
@@ -322,7 +334,7 @@ def _forecast(analysis: "Analysis") -> Iterator[object]:
         )
 
 
-def _clocks(analysis: "Analysis") -> Iterator[object]:
+def _clocks(analysis: "pj.results.Analysis") -> Iterator[object]:
     for offset in analysis.offsets:
         if offset.step == NONE:
             yield plain(
@@ -332,7 +344,7 @@ def _clocks(analysis: "Analysis") -> Iterator[object]:
             )
 
 
-def _deal(analysis: "Analysis") -> Iterator[object]:
+def _deal(analysis: "pj.results.Analysis") -> Iterator[object]:
     """Yield the time that another distribution of microbatches over replicas saves."""
     deal = analysis.deal
     is_first = analysis.finding is not None and analysis.finding.kind == "data"
@@ -344,7 +356,7 @@ def _deal(analysis: "Analysis") -> Iterator[object]:
         )
 
 
-def _shares(shares: "Attribution") -> object:
+def _shares(shares: "pj.results.Attribution") -> object:
     """Show the largest shares of each kind."""
     counts, rows = Counter[str](), list[dict[str, Any]]()
     for share in shares.shares:
@@ -415,7 +427,7 @@ TIMES = (
 )
 
 
-def draw_shares(analysis: "Analysis", figure: Output) -> None:
+def draw_shares(analysis: "pj.results.Analysis", figure: Output) -> None:
     """Draw who costs how much, and a step as it ran and as replayed."""
     from pipejax.plots.heat_maps import heat_picture  # matplotlib is an extra, slow to import
     from pipejax.plots.timeline import save
@@ -424,7 +436,7 @@ def draw_shares(analysis: "Analysis", figure: Output) -> None:
     figure.save(lambda draft: save(picture, draft))
 
 
-def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
+def _maps(analysis: "pj.results.Analysis") -> "Iterator[HeatMap]":
     """Yield heat maps of workers and stages: added time by replica or, of one replica, by step."""
     from pipejax.plots.heat_maps import HeatMap
 
@@ -444,7 +456,7 @@ def _maps(analysis: "Analysis") -> "Iterator[HeatMap]":
     yield _by_step(shares, "stage")
 
 
-def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
+def _by_step(shares: "pj.results.Attribution", kind: str) -> "HeatMap":
     """Return a heat map of the cost of each worker or stage (`kind`), by step."""
     from pipejax.plots.heat_maps import HeatMap
 
@@ -459,7 +471,7 @@ def _by_step(shares: "Attribution", kind: str) -> "HeatMap":
     )
 
 
-def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
+def _median_pipeline(analysis: "pj.results.Analysis") -> tuple[Pipeline, str]:
     """Return the slowest replica of the median step, and its title."""
     shares, pipelines = analysis.attribution, analysis.pipelines
     step = shares.steps[int(np.argsort(shares.recorded)[len(shares.steps) // 2])]
@@ -469,7 +481,7 @@ def _median_pipeline(analysis: "Analysis") -> tuple[Pipeline, str]:
     return slowest, f"step {step}{replica}"
 
 
-def _median_ran(analysis: "Analysis") -> MeasuredRun:
+def _median_ran(analysis: "pj.results.Analysis") -> MeasuredRun:
     """Return the median step for the explorer, replayed with its own times."""
     pipeline, title = _median_pipeline(analysis)
     costs = measured_costs(analysis.replay, pipeline=pipeline)
@@ -477,7 +489,7 @@ def _median_ran(analysis: "Analysis") -> MeasuredRun:
     return MeasuredRun(title, run, analysis.pipelines.starts(pipeline))
 
 
-def _median_step(analysis: "Analysis") -> "RecordedStep":
+def _median_step(analysis: "pj.results.Analysis") -> "RecordedStep":
     """Return the median step for a picture."""
     from pipejax.plots.heat_maps import RecordedStep
 
@@ -486,13 +498,12 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
     slices = slowest.slices
     is_second = is_second_of_pair(trace, slices)
     with_stage = trace.stages > trace.workers
+    columns = (x[slices].tolist() for x in (trace.stage, trace.phase, trace.microbatch))
     labels = [
         f"{stage if with_stage else ''}{trace.phases[phase]}{microbatch}"
-        for stage, phase, microbatch in zip(
-            *(x[slices].tolist() for x in (trace.stage, trace.phase, trace.microbatch)), strict=True
-        )
+        for stage, phase, microbatch in zip(*columns, strict=True)
     ]
-    for k in np.flatnonzero(is_second).tolist():
+    for k in np.flatnonzero(is_second).tolist():  # a fused pair has one label, as F3 B1
         labels[k - 1] += f" {labels[k]}"
     first = slices[~is_second]
     start = trace.start[first] - trace.start[slices].min()
@@ -506,7 +517,7 @@ def _median_step(analysis: "Analysis") -> "RecordedStep":
     )
 
 
-def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
+def trace_page(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
     """Return the report of a trace as one page."""
     if analysis.advice is None:
         raise ValueError(f"--out: {analysis.no_advice}")
@@ -520,7 +531,7 @@ def trace_page(analysis: "Analysis", result: Mapping[str, Any]) -> str:
     )
 
 
-def _svg(analysis: "Analysis") -> str:
+def _svg(analysis: "pj.results.Analysis") -> str:
     """Draw the maps; the step itself is in the explorer, which draws many ops in a few MB."""
     from pipejax.plots.heat_maps import heat_picture
 
