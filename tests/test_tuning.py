@@ -316,7 +316,7 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     if what == "layers":
         refusal = "ways to split 48 into 8: at most 200000 are tried"
         code, out, _ = call(capsys, *arguments, "--method", "local", what=what)
-        assert "even unchanged: " in out
+        assert "│ even " in out
         code, _, err = call(capsys, *arguments, "--method", "exhaustive", what=what)
         assert (code, refusal in err) == (2, True)
 

@@ -27,7 +27,6 @@ from pipejax.cli.output.files import (
 from pipejax.cli.output.report import (
     SEARCH_FIELDS,
     TextTable,
-    facts,
     gigabytes,
     grid,
     is_json,
@@ -36,6 +35,7 @@ from pipejax.cli.output.report import (
     print_json,
     saving,
     savings,
+    search_end,
     seconds,
 )
 from pipejax.schedules.cells.ops import format_cell
@@ -139,9 +139,11 @@ def optimize(
             _view(outcome, rendezvous),
             next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
-                "search": [_search(outcome)],
                 "workers": [_workers(outcome)],
-                "other schedules": [savings("schedule", minimize, result.baselines, result.value)],
+                "other schedules": [
+                    savings("schedule", minimize, result.baselines, result.value),
+                    *search_end(result, "plans"),
+                ],
             },
         )
 
@@ -315,24 +317,6 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
             f"under rendezvous links, as on NCCL: {seconds(rendezvous)}, "
             f"{percent(rendezvous / run.makespan - 1)} more, because its transfers block each other"
         )
-
-
-def _search(outcome: Outcome) -> TextTable:
-    """Show how the search ended: bound, rounding, source and effort."""
-    result, best = outcome.result, outcome.result.best
-    rows = [
-        ("status", best.status),
-        ("lower bound", f"{seconds(result.lower_bound)}, by {best.bound_by}"),
-    ]
-    if best.rounding:
-        rows.append(("rounding", f"{seconds(best.rounding)}: the solver's times are whole units"))
-    if outcome.idle_saved is not None:
-        rows.append(("idle time saved", percent(outcome.idle_saved)))
-    # stored plans come from earlier searches, so their time is not part of this one
-    when = f" in {seconds(best.found_after)}" if best.found_after <= best.seconds else ""
-    rows.append(("source", f"{best.source}{when}"))
-    rows.append(("search", f"{result.evaluated} plans in {seconds(best.seconds)}"))
-    return facts(rows)
 
 
 def _workers(outcome: Outcome) -> TextTable:

@@ -1,6 +1,6 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,9 +12,7 @@ from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import TextTable, gigabytes, grid, heading, percent, pick
-
-MAX_ROWS = 16  # of the histogram
+from pipejax.cli.output.report import TextTable, gigabytes, grid, heading, pick
 
 
 @options
@@ -54,15 +52,13 @@ def staleness(
     details: dict[str, Iterable[object]] = {
         "workers": [_workers(staleness_result, result.get("weight_bytes"))]
     }
-    if table.updates_within:
-        details["delays"] = [_histogram([row["share"] for row in result["histogram"]])]
     return Answer(result, _view(table, staleness_result, result), details=details)
 
 
 def _view(
     table: pj.ScheduleTable, staleness: "pj.results.Staleness", data: Mapping[str, Any]
 ) -> Iterator[object]:
-    """Yield the delay of gradients and the largest number of weight versions."""
+    """Yield the delay of gradients, the largest number of weight versions, and the sizes."""
     links = f"{data['link']} links" if "link" in data else "unit slots"
     if table.updates_within:
         yield (
@@ -84,23 +80,9 @@ def _workers(
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),
         ("weight versions", staleness.weight_versions),
-        ("lag in updates of the stage", staleness.own_lag),
+        ("delay within the stage [updates]", staleness.own_lag),
     ]
     return grid(columns if memory is None else [*columns, ("weights", map(gigabytes, memory))])
-
-
-def _histogram(shares: Sequence[float]) -> TextTable:
-    """Make a table of the shares of gradients by delay, with at most `MAX_ROWS` rows.
-
-    Args:
-      shares: `shares[k]` is the share of gradients with a delay of k updates.
-    """
-    delays_per_row = -(-len(shares) // MAX_ROWS)  # rounded up
-    starts = range(0, len(shares), delays_per_row)
-    ends = [min(start + delays_per_row, len(shares)) - 1 for start in starts]
-    labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    row_shares = np.add.reduceat(shares, starts)  # sums from each start to the next
-    return grid([("delay in updates", labels), ("share", map(percent, row_shares))])
 
 
 def _draw(figure: Output, staleness: "pj.results.Staleness") -> None:

@@ -3,8 +3,7 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from pipejax.cli.options.option import CountIfGiven, Text, options, parse_second
 from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
-from pipejax.cli.output.answer import Answer, best_so_far, progress
+from pipejax.cli.output.answer import Answer, best_so_far, progress, search_answer
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
 from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import (
@@ -30,8 +29,6 @@ from pipejax.cli.output.report import (
     pick,
     rows_table,
     saving,
-    savings,
-    search_end,
     seconds,
     table_sizes,
 )
@@ -165,42 +162,32 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             details["microbatch sizes"] = [_sizes(tuned, capacity)]
         else:
             details["stages"] = [_stages(best)]
-        counts = best.details
-        details["method"] = [
-            f"method: {best.method} ({best.reason})",
-            f"{seconds(counts['tuned_step_time'])} after {counts['evaluated']} evaluations in "
-            f"{counts['seconds']:.1f} s",
-        ]
+        details["method"] = [f"method: {best.method} ({best.reason})"]
         next_commands: tuple[str, ...] = ()
         if launches:
             result["launch"] = launch_json(launches)
             details["launchers"] = launch_lines(launches)
             next_commands = (command_line(run, "show", out="size.html"),)
-        able = [launch for launch in launches if not launch.lacks]
-        view = chain(_view(tuned, result, capacity), launch_lines(able))
-        return Answer(result, view, next=next_commands, details=details)
+        lines = [
+            f"[bold]{seconds(tuned.value)}[/] per step with {best.microbatches} microbatches of "
+            f"{best.microbatch_size} on {scenario.num_workers} workers ({scenario.schedule}, "
+            f"minibatch {workload.minibatch})",
+            f"memory: {gigabytes(best.memory_bytes)} of {gigabytes(capacity)}",
+        ]
+        return search_answer(
+            lines,
+            result,
+            tuned,
+            ("setting", "settings"),
+            time="step time",
+            last_lines=launch_lines(launch for launch in launches if not launch.lacks),
+            next=next_commands,
+            details=details,
+        )
 
     with best_so_far(report) as keep:
         tuned = _tune(scenario, on_best=keep, launcher=launcher, **arguments)
     return report(tuned)
-
-
-def _view(
-    tuned: "pj.results.Found[pj.results.TunedSetting]", result: Mapping[str, Any], capacity: float
-) -> Iterator[object]:
-    """Yield the best setting, its memory, and times of the baselines."""
-    best = tuned.best
-    yield (
-        f"[bold]{seconds(tuned.value)}[/] per step with {best.microbatches} microbatches of "
-        f"{best.microbatch_size}: the best of {tuned.evaluated} settings of {result['schedule']} "
-        f"on {result['workers']} workers, minibatch {result['minibatch']}"
-    )
-    yield f"memory: {gigabytes(best.memory_bytes)} of {gigabytes(capacity)}"
-    for name, step in tuned.baselines.items():
-        text = "does not fit" if step is None else f"{seconds(step)}, as long"
-        if step is not None and step > tuned.value > 0:
-            text = f"{seconds(step)}, {percent(step / tuned.value - 1)} longer"
-        yield f"{name} unchanged: {text}"
 
 
 def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.TunedSetting]":
@@ -299,7 +286,6 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         best = result.best
         launcher, stack = scenario.files.get("launcher"), scenario.source.stack
         launches = machine_launches(best.workload, table, system, stack, launcher)
-        able = [launch for launch in launches if not launch.lacks]
         data = _split_json(table, links, result) | {
             "seconds": time.monotonic() - start,
             "launch": launch_json(launches),
@@ -312,17 +298,22 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         units: Any = {"embedding_units": 0, "loss_units": 0, "pipeline_layout": str(best.layout)}
         assert scenario.source.workload is not None
         split = scenario.with_workload(dataclasses.replace(scenario.source.workload, **units))
-        times = {name: default.step_time for name, default in best.defaults.items()}
-        return Answer(
+        need, available = best.memory_bytes.max(), float(system.memory_available)
+        lines = [
+            f"[bold]{seconds(result.value)}[/] per step with {best.layout} on {table.num_workers} "
+            f"workers, {table.num_microbatches} microbatches{_saving(result)}",
+            f"memory: {gigabytes(need)} of {gigabytes(available)}",
+        ]
+        return search_answer(
+            lines,
             data,
-            chain(_split_view(table, system, result), launch_lines(able)),
+            result,
+            ("split", "splits"),
+            time="step time",
+            last_lines=launch_lines(launch for launch in launches if not launch.lacks),
             next=(command_line(split, "show", out="layers.html"),),
             details={
                 "stages": [_split_stages(table, system, result)],
-                "other splits": [
-                    savings("split", "step time", times, result.value),
-                    *search_end(result, "splits"),
-                ],
                 "launchers": launch_lines(launches, full=True),
             },
         )
@@ -365,24 +356,6 @@ def _split_json(
             for name, split in best.defaults.items()
         },
     }
-
-
-def _split_view(
-    table: pj.ScheduleTable, system: "pj.System", result: "pj.results.Found[pj.results.Partition]"
-) -> Iterator[object]:
-    """Yield the answer, and the stages that differ from most others."""
-    best = result.best
-    yield (
-        f"[bold]{seconds(result.value)}[/] per step with {best.layout} on {table.num_workers} "
-        f"workers, {table.num_microbatches} microbatches{_saving(result)}"
-    )
-    need, available = best.memory_bytes.max(), float(system.memory_available)
-    proof = f"no split saves more than {percent(result.gap)} of it"
-    if result.lower_bound == 0:
-        proof = "it is not proven to be the best"
-    elif result.stopped == "optimal":
-        proof = "no split is faster"
-    yield f"{proof}; memory: {gigabytes(need)} of {gigabytes(available)}"
 
 
 def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:

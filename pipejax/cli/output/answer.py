@@ -126,6 +126,7 @@ def search_answer(
     nouns: tuple[str, str],
     *,
     time: str = "makespan",
+    last_lines: Iterable[object] = (),
     next: tuple[str, ...] = (),
     details: Mapping[str, Iterable[object]] = {},
 ) -> Answer:
@@ -134,5 +135,5 @@ def search_answer(
     `nouns` name a candidate and several of them, and `time` the minimized time.
     """
     baselines = savings(nouns[0], time, result.baselines, result.value)
-    view = [*first_lines, baselines, *search_end(result, nouns[1])]
+    view = [*first_lines, baselines, *search_end(result, nouns[1]), *last_lines]
     return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

@@ -14,7 +14,6 @@ from pipejax.cli.options.line import written
 from pipejax.cli.options.scenario import command_line
 from pipejax.cli.output.plans import launch_json, launch_lines
 from pipejax.cli.output.report import Column, percent, pick, plain, rows_table, seconds
-from pipejax.cli.output.report_pages import share_bar
 from pipejax.schedules.table.links import LINK_OPTIONS, POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 
@@ -289,7 +288,6 @@ def advice_details(
     )
     details: dict[str, list[object]] = {
         "parts of the step": [
-            share_bar({part.name: part.seconds for part in parts}),
             rows_table((part._asdict() for part in parts), columns),
         ],
         "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults],
