@@ -170,7 +170,11 @@ def test_runs_of_dense_models_tell_nothing_of_experts():
 def test_evaluate_says_what_its_step_time_rests_on(call):
     line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
     for model, system, message in (
-        ("llama3-8b", "h100", "expect 426 ms to 543 ms (90 % range, by the errors on 9 sources of models without"),
+        (
+            "llama3-8b",
+            "h100",
+            "expect 426 ms to 543 ms (90 % range, by the errors on 9 sources of models without",
+        ),
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
         ("llama3-8b", "h100", "h100 with megatron-core-2024, predicted 1.1 % off, bias +0.188 %\n"),
         ("llama3-8b", "h200", "bias +0.188 %; your run differs: h200\n"),

@@ -402,8 +402,7 @@ def test_command_reports_and_writes(capsys, tmp_path):
     assert all(f">{when}: " in picture.read_text() for when in ("before", "after"))
     text = capsys.readouterr().out
     for part in (
-        "one per direction",
-        "by producer",
+        "the order of their producers",
         "transfers wait",
         "if no message blocked another: ",
     ):

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 NO_FIT: Mapping[str, Any] = {"parameters": {}, "bands": {}, "written": None}
 NO_FIT_NOTE = (
-    "the system as it is predicts runs that a fit does not see no worse than any fit: nothing is "
-    "written (name numbers with --fit to fit them all the same)"
+    "no fit predicts held-out runs better than the unchanged system, so no file is written "
+    "(--fit NAMES fits these numbers all the same)"
 )
-MAX_FOLDS = 10  # folds that the report lists
 
 
 @options
@@ -121,7 +120,7 @@ def calibrate(
         data["collectives"] = links.fit._asdict()
         view.append(
             f"links fitted to {links.fit.rows} collectives and messages: "
-            f"{digits(links.fit.mape)} % off in the mean"
+            f"predictions are {digits(links.fit.mape)} % off in the mean"
         )
         details["links"] = [
             _number_table(links.parameters, f"{links.fit.rows} collectives and messages"),
@@ -156,7 +155,7 @@ def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextT
 
 
 def _view(fit: "Calibration") -> Iterator[object]:
-    """Yield the errors before and after the fit, and those on rows held out."""
+    """Yield the mean errors before and after the fit, and those of runs that it did not see."""
     before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
     yield (
         f"step times are [bold]{after} %[/] off in the mean after the fit ({before} % before), "
@@ -171,7 +170,7 @@ def _view(fit: "Calibration") -> Iterator[object]:
 
 
 def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
-    """Return tables of errors, fitted numbers, worst folds and outliers, by their titles."""
+    """Return tables of errors and fitted numbers, and lines of outliers, by their titles."""
     parts = {
         "as it was": data["as_is"],
         "without its own row": data["left_out"],
@@ -185,9 +184,6 @@ def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[
     if fit.parameters:
         fitted_to = f"{fit.fit.rows} runs in {fit.seconds:.1f} s"
         details["numbers"] = [_number_table(fit.parameters.values(), fitted_to)]
-    if len(fit.folds) > 1:
-        worst = sorted(data["folds"].items(), key=lambda item: -item[1]["mape"])[:MAX_FOLDS]
-        details["worst folds"] = [_error_table(dict(worst), "folds with the largest errors")]
     if data.get("starts", 1) > 1:
         details["starts"] = [f"{data['starts']} starts agree to {100 * fit.starts_differ:.2g} %"]
     if fit.outliers:

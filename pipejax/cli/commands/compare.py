@@ -9,7 +9,6 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import NO_FORM
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.option import Text, options, parse_counts
 from pipejax.cli.options.run import ListedRunOptions
@@ -200,13 +199,7 @@ def _reasons(rows: list[Row], slots: dict[str, float]) -> Iterator[object]:
     """Yield what the three bubbles of a row are, and why they differ."""
     ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
     yield f"bubbles: by the published formula, of the table with {ratio} slots, of the run"
-    # the lack of a formula stands before another reason; it is the same for many rows
-    reasons = (
-        (reason, row)
-        for row in _ranked(rows)
-        if "why" in row
-        for reason in row["why"].replace(f"{UNPUBLISHED}; ", f"{UNPUBLISHED}\n").split("\n")
-    )
+    reasons = ((row["why"], row) for row in _ranked(rows) if "why" in row)
     yield from _by_text(reasons, _varying_sizes(rows))
 
 
@@ -267,9 +260,6 @@ def _gigabytes(row: Row, mark: str = "") -> str:
     if "memory_bytes" not in row:
         return "-"
     return ("" if row["fits"] else mark) + f"{max(row['memory_bytes']) / 1e9:.1f}"
-
-
-UNPUBLISHED = f"no formula: {NO_FORM.assumes}"
 
 
 def _size(row: Row) -> tuple[int, int, int]:

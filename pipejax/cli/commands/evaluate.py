@@ -425,9 +425,14 @@ def _workers(
         is_forward = evaluation.table.grammar.forward_only
         unit = "keys and values" if is_forward else "activation memory"
     peaks = zip(held.memory.peak, held.memory.peak_at, strict=True)
+    # placement[pipe, stage] is a worker; pipes may put the same stage on a worker
+    worker_stages = [
+        np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
+        for worker in range(evaluation.workers)
+    ]
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(evaluation.workers)),
-        ("stages", [_worker_stages(evaluation, worker) for worker in range(evaluation.workers)]),
+        ("stages", [" ".join(map(str, dict.fromkeys(stages))) for stages in worker_stages]),
         ("busy", map(seconds, result["busy"])),
         ("idle", (percent(1 - busy / (evaluation.makespan or 1)) for busy in result["busy"])),
     ]
@@ -447,9 +452,3 @@ def _workers(
         )
         columns.append((f"memory (of {gigabytes(available)})", needs))
     return grid(columns)
-
-
-def _worker_stages(evaluation: "pj.Evaluation", worker: int) -> str:
-    """Return the stages of all pipes on a worker, each named once."""
-    stages = np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
-    return " ".join(map(str, dict.fromkeys(stages)))

@@ -80,13 +80,8 @@ def init(
     out.save_text(text)
     command = USED_BY[kind].replace("FILE", str(out.path))
     if kind == "rows" and "system" not in text.partition("\n")[0].split(","):
-        command += " --system SYSTEM"
-    view = [
-        *(plain(f"  {note}") for note in notes),
-        plain(f"next: {command}"),
-    ]
-    if command.endswith("SYSTEM"):
-        view.append(plain("SYSTEM is the machine of the runs, which their log does not say."))
+        command += " --system SYSTEM"  # the log does not name it
+    view = [*(plain(f"  {note}") for note in notes), plain(f"next: {command}")]
     result = {"kind": kind, "used_by": command}
     return Answer(result | ({"notes": notes} if is_read else {}), view)
 

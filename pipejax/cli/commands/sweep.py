@@ -104,7 +104,6 @@ def _run_answer(
         reasons = sorted({str(text) for text in np.ravel(data.reason.values)} - {""})
     counts = dict(zip(STATUS, status_counts, strict=True))
     new_points = sweep.num_points - earlier_points
-    rate = new_points / seconds
     compile_seconds = min(compile_seconds, seconds)
     result = {
         "points": sweep.num_points,
@@ -113,19 +112,15 @@ def _run_answer(
         "evaluated_now": new_points,
         "seconds": seconds,
         "compile_seconds": compile_seconds,
-        "points_per_second": rate,
+        "points_per_second": new_points / seconds,
         "bytes": size,
         "reasons": reasons,
     }
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     sizes = " x ".join(f"{length} {name}" for name, length in sweep.sizes.items())
-    speed = f"evaluated {new_points:,} in {seconds:.3g} s: {rate:,.0f} points/s"
-    if new_points == 0:
-        speed = "nothing was left to evaluate"
-    elif compile_seconds > 0:
-        rate = new_points / max(seconds - compile_seconds, 1e-9)
-        speed = f"evaluated {new_points:,} in {seconds:.3g} s, {compile_seconds:.3g} s of it "
-        speed += f"compiling: {rate:,.0f} points/s without it"
+    speed = f"{new_points:,} points evaluated in {seconds:.3g} s"
+    if compile_seconds > 0:
+        speed += f", of which {compile_seconds:.3g} s were spent to compile"
     view = [
         plain(f"{sweep.num_points:,} points in {out} ({decimal(size)}): {parts}"),
         f"grid: {sizes}",

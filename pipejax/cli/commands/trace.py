@@ -3,8 +3,6 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,7 +139,10 @@ def trace(
         ]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    view = chain(trace_view(analysis, result, before_command), _file_uses(save))
+    view = [*trace_view(analysis, result, before_command)]
+    if save.written is not None:
+        names = {path.name for path in save.written.iterdir()}
+        view.append(facts((name, use) for name, use in FILES.items() if name in names))
     details = trace_details(analysis, result)
     return Answer(result, view, next=next_commands, details=details)
 
@@ -181,13 +182,6 @@ def _save(folder: Path, analysis: "pj.results.Analysis") -> None:
         content = {"order": orders, "saves": analysis.deal.saves}
         write_file(folder / "deal.json", json.dumps(content))
     pj.traces.dataset(analysis).to_zarr(folder / "dataset.zarr", zarr_format=2)
-
-
-def _file_uses(save: Output) -> Iterator[object]:
-    """Yield the use of each file."""
-    if save.written is not None:
-        names = {path.name for path in save.written.iterdir()}
-        yield facts((name, use) for name, use in FILES.items() if name in names)
 
 
 def _next_commands(saved: "pj.Scenario", analysis: "pj.results.Analysis") -> tuple[str, ...]:

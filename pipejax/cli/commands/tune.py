@@ -161,7 +161,8 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
         if best.over == "size":
             details["microbatch sizes"] = [_sizes(tuned, capacity)]
         else:
-            details["stages"] = [_stages(best)]
+            columns = [(name, best.setting[name]) for name in ("layers", "recomputed")]
+            details["stages"] = [grid([("stage", range(len(best.setting["layers"]))), *columns])]
         details["method"] = [f"method: {best.method} ({best.reason})"]
         next_commands: tuple[str, ...] = ()
         if launches:
@@ -218,11 +219,6 @@ def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) 
         Column("chosen", "microbatch_size", lambda size: "yes" if size == best_size else ""),
     )
     return rows_table(sizes, columns)
-
-
-def _stages(best: "pj.results.TunedSetting") -> TextTable:
-    columns = [(name, best.setting[name]) for name in ("layers", "recomputed")]
-    return grid([("stage", range(len(best.setting["layers"]))), *columns])
 
 
 @options

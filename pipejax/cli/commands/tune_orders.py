@@ -48,7 +48,6 @@ from pipejax.cli.output.report import (
     seconds,
     table_sizes,
 )
-from pipejax.schedules.table.links import QUEUES
 from pipejax.search.found import Found, gap as gap_of
 
 if TYPE_CHECKING:
@@ -129,7 +128,6 @@ def messages(
             next=() if out.path is None else (command_line("export", torch),),
             details={
                 "waiting transfers": _waiting(data, worst),
-                "makespans by queue": [_makespans(makespans)],
                 "search": search_end(result, "orders"),
             },
         )
@@ -205,19 +203,6 @@ def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
         caption="blocked: time before the transfer in front had started",
     )
     yield "wait by worker: " + ", ".join(map(seconds, data["waits_by_worker"]))
-
-
-def _makespans(makespans: Mapping[str, Mapping[str, float | None]]) -> TextTable:
-    queues = makespans[BEST_KEY]
-    columns = {
-        order: [
-            "deadlock" if times[name] is None else seconds(times[name] or 0.0) for name in queues
-        ]
-        for order, times in makespans.items()
-    }
-    labels = [f"one per {name}" if name in QUEUES else name for name in queues]
-    title = "makespan by order of the transfers"
-    return grid([("queues", labels), *columns.items()], title=title)
 
 
 def _answer_permutation(

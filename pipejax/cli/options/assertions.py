@@ -3,13 +3,12 @@
 import json
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import nearest
 from pipejax.base.conditions import compare, share_number, si_number, split_condition
 from pipejax.base.data_files import parse_float, parse_ratio
-from pipejax.cli.output.report import json_text, percent, quantity
+from pipejax.cli.output.report import json_text, quantity
 from pipejax.cli.output.schemas import (
     KeyPath,
     has_list,
@@ -53,18 +52,10 @@ class Assertion(NamedTuple):
         if numbers and isinstance(self.value, float):
             limit = self.value
             where, value = max(numbers, key=lambda pair: abs(pair[1] - limit))
-        return f"assert: {self.text} does not hold: {where} is {self._compared(value)}"
-
-    def _compared(self, value: Any) -> str:
-        """Write a value and how far it is from the one of the condition."""
-        if isinstance(value, str | bool | None) or not isinstance(self.value, float):
-            return json.dumps(value).strip('"')
-        show = partial(quantity, unit=self.unit)
-        if not self.value or compare(value, "=", self.value):
-            return show(value)
-        difference = value / self.value - 1
-        side = "above" if value > self.value else "below"
-        return f"{show(value)}, {percent(abs(difference))} {side} {show(self.value)}"
+        shown = json.dumps(value).strip('"')
+        if isinstance(value, int | float) and isinstance(self.value, float):
+            shown = quantity(value, self.unit)
+        return f"assert: {self.text} does not hold: {where} is {shown}"
 
 
 def failed_assertions(assertions: Sequence[Assertion], answer: Any) -> list[str]:

@@ -82,7 +82,6 @@ WORDS = {  # degrees of a layout, in the order in which a row names them
     "microbatch_size": "microbatch",
     "microbatches": "microbatches",
 }
-MAX_TIES = 2  # other layouts of an idea that a row names
 MAX_SOURCES = 2  # publications that a line names
 MAX_BREAK_EVEN = 2  # numbers of the machine that a report names
 LIMITS = {  # what a number of the machine limits, by its section
@@ -122,19 +121,19 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        why = f"not ranked, because {_reason_not_ranked(entry)}"
+        evidence = entry.evidence
+        why = (
+            f"not ranked, because nobody measured such runs ({entry.regime}) on this machine with "
+        )
+        why += "this software"
+        if evidence is not None and evidence.is_many and not evidence.differs:
+            why = f"not ranked, because predictions of such runs ({entry.regime}) are "
+            why += f"{evidence.mean_error:.3g} % off"
         if best.memory_bytes <= request.sure_room < entry.memory_bytes:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
             why = f"faster if it fits ({need} at {factor:.3g} times the predicted memory)"
         yield plain(f"{why}: {seconds(entry.step_time)} with {_long_text(entry)}")
-
-
-def _reason_not_ranked(entry: "PlannedLayout") -> str:
-    evidence = entry.evidence
-    if evidence is None or evidence.differs or not evidence.is_many:
-        return f"nobody measured such runs ({entry.regime}) on this machine with this software"
-    return f"predictions of such runs ({entry.regime}) are {evidence.mean_error:.3g} % off"
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
@@ -270,18 +269,8 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
         *(Column(word, name) for name, word in WORDS.items()),
         Column("ZeRO", "zero"),
         Column("recompute", "recompute"),
-        Column("within 1 %", "ties"),
         Column("bound by", "bound_by"),
     )
-    rows = ({**vars(entry), **entry.layout, "ties": _ties(entry)} for entry in layouts)
+    rows = ({**vars(entry), **entry.layout} for entry in layouts)
     return folded(rows_table(rows, columns, keys=2))
 
-
-def _ties(entry: "PlannedLayout") -> str:
-    """Return the settings that differ in equally fast layouts of one idea."""
-    words = WORDS | {"schedule": "", "recompute": "", "zero": "ZeRO", "loss_units": "edge units"}
-    texts = []
-    for tie in entry.also[:MAX_TIES]:
-        settings = [f"{word} {tie[name]}".lstrip() for name, word in words.items() if name in tie]
-        texts.append(", ".join(settings))
-    return "; ".join(texts) + ("; .." if entry.also[MAX_TIES:] else "")

@@ -28,7 +28,6 @@ MAX_NAME_LETTERS = 40  # of the remedy, in the name of its table's file
 # parts and causes that cannot be removed alone: only another schedule changes them
 ROUNDING = 1e-12  # of the step: a part below it is what sums in double precision leave
 SCHEDULE_CAUSES = ("schedule", "microbatches", "memory")
-LONG_COMMAND = 700  # letters from which a first screen does not print a command
 WORTH_COMBINING = 0.01  # of the step, that a combination must save beyond a single remedy
 MAX_OTHER_CAUSES = 2  # on a first screen
 ALWAYS_SHOWN = ("joint", "memory")  # kinds of causes that a first screen never drops
@@ -185,11 +184,7 @@ def remedies_view(
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from launch_lines(_able_launches(explanation.remedies[place]))
     yield from before_command
-    command = rows[place]["command"]
-    if len(command) > LONG_COMMAND:
-        yield f"next: the command of remedy {place + 1} ({len(command)} letters, see --details)"
-    else:
-        yield plain(f"next: {command}")
+    yield plain(f"next: {rows[place]['command']}")
 
 
 def _other_cause(explanation: "Explanation", first: int) -> Iterator[object]:

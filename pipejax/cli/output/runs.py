@@ -98,22 +98,18 @@ def paths_json(paths: "Iterable[pj.results.LongPath]") -> list[dict[str, Any]]:
 
 
 def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
-    """List the longest paths: how much shorter each is, its counts, and its ops."""
+    """List the longest paths: how much shorter each is than the longest, its counts, its ops."""
+    rounding = ROUNDING * rows[0]["length"] if rows else 0.0
     columns = [
         Column("path", "number"),
         Column("length", "length", seconds),
-        Column("shorter by", _shorter_by),
+        Column("shorter by", "behind", lambda time: seconds(time if time > rounding else 0.0)),
         *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
         Column("ops", "ops", ends_of_path),
     ]
     return rows_table(
         ({**row, **row["counts"], "number": k} for k, row in enumerate(rows, 1)), columns
     )
-
-
-def _shorter_by(row: Mapping[str, Any]) -> str:
-    is_rounding = row["behind"] <= ROUNDING * row["length"]
-    return seconds(0.0 if is_rounding else row["behind"])
 
 
 def ends_of_path(ops: Sequence[str]) -> str:

@@ -259,6 +259,13 @@ def trace_details(
     analysis: "pj.results.Analysis", result: Mapping[str, Any]
 ) -> dict[str, Iterable[object]]:
     """Return costs of parts, stalls, the reading and replay of files, and the advice."""
+
+    def draw_maps() -> str:
+        from pipejax.plots.heat_maps import heat_picture
+
+        # the step itself is in the explorer, which draws many ops in a few MB
+        return heat_picture([*_maps(analysis)])._repr_svg_()  # type: ignore[attr-defined]
+
     pipelines = analysis.pipelines
     dropped = [vars(part) for part in analysis.left_out]
     reading: list[object] = [*map(plain, pipelines.trace.inferred), *_table(dropped, LEFT_OUT)]
@@ -267,7 +274,7 @@ def trace_details(
         reading.append(f"steps with another order of ops: {odd}")
     times = [row._asdict() for row in analysis.op_times if row.median]
     details: dict[str, list[object]] = {
-        "cost of each part": [_shares(analysis.attribution), Figure(lambda: _svg(analysis))],
+        "cost of each part": [_shares(analysis.attribution), Figure(draw_maps)],
         "costs against the other run": [_shares(analysis.against)] if analysis.against else [],
         "files": [*reading, *_clocks(analysis)],
         "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
@@ -529,10 +536,3 @@ def trace_page(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> st
         name="mean pipeline",
         ran=_median_ran(analysis),
     )
-
-
-def _svg(analysis: "pj.results.Analysis") -> str:
-    """Draw the maps; the step itself is in the explorer, which draws many ops in a few MB."""
-    from pipejax.plots.heat_maps import heat_picture
-
-    return heat_picture([*_maps(analysis)])._repr_svg_()  # type: ignore[attr-defined]
