@@ -13,7 +13,7 @@ import xarray as xr
 import pipejax as pj
 from pipejax.base.files import DRAFT, check_writable, provenance, write_file
 from pipejax.cli.app import run
-from pipejax.cli.output.files import DATASET, Output, write_dataset
+from pipejax.cli.output.files import DATASET, Output
 
 NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
 LATE = "--stage-times", "F=1,B=2"
@@ -184,17 +184,18 @@ def dataset(size):
 
 def test_datasets_are_whole_or_not_there(tmp_path):
     out = Output(tmp_path / "x.zarr", force=True).check(DATASET)
-    write_dataset(dataset(10), out)
+    out.save_dataset(dataset(10))
     before = sorted(tmp_path.rglob("*"))
     with file_size_limit(4096):
         again = Output(out.path, force=True).check(DATASET)
-        write_dataset(dataset(10_000), again)
+        again.save_dataset(dataset(10_000))
     assert again.written is None
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(OSError, match="too large") as error:
         again.end(json=True)
     assert error.value.filename == str(out.path)
-    write_dataset(dataset(20), again := Output(out.path, force=True).check(DATASET))
+    again = Output(out.path, force=True).check(DATASET)
+    again.save_dataset(dataset(20))
     assert again.written == out.path
     assert xr.open_zarr(out.path).sizes == {"n": 20}
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.cli.options.option import Count, Text, options
+from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import JSON, Output
 from pipejax.cli.output.report import (
@@ -51,12 +51,12 @@ class FitOptions:
     """
 
     system: str
-    stack: Text = None
-    collectives: Text = None
-    fit: Text = None
-    hold_out: Text = None
-    starts: Count = 1
-    layer_times: Text = None
+    stack: str | None = None
+    collectives: str | None = None
+    fit: str | None = None
+    hold_out: str | None = None
+    starts: int = 1
+    layer_times: str | None = None
     general: bool = False
     seed: int = 0
 
@@ -130,6 +130,7 @@ def calibrate(
 
 
 def _as_json(fit: "Calibration") -> dict[str, Any]:
+    """Return a fit for `--json`: errors [%] before and after it, held-out rows and outliers."""
     return {
         "as_is": fit.as_is._asdict(),
         "left_out": None if fit.left_out is None else fit.left_out._asdict(),
@@ -144,6 +145,7 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
 
 
 def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
+    """Make a table of fitted numbers with their standard errors."""
     numbers = list(numbers)
     columns = [
         ("number", [number.name for number in numbers]),
@@ -198,6 +200,7 @@ def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[
 
 
 def _error_table(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTable:
+    """Make a table of errors [%], a row for each set of predictions in `parts`."""
     rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
     columns = (

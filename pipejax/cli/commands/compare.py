@@ -10,12 +10,12 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError
-from pipejax.cli.options.option import Text, options, parse_counts
+from pipejax.cli.options.option import options, parse_counts
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.output.answer import Answer, progress
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
 from pipejax.cli.output.plans import layout_json
 from pipejax.cli.output.report import (
     Column,
@@ -48,8 +48,8 @@ Best = dict[tuple[int, int, int], float]  # least makespan [s] by sizes, as `_si
 def compare(
     *,
     run: ListedRunOptions = ListedRunOptions(),
-    microbatches: Text = None,
-    labels: Text = None,
+    microbatches: str | None = None,
+    labels: str | None = None,
     diff: bool = False,
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
@@ -106,7 +106,7 @@ def compare(
     if figure.path is not None:
         names = [_name_row(row, _varying_sizes(rows)) for row in rows if "error" not in row]
         runs = [scenario.evaluate() for scenario in scenarios]
-        draw_runs(dict(zip(names, runs, strict=True)), figure)
+        figure.save_timelines(dict(zip(names, runs, strict=True)))
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
     details = {"bubbles by three definitions": _reasons(rows, slots)}
@@ -198,7 +198,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
 def _reasons(rows: list[Row], slots: dict[str, float]) -> Iterator[object]:
     """Yield what the three bubbles of a row are, and why they differ."""
     ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
-    yield f"bubbles: by the published formula, of the table with {ratio} slots, of the run"
+    yield f"bubbles: by the published formula; of the table in slots of {ratio}; of the run"
     reasons = ((row["why"], row) for row in _ranked(rows) if "why" in row)
     yield from _by_text(reasons, _varying_sizes(rows))
 

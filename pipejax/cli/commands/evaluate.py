@@ -14,11 +14,11 @@ from pipejax.base.progress import Notice
 from pipejax.base.ties import TIE
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
+from pipejax.cli.options.option import options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, named_launch, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.files import JSON, NO_OUTPUT, Output, certify
+from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
 from pipejax.cli.output.plans import (
     evidence_json,
     evidence_lines,
@@ -84,9 +84,9 @@ class TimingSettings:
     """
 
     slack: bool = False
-    target: Text = None
+    target: str | None = None
     corner: list[str] | None = None
-    paths: CountIfGiven = None
+    paths: int | None = None
     distinct_counts: bool = False
 
     def add_to(self, result: dict[str, Any], evaluation: "pj.Evaluation") -> Iterator[object]:
@@ -195,7 +195,7 @@ def evaluate(
         fitting = dataclasses.replace(scenario.source.workload, **fitting_change)
         next_commands.append(command_line(scenario.with_workload(fitting)))
     if certificate.path is not None:
-        certify(pj.certificate(evaluation, memory=held.memory), certificate)
+        certificate.save_certificate(pj.certificate(evaluation, memory=held.memory))
     view = chain(_view(evaluation, result, scenario), timing_parts)
     if not fitting_change:
         view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
@@ -420,6 +420,7 @@ def _link(links: pj.Links) -> str:
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> TextTable:
+    """Make a table of the workers: busy and idle time, activations and memory."""
     sizes, unit = held.stages, held.stages.unit
     if unit == "bytes":
         is_forward = evaluation.table.grammar.forward_only

@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import Text, for_each, options, parse_layers
+from pipejax.cli.options.option import for_each, options, parse_layers
 from pipejax.cli.options.run import SHARED, RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.output.answer import Answer, progress
@@ -42,15 +42,15 @@ class ExplainedRun(RunOptions):
         memory of the device if the run needs more; without a system, what the run needs now.
     """
 
-    memory_limit: Text = None
+    memory_limit: str | None = None
 
 
 @options
 def explain(
     *,
     run: ExplainedRun = ExplainedRun(),
-    stage_layers: Text = None,
-    schedules: Text = None,
+    stage_layers: str | None = None,
+    schedules: str | None = None,
     search: bool = False,
     out: Annotated[Output, PAGE] = NO_OUTPUT,
     write_tables: Annotated[Output, TABLES] = NO_OUTPUT,
@@ -120,7 +120,7 @@ def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:
     return (line.command_line("plan", options),)
 
 
-def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
+def _limit(text: str | None, scenario: "pj.Scenario") -> list[float] | None:
     """Return the memory limit of each worker, in the unit of the needs."""
     if text is None:
         return None
@@ -132,6 +132,7 @@ def _limit(text: Text, scenario: "pj.Scenario") -> list[float] | None:
 
 
 def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
+    """Return an explanation for `--json`; `files` are those of tables, by number of the remedy."""
     # JSON has no infinity: null if any time is tolerated
     is_finite = math.isfinite(explanation.tolerated or math.inf)
     return {

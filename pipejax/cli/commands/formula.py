@@ -14,7 +14,7 @@ from pipejax.base.checks import resolve_choice
 from pipejax.base.data_files import parse_float
 from pipejax.base.file_fields import read_cell, whole
 from pipejax.checker.form import box_text
-from pipejax.cli.options.option import Count, Text, options, parse_pairs, parse_seconds
+from pipejax.cli.options.option import options, parse_pairs, parse_seconds
 from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, with_labels
 from pipejax.cli.output.answer import Answer, progress
@@ -36,22 +36,23 @@ Plans = Mapping[str, Mapping[str, Any]]
 
 
 def _plan_lines(plans: Plans) -> Iterator[str]:
-    """Yield the times for which schedules were planned."""
+    """Yield, for each schedule that plans its order, the op times for which it was planned."""
     for name, times in plans.items():
         offload = ", --planned-offload" if "O" in times else ""
         yield (
-            f"{name}: in the order planned for {_times_text(times)} (--slots, --planned-comm"
-            f"{offload}); evaluate and compare plan one for the times of a run, which may be faster"
+            f"{name}: the order was planned for {_times_text(times)} (--slots, --planned-comm"
+            f"{offload}); evaluate and compare plan it for the times of a run, which may be faster"
         )
 
 
 def _times_text(times: Mapping[str, Any]) -> str:
-    """Format times as `F=I=W=1, c=0`; times of stages have / between them."""
+    """Format times as `F=I=W=1, c=0`; different times of stages have / between them."""
     texts = {key: "/".join(f"{t:g}" for t in np.ravel(time)) for key, time in times.items()}
-    op_texts = {key: texts.pop(key) for key in list(texts) if key in "FIW"}
-    if len(set(op_texts.values())) == 1:
-        op_texts = {"=".join(op_texts): op_texts["F"]}
-    return ", ".join(f"{key}={text}" for key, text in (op_texts | texts).items())
+    if len({texts.get(letter) for letter in "FIW"}) == 1:
+        texts = {"F=I=W": texts["F"], **texts}
+        for letter in "FIW":
+            del texts[letter]
+    return ", ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def form_view(
@@ -105,7 +106,11 @@ def family_lines(family: "pj.results.Family", per_worker: float = 0) -> Iterator
 def versus_lines(
     versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
-    """Yield the faster of two schedules, by regions in the box of the form."""
+    """Yield which of two schedules is faster, and where, in the ranges of the parameters.
+
+    `form` is the closed form of the first one. `plans` has the op times for which schedules were
+    planned.
+    """
     first, second = (f"{name} as planned" if name in plans else name for name in versus.names)
     verdict = {
         "one is never slower": f"{first} is never slower",
@@ -135,7 +140,10 @@ def versus_lines(
 
 
 def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
-    """Return the parameters that reach a ratio; without a box any multiple of them does."""
+    """Write the parameter values `at` which one schedule is slower by the largest ratio.
+
+    Without ranges of parameters, any multiple of these values gives the same ratio.
+    """
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:
         return f"at {values} or multiples"
@@ -153,14 +161,14 @@ def formula(
     run: TableFields = TableFields(),
     links: LinkOptions = LinkOptions(),
     printed: PaperSettings = PaperSettings(),
-    parameters: Text = None,
-    family: Text = None,
-    versus: Text = None,
+    parameters: str | None = None,
+    family: str | None = None,
+    versus: str | None = None,
     per_worker: bool = False,
-    box: Text = None,
-    max_facets: Count = 200,
+    box: str | None = None,
+    max_facets: int = 200,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
-    labels: Text = None,
+    labels: str | None = None,
     out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
@@ -344,7 +352,10 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
 
 
 def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
-    """Return the family of forms of a schedule over M or P."""
+    """Fit one closed form to the sizes `numbers` of M or P, and check it on further sizes.
+
+    Without `numbers`, sizes up to 10 steps are fitted, where a step is P for M.
+    """
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
     workers, microbatches = settings.run.workers, settings.run.microbatches

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_choice
-from pipejax.cli.options.option import Text, options, parse_pairs
+from pipejax.cli.options.option import options, parse_pairs
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import plain
@@ -34,10 +34,10 @@ def init(
     kind: Annotated[str, Parameter(name="|".join(USED_BY), help="What the file is to hold.")],
     /,
     *,
-    model: Text = None,
-    system: Text = None,
-    from_: Text = None,
-    columns: Text = None,
+    model: str | None = None,
+    system: str | None = None,
+    from_: str | None = None,
+    columns: str | None = None,
     out: Annotated[Output, TEMPLATE] = NO_OUTPUT,
 ) -> Answer:
     """Write a file of a model, a system or measured rows to begin with.

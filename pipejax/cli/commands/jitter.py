@@ -14,12 +14,12 @@ from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.base.checks import share
 from pipejax.base.data_files import parse_ratio, time_unit
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.option import CountIfGiven, options
+from pipejax.cli.options.option import options
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming
 from pipejax.cli.output.answer import Answer, progress
-from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
+from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import (
     Column,
     TextTable,
@@ -61,9 +61,9 @@ class SamplingOptions:
     message: str = "lognormal:0"
     straggler: str = "0:1"
     op_straggler: str = "0:1"
-    samples: CountIfGiven = None
+    samples: int | None = None
     seed: int = 0
-    replicas: CountIfGiven = None
+    replicas: int | None = None
 
     def complete(self, scenario: "pj.Scenario") -> "SamplingOptions":
         """Fill in the numbers of replicas and samples that options leave open."""
@@ -83,7 +83,10 @@ class SamplingOptions:
     def _read(
         self, name: str, make: Callable[..., Any], parse_first: Callable[[str], Any], form: str
     ) -> Any:
-        """Make the object of an option that has two parts, as lognormal:0.05."""
+        """Make an object of the two parts of an option, such as lognormal:0.05.
+
+        `form` is the form of the option in errors.
+        """
         text = getattr(self, name)
         head, colon, value = (part.strip() for part in text.partition(":"))
         first, number = parse_first(head), parse_ratio(value)
@@ -102,7 +105,7 @@ def jitter(
     *,
     run: ListedRunOptions = ListedRunOptions(),
     sampling: SamplingOptions = SamplingOptions(),
-    microbatches: CountIfGiven = None,
+    microbatches: int | None = None,
     quantile: float = 0.95,
     ops: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
@@ -140,7 +143,7 @@ def jitter(
     fits = [need.get("fits", True) for need in needs]
     ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
     if out.path is not None:
-        write_dataset(jitter_dataset(runs), out)
+        out.save_dataset(jitter_dataset(runs))
     if figure.path is not None:
         _draw(runs, figure)
     rows = [
@@ -161,7 +164,7 @@ def jitter(
     details: dict[str, Iterable[object]] = {"quantiles": [_quantiles(rows, runs)]}
     if ops:
         details["critical ops"] = [
-            values_by_phase(run.evaluation, "often", run.node_share, percent)._replace(
+            values_by_phase(run.evaluation, "share", run.node_share, percent)._replace(
                 title=f"{name}: share of samples in which ops are on the critical path"
             )
             for name, run in runs.items()
@@ -176,7 +179,7 @@ def jitter(
 def _run(
     scenarios: "dict[str, pj.Scenario]", factors: "pj.analysis.Jitter", sampling: SamplingOptions
 ) -> "dict[str, pj.results.Jittered]":
-    """Sample every table, with progress on a terminal's stderr."""
+    """Sample the run of every schedule, and show the progress over all of them."""
     numbers = pick(sampling, "samples seed replicas")
     with progress("sampling", numbers["samples"] * len(scenarios)) as show:
         runs: dict[str, pj.results.Jittered] = {}
@@ -248,7 +251,7 @@ def _view(
         f"[bold]{best.schedule}[/]{verdict}: {level} {seconds(best.makespan)}, "
         f"{percent(best.slowdown - 1)} above its time without jitter"
     )
-    yield f"{len(run.makespans)} samples of each schedule{replicas}, seed {run.seed}"
+    yield f"{len(run.makespans)} sampled runs of each schedule{replicas}, seed {run.seed}"
     marks = ["[bold green]" if rank.makespan_rank == 1 and rank.fits else "" for rank in ranked]
     times = [seconds(rank.makespan) for rank in ranked]
     columns = [
@@ -265,6 +268,7 @@ def _view(
 
 
 def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, pj.results.Jittered]") -> TextTable:
+    """Make a table of quantiles of the step time, a row for each schedule."""
     columns = [
         Column("schedule", "schedule"),
         Column("no jitter", "deterministic", seconds),

@@ -11,19 +11,11 @@ import pipejax as pj
 from pipejax.base.files import check_writable
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Room
-from pipejax.cli.options.option import CountIfGiven, options, parse_seconds
+from pipejax.cli.options.option import options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_used, command_line, parse_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress
-from pipejax.cli.output.files import (
-    JSON,
-    NO_OUTPUT,
-    TABLE,
-    Output,
-    certify,
-    check_modules,
-    save_table,
-)
+from pipejax.cli.output.files import JSON, NO_OUTPUT, TABLE, Output, check_modules
 from pipejax.cli.output.report import (
     SEARCH_FIELDS,
     TextTable,
@@ -100,7 +92,7 @@ def optimize(
     minimize: str = "makespan",
     time_limit: str = "60",
     effort: float | None = None,
-    threads: CountIfGiven = None,
+    threads: int | None = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
@@ -122,7 +114,7 @@ def optimize(
     store = stored.open()
 
     def report(result: "pj.results.Found[pj.results.Optimum]") -> Answer:
-        save_table(result.best.table, out)
+        out.save_table(result.best.table)
         best = pj.evaluate(result.best.table, scenario.table_costs(), link=link)
         folder = None if store is None else store.path
         held = room.stages.held(best)
@@ -131,19 +123,17 @@ def optimize(
             claim: Any = {"memory": held.memory, "limits": room.limits, "objective": minimize}
             bounds = {result.best.bound_by: result.lower_bound}
             claim |= {"offload": may_offload, "lower_bounds": bounds}
-            certify(pj.certificate(best, **claim), certificate)
+            certificate.save_certificate(pj.certificate(best, **claim))
         rendezvous = _rendezvous_makespan(outcome, scenario.table_costs())
         more = {} if rendezvous is None else {"rendezvous_makespan": rendezvous}
+        baselines = savings("schedule", minimize, result.baselines, result.value)
         return Answer(
             as_json(outcome) | more,
             _view(outcome, rendezvous),
             next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
                 "workers": [_workers(outcome)],
-                "other schedules": [
-                    savings("schedule", minimize, result.baselines, result.value),
-                    *search_end(result, "plans"),
-                ],
+                "other schedules": [baselines, *search_end(result, "plans")],
             },
         )
 
@@ -320,6 +310,7 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
 
 
 def _workers(outcome: Outcome) -> TextTable:
+    """Make a table of the workers: idle time and peak memory against the limit."""
     run, stages = outcome.run, outcome.room.stages
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(run.workers)),

@@ -9,7 +9,7 @@ from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import Count, CountIfGiven, Text, options, parse_counts, parse_share
+from pipejax.cli.options.option import options, parse_counts, parse_share
 from pipejax.cli.options.run import SHARED, LinkOptions, SharedOptions
 from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
 from pipejax.cli.output.answer import Answer, progress
@@ -52,17 +52,17 @@ class LayoutChoices:
       edge_units: Several are allowed, as 0,1.
     """
 
-    tensor: Text = None
-    context: Text = None
-    expert: Text = None
-    expert_tensor: Text = None
-    data: Text = None
-    pipeline: Text = None
-    stages_per_worker: Text = None
-    microbatch_size: Text = None
-    recompute: Text = None
-    zero: Text = None
-    edge_units: Text = None
+    tensor: str | None = None
+    context: str | None = None
+    expert: str | None = None
+    expert_tensor: str | None = None
+    data: str | None = None
+    pipeline: str | None = None
+    stages_per_worker: str | None = None
+    microbatch_size: str | None = None
+    recompute: str | None = None
+    zero: str | None = None
+    edge_units: str | None = None
 
     def values(self) -> dict[str, tuple[Any, ...]]:
         """Read the values of each axis that is given."""
@@ -83,14 +83,14 @@ def plan(
     links: LinkOptions = LinkOptions(),
     model: str,
     system: str,
-    gpus: Count,
-    minibatch: Count,
-    stack: Text = None,
-    launcher: Text = None,
-    schedules: Text = None,
-    sequence: CountIfGiven = None,
-    memory_limit: Text = None,
-    headroom: Text = None,
+    gpus: int,
+    minibatch: int,
+    stack: str | None = None,
+    launcher: str | None = None,
+    schedules: str | None = None,
+    sequence: int | None = None,
+    memory_limit: str | None = None,
+    headroom: str | None = None,
     runners_up: int = 9,
     exhaustive: bool = False,
     out: Annotated[Output, PLAN] = NO_OUTPUT,
@@ -201,6 +201,7 @@ def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
 
 
 def _draw(planned: "PlanResult", figure: Output) -> None:
+    """Draw step time against memory of all layouts, if a picture is asked for."""
     if figure.path is None:
         return
     from pipejax.plots.fronts import draw_plan  # matplotlib is an extra

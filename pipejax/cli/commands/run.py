@@ -11,7 +11,7 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import positive, resolve_choice
-from pipejax.cli.options.option import Count, options
+from pipejax.cli.options.option import options
 from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer, progress
@@ -27,8 +27,8 @@ def run(
     *,
     timed: RunOptions = RunOptions(),
     runtime: str = "jax",
-    hidden: Count = 16,
-    batch_size: Count = 2,
+    hidden: int = 16,
+    batch_size: int = 2,
     steps: int = 0,
     seed: int = 0,
     tolerance: float = 1e-5,

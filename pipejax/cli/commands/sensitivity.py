@@ -104,7 +104,7 @@ def _answer(
     title: str,
     caption: str = "",
 ) -> Answer:
-    """Answer with the first rows of a table; all of them are a detail."""
+    """Answer with the first `MAX_ROWS` rows of a table; `--details` prints all rows instead."""
     first_rows = [] if has_details() else [rows_table(rows[:MAX_ROWS], columns, caption=caption)]
     has_more = len(rows) > MAX_ROWS or has_details()
     details = {title: [rows_table(rows, columns, caption=caption)]} if has_more else {}
@@ -112,7 +112,7 @@ def _answer(
 
 
 def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> Answer:
-    """Answer for measured times: by stage, worker and boundary."""
+    """Answer for times without a model: how the step depends on each stage, worker and boundary."""
     from pipejax.analysis.uncertainty.sensitivity import place_sensitivity
 
     rows = [place._asdict() for place in place_sensitivity(run, factors)]
@@ -139,6 +139,7 @@ def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> 
 def _draw(
     out: Output, name: str, step_time: float, ends: Mapping[str, Ends], factors: Factors
 ) -> None:
+    """Draw the step times at both factors of each parameter as a tornado chart."""
     from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow
 
     with drawing(out, 2, 3.6) as (figure, axes):

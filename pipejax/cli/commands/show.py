@@ -14,7 +14,7 @@ from pipejax.base.checks import MismatchError, resolve_choice
 from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
+from pipejax.cli.options.option import options, parse_seconds
 from pipejax.cli.options.run import SizedRunOptions, shown_scenarios
 from pipejax.cli.options.scenario import parse_scenario
 from pipejax.cli.options.tables import (
@@ -63,15 +63,15 @@ class PictureSettings:
       labels: They replace the schedules' own names.
     """
 
-    from_: Text = None
-    to: Text = None
-    part: Text = None
-    unit: Text = None
-    caption: Text = None
+    from_: str | None = None
+    to: str | None = None
+    part: str | None = None
+    unit: str | None = None
+    caption: str | None = None
     no_critical: bool = False
     transfers: bool = False
-    title: Text = None
-    labels: Text = None
+    title: str | None = None
+    labels: str | None = None
 
     def check(self, out: str | None, paper: PaperSettings) -> None:
         """Refuse options without effect on a file of this suffix."""
@@ -117,11 +117,11 @@ def show(
     run: SizedRunOptions = SizedRunOptions(),
     picture: PictureSettings = PictureSettings(),
     printed: PaperSettings = PaperSettings(),
-    schedules: Text = None,
+    schedules: str | None = None,
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
     memory: bool = False,
-    width: CountIfGiven = None,
+    width: int | None = None,
     open: bool = False,
     choose: bool = False,
 ) -> Answer:
@@ -173,7 +173,10 @@ def _scene(
     memory: bool,
     limit: MemoryLimit | None,
 ) -> Scene:
-    """Run the tables."""
+    """Evaluate the tables, and gather what a drawing or a page of them needs.
+
+    `limit` is the memory limit of a worker that the memory curves show.
+    """
     from pipejax.analysis.runs.timeline import time_window
     from pipejax.plots.caption import caption_of_runs
 
@@ -203,7 +206,7 @@ def _scene(
 def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> None:
     """Draw to a file, and write the caption beside it if `--caption` says so."""
     from pipejax.plots.bars import Curves
-    from pipejax.plots.timeline import Drawing, Panel, draw_panels, save
+    from pipejax.plots.timeline import Drawing, Panel, draw_panels
 
     panels = []
     for (name, run), held in zip(scene.runs.items(), scene.held, strict=True):
@@ -224,8 +227,7 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
         scene.picture.transfers,
         scene.picture.title or "",
     )
-    panels_picture = draw_panels(panels, look)
-    out.save(lambda draft: save(panels_picture, draft))
+    out.save_picture(draw_panels(panels, look))
     label = str(out.path and out.path.name)  # a page in Markdown, as figures/ writes it
     caption_out.save_text(f"![{label}]({label})\n\n{scene.caption}\n")
 
@@ -328,7 +330,11 @@ def save_page(
     choice: "Carried",
     out: Output,
 ) -> None:
-    """Write a page; without a memory limit, a model has that of its system."""
+    """Write the explorer's page with the runs of a scene.
+
+    Without --memory-limit a model has the memory of its system as limit. `choice` has the tables
+    that the page offers.
+    """
     from pipejax.plots.explorer.payload import Explored, page
 
     explored = []
@@ -350,18 +356,18 @@ def save_page(
 def further_tables(
     run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
 ) -> "Carried":
-    """Return tables of other sizes and schedules that a page can show, with their times."""
+    """Return the times that a page offers for other schedules, and with `choose` their tables.
+
+    Raises ValueError with `choose` if the times do not hold for other schedules.
+    """
     from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
     source = scenarios[0].source
-    if (
-        run.cost_fields.edits
-        or not isinstance(source, GivenTimes)
-        or len(source.messages) > 1
-        or "pair" in source.times  # a page prices the pairs of other tables by their two ops
-    ):
+    is_general = isinstance(source, GivenTimes) and len(source.messages) == 1
+    # a page takes the time of a fused pair in other tables from its two ops
+    if not is_general or run.cost_fields.edits or "pair" in source.times:
         if choose:
             raise ValueError(
                 "--choose needs times that hold for any schedule: give --worker-times or "
@@ -376,7 +382,7 @@ def further_tables(
 def _every_table(
     run: SizedRunOptions, options: TableOptions
 ) -> "Mapping[str, Sequence[pj.ScheduleTable]]":
-    """Build all schedules for all sizes of a page, without sizes that a schedule does not have."""
+    """Build all schedules for all sizes that a page offers, without impossible sizes."""
     from pipejax.schedules import REGISTRY
 
     tables_by_name: dict[str, list[pj.ScheduleTable]] = {}

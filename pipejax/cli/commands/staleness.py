@@ -76,6 +76,7 @@ def _view(
 def _workers(
     staleness: "pj.results.Staleness", memory: Float[NumpyArray, " workers"] | None
 ) -> TextTable:
+    """Make a table of the workers: weight versions, their delay and their bytes."""
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(staleness.workers)),
         ("stages", (" ".join(map(str, np.flatnonzero(row))) for row in staleness.versions)),

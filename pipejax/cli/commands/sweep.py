@@ -17,7 +17,7 @@ from pipejax.base.printed import cell, display_scale, head, named, span, words
 from pipejax.base.progress import if_interrupted
 from pipejax.base.ties import TIE
 from pipejax.cli.options.line import command_line
-from pipejax.cli.options.option import Count, Text, options, parse_percent
+from pipejax.cli.options.option import options, parse_percent
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import (
     DRAWING,
@@ -93,7 +93,10 @@ def sweep_run(
 def _run_answer(
     sweep: Any, out: Path, earlier_points: int, seconds: float, compile_seconds: float
 ) -> Answer:
-    """Report the points in the store, and their rate apart from compilation."""
+    """Answer with the number of points in a store by status, and the speed of this run.
+
+    `earlier_points` were evaluated before this run, which took `seconds`.
+    """
     import xarray as xr
 
     from pipejax.sweep import STATUS
@@ -142,14 +145,14 @@ def sweep_show(
     dataset: Annotated[Path, Parameter(name="STORE.zarr", help="What `sweep run` wrote.")],
     /,
     *,
-    best: Count = 10,
+    best: int = 10,
     by: str = "step_time",
     where: list[str] | None = None,
     pareto: bool = False,
     axes: str = AXES,
-    knee: Text = None,
+    knee: str | None = None,
     within: str = "1%",
-    map: Text = None,
+    map: str | None = None,
     no_memory_limit: bool = False,
     out: Annotated[Output, POINTS] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
@@ -233,6 +236,7 @@ def sweep_show(
 def _as_json(
     dataset: Path, results: "SweepResults", selected: Any, rank: str, answers: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return the object of `--json`; `answers` are its parts that options ask for."""
     return {
         "store": dataset,
         "points": len(results.status),
@@ -253,7 +257,10 @@ def _add_points(
     ranking: tuple[str, int],
     sides: list[str],
 ) -> None:
-    """Add the front and the best points; `ranking` is the measure and the number of points."""
+    """Add the Pareto front and the best points to the view and the details.
+
+    `ranking` is the measure that ranks the points, and the number of points that it ranks.
+    """
     if fronts:
         view.append(f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points")
         view += () if has_details() else _table(results, fronts, FIRST_ROWS)
@@ -280,7 +287,11 @@ def _empty_reason(
     *,
     is_filtered: bool,
 ) -> Iterator[str]:
-    """Yield the reason that there is no point, and another filter."""
+    """Yield, line by line, why no point can be chosen, and the option that helps.
+
+    `near` has, by the text of a condition that holds for no point, its axis and the axis value
+    nearest to it. `selected` is the mask of the points that all conditions keep.
+    """
     from pipejax.sweep.results import selectable
 
     for text, (axis, value, _) in near.items():
@@ -288,7 +299,7 @@ def _empty_reason(
         yield f"{text} holds for no point: the nearest is {nearest}"
     yield "no point can be chosen" + (" where these conditions hold" if is_filtered else "")
     if np.any(selected & selectable(results, memory_limit=False)):
-        yield "those that need more memory than there is are shown by --no-memory-limit"
+        yield "--no-memory-limit shows points that need more memory than the machine has"
 
 
 def _rows(results: "SweepResults", points: "Sequence[DistinctPoint]") -> list[dict[str, Any]]:
@@ -348,31 +359,32 @@ LONG_NAMES = {"memory_bytes": "most memory of an accelerator"}  # of measures, i
 
 
 def knee_line(results: "SweepResults", rank: str, axis: str, knee: "Knee", within: float) -> str:
-    """Write the range of an axis, as a sentence, in which the cost is near its best."""
+    """Write a knee as a sentence: axis values whose cost is at most `within` % above the best."""
     scale = display_scale(results.units, axis, results.axes[axis].tolist())
     # costs of quantities that are better if larger are negative
     cost_scale = display_scale(results.units, rank, [abs(knee.best)])
     ends = (cell(rank, abs(value), cost_scale) for value in (knee.cost, knee.best))
-    cost, best = (f"{end} {cost_scale[1]}" for end in ends)
-    return (
-        f"{words(axis)} {_between(results, axis, knee, scale)} {scale[1]}".rstrip()
-        + f" keeps {words(rank)} within {within:g} % of its best: {cost} instead of {best}"
-    )
+    cost, best = (f"{end} {cost_scale[1]}".rstrip() for end in ends)
+    values = f"{words(axis)} {_between(results, axis, knee, scale)} {scale[1]}".rstrip()
+    return f"{values} keeps {words(rank)} within {within:g} % of its best: {cost} instead of {best}"
 
 
 def _between(results: "SweepResults", axis: str, knee: "Knee", scale: tuple[float, str]) -> str:
-    """Return the range of values near the best, open where it reaches an end of the axis."""
+    """Write the range of axis values of a knee: "2 to 8", or ">= 2" up to the end of the axis."""
     low, high = (cell(axis, float(end), scale) for end in (knee.low, knee.high))
     values = results.axes[axis].astype(float)
-    is_open = knee.low == values.min(), knee.high == values.max()
-    texts = {(True, True): "any", (False, True): f">= {low}", (True, False): f"<= {high}"}
-    return texts.get(is_open, f"{low} to {high}")
+    if knee.low == values.min():
+        return "any" if knee.high == values.max() else f"<= {high}"
+    return f">= {low}" if knee.high == values.max() else f"{low} to {high}"
 
 
 def knee_table(
     results: "SweepResults", rank: str, axis: str, knees: "Sequence[Knee]"
 ) -> Iterator[object]:
-    """Yield the near values with other axes at their best, and for each of their values."""
+    """Yield a table of knees: axis values whose cost is at most the share above the best.
+
+    The first row has all other axes at their best, a further row one value of another axis.
+    """
     if not knees:
         return
     scale = display_scale(results.units, axis, results.axes[axis].astype(float).tolist())
@@ -407,7 +419,10 @@ def map_json(results: "SweepResults", regions: "Regions", across: str, up: str) 
 def map_lines(
     results: "SweepResults", regions: "Regions", across: str, up: str
 ) -> Iterator[object]:
-    """Show the best schedule over two axes: a letter for each, or in CSV a row."""
+    """Yield a map of the best schedule over two axes.
+
+    Each point of the map is the letter of a schedule; in CSV it is a row of a table.
+    """
     if not regions.names:
         return
     heads, cells = [], []
@@ -518,7 +533,11 @@ def draw_front(
 def _front_names(
     results: "SweepResults", names: list[str], front: "Points", points: "Sequence[DistinctPoint]"
 ) -> tuple[str, list[str]]:
-    """Name the points of a front by the axes in which they differ, ties as "a = b"."""
+    """Name the points of a Pareto front by the axes in which they differ.
+
+    Returns the heads of these axes and a name for each point of `front`. Points with the same
+    objectives have one name, "a = b". `names` are the two objectives.
+    """
     heads, columns = [], []
     for axis, labels in results.axes.items():
         scale = display_scale(results.units, axis, labels.tolist())

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_layers, parse_pairs
+from pipejax.cli.options.option import options, parse_layers, parse_pairs
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
@@ -42,18 +42,18 @@ DEFAULT_FOLDER = "trace"  # folder of the saved files in commands, without --sav
 @options
 def trace(
     *files: Annotated[str, Parameter(name="FILES", help="Files of one run, or folders of them.")],
-    columns: Text = None,
-    stages_per_worker: CountIfGiven = None,
-    microbatches: CountIfGiven = None,
-    steps: CountIfGiven = None,
-    world: CountIfGiven = None,
-    replicas: CountIfGiven = None,
-    only_steps: Text = None,
+    columns: str | None = None,
+    stages_per_worker: int | None = None,
+    microbatches: int | None = None,
+    steps: int | None = None,
+    world: int | None = None,
+    replicas: int | None = None,
+    only_steps: str | None = None,
     all_steps: bool = False,
     against: list[str] | None = None,
-    stage_layers: Text = None,
-    schedules: Text = None,
-    launcher: Text = None,
+    stage_layers: str | None = None,
+    schedules: str | None = None,
+    launcher: str | None = None,
     search: bool = False,
     save: Annotated[Output, TABLES] = NO_OUTPUT,
     out: Annotated[Output, PAGE] = NO_OUTPUT,
@@ -197,6 +197,7 @@ def _next_commands(saved: "pj.Scenario", analysis: "pj.results.Analysis") -> tup
 
 
 def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str) -> dict[str, Any]:
+    """Return the object of `--json`; `saved` is the mean pipeline in saved files."""
     pipelines, replay, shares = analysis.pipelines, analysis.replay, analysis.attribution
     forecast, advice, links = analysis.forecast, analysis.advice, replay.links
     forecast_json = None

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.progress import Notice
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_seconds
+from pipejax.cli.options.option import options, parse_seconds
 from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
@@ -46,11 +46,11 @@ def tune(
     /,
     *,
     run: PricedSettings = PricedSettings(),
-    workers: CountIfGiven = None,
+    workers: int | None = None,
     schedule: str = "1f1b",
-    method: Text = None,
-    microbatch_size: CountIfGiven = None,
-    microbatches: CountIfGiven = None,
+    method: str | None = None,
+    microbatch_size: int | None = None,
+    microbatches: int | None = None,
     no_memory_limit: bool = False,
 ) -> Answer:
     """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
@@ -149,14 +149,6 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             **pick(tuned, SEARCH_FIELDS),
             "seconds": time.monotonic() - start,
         }
-        run, launches = scenario.replace(num_microbatches=best.microbatches), tuple[Any, ...]()
-        if best.workload is not None:  # options can write the setting
-            assert run.source.workload is not None
-            names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
-            fields: Any = {name: getattr(best.workload, name) for name in names}
-            run = run.with_workload(dataclasses.replace(run.source.workload, **fields))
-            stack = scenario.source.stack
-            launches = machine_launches(best.workload, run.table(), system, stack, launcher)
         details: dict[str, Iterable[object]] = {}
         if best.over == "size":
             details["microbatch sizes"] = [_sizes(tuned, capacity)]
@@ -165,7 +157,11 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             details["stages"] = [grid([("stage", range(len(best.setting["layers"]))), *columns])]
         details["method"] = [f"method: {best.method} ({best.reason})"]
         next_commands: tuple[str, ...] = ()
-        if launches:
+        launches: tuple[Any, ...] = ()
+        if best.workload is not None:  # options can write the setting
+            run = _with_setting(scenario, best)
+            stack = scenario.source.stack
+            launches = machine_launches(best.workload, run.table(), system, stack, launcher)
             result["launch"] = launch_json(launches)
             details["launchers"] = launch_lines(launches)
             next_commands = (command_line(run, "show", out="size.html"),)
@@ -191,6 +187,15 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
     return report(tuned)
 
 
+def _with_setting(scenario: "pj.Scenario", best: "pj.results.TunedSetting") -> "pj.Scenario":
+    """Return the scenario with the fields of the best setting."""
+    assert scenario.source.workload is not None
+    names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
+    fields: Any = {name: getattr(best.workload, name) for name in names}
+    workload = dataclasses.replace(scenario.source.workload, **fields)
+    return scenario.replace(num_microbatches=best.microbatches).with_workload(workload)
+
+
 def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.TunedSetting]":
     """Tune; if no microbatch size fits, warn and tune without the memory limit."""
     from pipejax.search.tuning.joint import NothingFitsError
@@ -209,6 +214,7 @@ def _tune(*request: Any, **arguments: Any) -> "pj.results.Found[pj.results.Tuned
 
 
 def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) -> TextTable:
+    """Make a table of the microbatch sizes that were tried."""
     sizes, best_size = tuned.best.details["sizes"], tuned.best.microbatch_size
     columns = (
         Column("b", "microbatch_size"),
@@ -225,8 +231,8 @@ def _sizes(tuned: "pj.results.Found[pj.results.TunedSetting]", capacity: float) 
 def layers(
     *,
     run: RunOptions = RunOptions(),
-    method: Text = None,
-    microbatch_size: CountIfGiven = None,
+    method: str | None = None,
+    microbatch_size: int | None = None,
     no_memory_limit: bool = False,
     time_limit: str = "60",
     out: Annotated[Output, LAYOUT] = NO_OUTPUT,
@@ -331,6 +337,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
 def _split_json(
     table: pj.ScheduleTable, links: pj.Links, result: "pj.results.Found[pj.results.Partition]"
 ) -> dict[str, Any]:
+    """Return a split of a model into stages, and default splits, for `--json`."""
     layout, best = result.best.layout, result.best
     has_mtp = layout.count("m").any()
     return {

@@ -10,29 +10,11 @@ import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import (
-    Count,
-    CountIfGiven,
-    Text,
-    for_each,
-    options,
-    parse_pairs,
-    parse_seconds,
-    parse_share,
-)
+from pipejax.cli.options.option import for_each, options, parse_pairs, parse_seconds, parse_share
 from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search, search_answer
-from pipejax.cli.output.files import (
-    DRAWING,
-    JSON,
-    NO_OUTPUT,
-    TABLE,
-    Output,
-    certify,
-    draw_runs,
-    save_table,
-)
+from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, TABLE, Output
 from pipejax.cli.output.report import (
     SEARCH_FIELDS,
     Column,
@@ -110,11 +92,11 @@ def messages(
         run_before = pj.evaluate(tables[before], costs, link=rendezvous)
         best_run = pj.evaluate(best, costs, link=rendezvous)
         waits, best_waits = map(pj.links.transfer_waits, (run_before, best_run))
-        save_table(best, out)
-        draw_runs({"before": run_before, "after": best_run}, figure, messages=True)
+        out.save_table(best)
+        figure.save_timelines({"before": run_before, "after": best_run}, messages=True)
         if result.stopped != "interrupted" or certificate.path is not None:
             bounds = {"path": result.best.free_bound, "queue": result.lower_bound}
-            certify(pj.certificate(best_run, lower_bounds=bounds), certificate)
+            certificate.save_certificate(pj.certificate(best_run, lower_bounds=bounds))
         data = _messages_as_json(table, result, waits) | {
             "makespans": makespans,
             "waits_of": before,
@@ -141,6 +123,7 @@ def _messages_as_json(
     result: "Found[pj.results.TransferOrder]",
     waits: "pj.results.TransferWaits",
 ) -> dict[str, Any]:
+    """Return the best order of messages for `--json`, with the waits in the order before."""
     return {
         **table_sizes(table),
         "queues": result.best.links.queues,
@@ -196,6 +179,7 @@ def _messages_view(
 
 
 def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
+    """Yield a table of the longest waits of messages, and the sum for each worker."""
     yield rows_table(
         data["waits"][:count],
         WAITS,
@@ -335,25 +319,24 @@ def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
 
 
 def _draw_places(placed: "PlacedCosts", result: "Found[Any]", figure: Output) -> None:
+    """Draw the workers on the machine in order and in the best places, if asked for."""
     if figure.path is None:
         return
     from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import
-    from pipejax.plots.timeline import save
 
     time_in_order = seconds(result.baselines["in order"] or 0.0)
     placements = {
         f"in order: {time_in_order}": np.arange(placed.table.num_workers),
         f"best: {seconds(result.value)}": result.best.places,
     }
-    picture = machine_picture(placed, placements)
-    figure.save(lambda draft: save(picture, draft))
+    figure.save_picture(machine_picture(placed, placements))
 
 
 @options
 def lookahead(
     *,
     run: RunOptions = RunOptions(),
-    weights_limit: Text = None,
+    weights_limit: str | None = None,
     iterations: int = 1000,
     time_limit: str = "60",
     out: Annotated[Output, TABLE] = NO_OUTPUT,
@@ -403,9 +386,11 @@ def lookahead(
         peaks = map(gigabytes if in_bytes else "{:g}".format, best.peak)
         columns = [("uses ahead", best.lookahead), ("stages at once", best.residency)]
         workers = [("worker", range(table.num_workers)), *columns, ("peak gathered", peaks)]
-        save_table(best.table, out)
+        out.save_table(best.table)
         tables = {"no lookahead": search.plain, "best": best.table}
-        draw_runs({name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}, figure)
+        figure.save_timelines(
+            {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
+        )
         first_line = (
             f"[bold]{seconds(result.value)}[/] per step if each worker gathers weights "
             f"{_range(best.lookahead)} uses before they are needed, and holds those of at most "
@@ -437,13 +422,13 @@ TIMES = "a=2ms,b=5us,c=0.7ns"
 def chunks(
     *,
     links: LinkOptions = LinkOptions(),
-    prompt: Count,
-    workers: Count,
+    prompt: int,
+    workers: int,
     stage_times: str,
-    num_chunks: CountIfGiven = None,
-    multiple: Count = 1,
-    latency: Text = None,
-    transmit: Text = None,
+    num_chunks: int | None = None,
+    multiple: int = 1,
+    latency: str | None = None,
+    transmit: str | None = None,
     seed: int = 0,
     time_limit: str = "60",
 ) -> Answer:

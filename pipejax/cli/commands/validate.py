@@ -11,7 +11,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.base.data_files import parse_float
-from pipejax.cli.options.option import Text, options
+from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.report import Column, digits, pick, plain, rows_table, seconds
@@ -30,11 +30,11 @@ def validate(
             help="Measured rows; all tables that come with pipejax if there are none.",
         ),
     ],
-    system: Text = None,
-    stack: Text = None,
-    link: Text = None,
+    system: str | None = None,
+    stack: str | None = None,
+    link: str | None = None,
     tolerance: str = "10",
-    predictions: Text = None,
+    predictions: str | None = None,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
     """Predict measured runs, and show how far off the predictions are.
@@ -126,6 +126,7 @@ def _view(data: Mapping[str, Any], errors: Any) -> Iterator[object]:
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
+    """Return tables of errors by group and of the worst rows, by their titles."""
     groups = data["groups"] if len(data["groups"]) > 1 else {}
     totals = {"all": data}
     if data["configurations"]["rows"] < data["rows"]:
@@ -162,6 +163,7 @@ WORST = (
 
 
 def _draw(figure: Output, validation: "pj.results.Validation") -> None:
+    """Draw predicted against measured step times; groups have a legend if they are few."""
     from pipejax.plots.charts import draw_predictions  # matplotlib is an extra, slow to import
 
     timed = validation.take(np.isfinite(validation.measured.seconds))

@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import nearest
 from pipejax.base.conditions import compare, share_number, si_number, split_condition
 from pipejax.base.data_files import parse_float, parse_ratio
-from pipejax.cli.output.report import json_text, quantity
+from pipejax.cli.output.report import json_text, percent, quantity
 from pipejax.cli.output.schemas import (
     KeyPath,
     has_list,
@@ -38,7 +39,10 @@ class Assertion(NamedTuple):
         return bool(compare(value, self.sign, self.value))
 
     def failure(self, result: Any) -> str | None:
-        """Return a line that says by how much an answer fails; None if the condition holds."""
+        """Return an error line if the answer does not meet the condition; else None.
+
+        Of several wrong numbers the line names the one that is farthest from the limit.
+        """
         values = [*inner_values(result, self.path)]
         if not values and not has_list(result, self.path):
             parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
@@ -52,10 +56,18 @@ class Assertion(NamedTuple):
         if numbers and isinstance(self.value, float):
             limit = self.value
             where, value = max(numbers, key=lambda pair: abs(pair[1] - limit))
-        shown = json.dumps(value).strip('"')
-        if isinstance(value, int | float) and isinstance(self.value, float):
-            shown = quantity(value, self.unit)
-        return f"assert: {self.text} does not hold: {where} is {shown}"
+        return f"assert: {self.text} does not hold: {where} is {self._compared(value)}"
+
+    def _compared(self, value: Any) -> str:
+        """Write a value and how far it is from the one of the condition."""
+        if isinstance(value, str | bool | None) or not isinstance(self.value, float):
+            return json.dumps(value).strip('"')
+        show = partial(quantity, unit=self.unit)
+        if not self.value or compare(value, "=", self.value):
+            return show(value)
+        difference = value / self.value - 1
+        side = "above" if value > self.value else "below"
+        return f"{show(value)}, {percent(abs(difference))} {side} {show(self.value)}"
 
 
 def failed_assertions(assertions: Sequence[Assertion], answer: Any) -> list[str]:
@@ -72,8 +84,11 @@ def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:
 
 
 def _parse(command: str, text: str) -> Assertion:
-    """Parse a condition such as "makespan < 0.75 s" for the answer of a command."""
-    where = f"--assert {text!r}"
+    """Parse a condition such as "makespan < 0.75 s" for the answer of a command.
+
+    The schema of the answer says whether the value is a number with a unit, a truth or a text.
+    """
+    option = f"--assert {text!r}"
     condition = split_condition(text)
     if condition is None:
         raise ValueError(f"--assert must be as 'makespan < 0.75 s', got {text!r}")
@@ -82,7 +97,7 @@ def _parse(command: str, text: str) -> Assertion:
     key_schema = inner_schema(schema, path)
     if key_schema is None or "properties" in key_schema:
         raise ValueError(
-            f"{where}: {command} --json has no value {name!r}"
+            f"{option}: {command} --json has no value {name!r}"
             f"{nearest(name, [*leaf_paths(schema)])} (all keys: pipejax schema {command})"
         )
     types = key_schema.get("type", "array")  # of an axis of a sweep nothing is known
@@ -92,23 +107,23 @@ def _parse(command: str, text: str) -> Assertion:
         holder = inner_schema(schema, path[:-1]) or {}  # of critical_path.B, say
         meaning = key_schema.get("description", holder.get("description", ""))
         is_share = unit == "1" and meaning.startswith("share")
-        number = share_number(value, f"{where}:") if is_share else _number(value, unit, where)
+        number = share_number(value, f"{option}:") if is_share else _number(value, unit, option)
         if math.isfinite(number):
             return Assertion(text, path, sign, number, unit)
         unit = {"1": "a number or a percentage", "": "a number"}.get(unit, f"a number of {unit}")
-        raise ValueError(f"{where} must compare with {unit}, got {value!r}")
+        raise ValueError(f"{option} must compare with {unit}, got {value!r}")
     if kinds & {"boolean"}:
         if value not in ("true", "false"):
-            raise ValueError(f"{where}: {name} is true or false")
+            raise ValueError(f"{option}: {name} is true or false")
         return Assertion(text, path, sign, value == "true", "")
     if sign not in ("=", "!="):
-        raise ValueError(f"{where}: texts are compared by = or !=")
+        raise ValueError(f"{option}: texts are compared by = or !=")
     return Assertion(text, path, sign, value, "")
 
 
-def _number(text: str, unit: str, where: str) -> float:
+def _number(text: str, unit: str, option: str) -> float:
     """Read a number in the unit of a key: with a unit of the same dimension, or without one."""
-    number = si_number(text, unit, f"{where}:")
-    if number is None:
-        number = parse_ratio(text) if unit == "1" else parse_float(text.removesuffix(unit).strip())
-    return number
+    number = si_number(text, unit, f"{option}:")
+    if number is not None:
+        return number
+    return parse_ratio(text) if unit == "1" else parse_float(text.removesuffix(unit).strip())

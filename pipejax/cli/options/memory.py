@@ -37,7 +37,7 @@ class StageSizes(NamedTuple):
         return gigabytes if self.unit == "bytes" else "{:.4g}".format
 
     def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
-        """Follow the memory of a run."""
+        """Return the memory of the workers over a run, counted with these sizes."""
         sizes = {name: getattr(self, name) for name in LEDGER_SIZES}
         return HeldMemory(pj.analysis.activation_memory(evaluation, **sizes), self)
 
@@ -78,7 +78,10 @@ class ActivationOptions(NamedTuple):
     sizes: list[float] | None
 
     def scenario_sizes(self, scenario: "pj.Scenario") -> StageSizes:
-        """Size the activations of a scenario's table."""
+        """Return the sizes of the activations of a scenario's table.
+
+        They are bytes with a model, by microbatch if lengths differ; else activations.
+        """
         model, table = scenario.source.workload, scenario.table()
         if model is None or scenario.model_workload is not None:
             return self.stage_sizes(table, scenario.workload)
@@ -123,7 +126,7 @@ class Room(NamedTuple):
         return float((self.limits.min() - stages.at_work[0].max()) / whole.max())
 
     def search_limits(self, table: pj.ScheduleTable) -> Float[NumpyArray, " workers"]:
-        """Return the limits of a search, less the memory held while B, I and W run (workers)."""
+        """Return the limit of each worker, less the memory that its B, I and W need as they run."""
         work = self.stages.at_work
         if work.any() and (self.stages.weight_share > 1).any():
             raise ValueError(
@@ -160,7 +163,10 @@ class MemoryLimit(NamedTuple):
         activations: ActivationOptions,
         workload: "pj.Workload | None",
     ) -> Room:
-        """Return the limit less static memory: the memory for activations."""
+        """Return the memory of each worker for activations: the limit less static memory.
+
+        Raises InfeasibleError if the static memory of a worker alone reaches the limit.
+        """
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model for the bytes of stages")

@@ -31,10 +31,6 @@ from pipejax.cli.output.files import Output, OutputKind, check_apart
 # Values of options: how they are declared, and how texts become numbers
 
 MIXED = 100  # times the longest time with a unit: a number without one may lack it
-# types of values; the catalogue has the kinds and ranges of options
-Text = str | None
-Count = int
-CountIfGiven = int | None
 
 
 def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:

@@ -8,7 +8,7 @@ import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions
-from pipejax.cli.options.option import CountIfGiven, Text, options, parse_list, parse_seconds
+from pipejax.cli.options.option import options, parse_list, parse_seconds
 from pipejax.cli.options.scenario import CostFields, build, parse_costs, parse_scenario
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, ScheduleSettings, TableOptions
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS
@@ -19,12 +19,15 @@ from pipejax.schedules.table.links import LINK_OPTIONS
 
 
 def _workload_options(name: str, *, in_plan: bool) -> type:
-    """Make a record of the fields of a workload, or of those that all layouts of a plan share."""
-    kinds = {"whole": CountIfGiven, "flag": bool}
+    """Make a record of options from the fields of a workload.
+
+    With `in_plan` it has only the fields that all layouts of a plan share.
+    """
+    kinds = {"whole": int | None, "flag": bool}
     fields = {n: f for n, f in WORKLOAD_FIELDS.items() if f.head and (f.in_plan or not in_plan)}
     entries = "".join(f"  {n}: {f.detail}\n" for n, f in fields.items() if f.detail)
     defaults: dict[str, Any] = {n: False if f.kind == "flag" else None for n, f in fields.items()}
-    annotations = {n: kinds.get(f.kind, Text) for n, f in fields.items()}
+    annotations = {n: kinds.get(f.kind, str | None) for n, f in fields.items()}
     return options(
         type(
             name,
@@ -72,31 +75,31 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
       worker_places: Numbered node by node; or a file of `tune places`.
     """
 
-    stage_times: Text = None
-    worker_times: Text = None
-    model: Text = None
-    system: Text = None
-    minibatch: CountIfGiven = None
-    stack: Text = None
-    launcher: Text = None
-    sequence: CountIfGiven = None
+    stage_times: str | None = None
+    worker_times: str | None = None
+    model: str | None = None
+    system: str | None = None
+    minibatch: int | None = None
+    stack: str | None = None
+    launcher: str | None = None
+    sequence: int | None = None
     weight_share: float | None = None
-    comm: Text = None
-    latency: Text = None
-    transmit: Text = None
-    costs: Text = None
-    offload: Text = None
-    load: Text = None
-    lengths: Text = None
-    microbatch_scale: Text = None
-    microbatch_order: Text = None
-    stragglers: Text = None
-    scale: Text = None
-    measured_stages: CountIfGiven = None
-    pair_factor: Text = None
+    comm: str | None = None
+    latency: str | None = None
+    transmit: str | None = None
+    costs: str | None = None
+    offload: str | None = None
+    load: str | None = None
+    lengths: str | None = None
+    microbatch_scale: str | None = None
+    microbatch_order: str | None = None
+    stragglers: str | None = None
+    scale: str | None = None
+    measured_stages: int | None = None
+    pair_factor: str | None = None
     recompute_again: bool = False
-    workers_per_node: Text = None
-    worker_places: Text = None
+    workers_per_node: str | None = None
+    worker_places: str | None = None
 
     @cached_property
     def cost_fields(self) -> CostFields:
@@ -114,7 +117,7 @@ class RendezvousOptions:
     """
 
     queues: str = "worker"
-    host_links: Text = None
+    host_links: str | None = None
 
     def links(self) -> pj.Links:
         """Read the options."""
@@ -138,9 +141,9 @@ class LinkOptions(RendezvousOptions):
 
     link: str = "delay"
     posting: str = "early"
-    shared_links: Text = None
-    pair_links: Text = None
-    eager_below: Text = None
+    shared_links: str | None = None
+    pair_links: str | None = None
+    eager_below: str | None = None
 
 
 _LINK_FLAGS = {"model": "link"}  # options that have another name than the field of `Links`
@@ -162,11 +165,11 @@ class TableFields(ScheduleSettings):
       repair: torch-1f1b is PyTorch's own 1F1B, whose last rank is off by one.
     """
 
-    schedule: Text = None
-    table: Text = None
-    workers: CountIfGiven = None
-    microbatches: CountIfGiven = None
-    repair: Text = None
+    schedule: str | None = None
+    table: str | None = None
+    workers: int | None = None
+    microbatches: int | None = None
+    repair: str | None = None
 
     @property
     def settings(self) -> TableOptions:
@@ -205,7 +208,7 @@ class SizedCostOptions(CostOptions):
       activation_sizes: As 1,1,2.
     """
 
-    activation_sizes: Text = None
+    activation_sizes: str | None = None
 
     @property
     def activations(self) -> ActivationOptions:
@@ -234,10 +237,10 @@ class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
       workers: Default: as in the tables.
     """
 
-    schedules: Text = None
+    schedules: str | None = None
     tables: list[str] | None = None
-    workers: CountIfGiven = None
-    repair: Text = None
+    workers: int | None = None
+    repair: str | None = None
 
     @property
     def listed(self) -> ScheduleList:
@@ -253,9 +256,9 @@ class PricedSettings(ScheduleSettings, CostOptions, LinkOptions):
 
 
 def shown_scenarios(
-    run: SizedRunOptions, settings: TableOptions, schedules: Text
+    run: SizedRunOptions, settings: TableOptions, schedules: str | None
 ) -> "tuple[list[pj.Scenario], dict[str, str]]":
-    """Build or read the tables; of several that are named, some may not exist: these say why."""
+    """Return the scenarios that `show` draws, and by name why other named ones do not exist."""
     if schedules is None:
         scenario = run.scenario(settings)
         build(scenario)

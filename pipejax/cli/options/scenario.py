@@ -521,6 +521,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
 
 
 def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
+    """Read lengths, factors and order of the microbatches."""
     if run.lengths is not None and run.microbatch_scale is not None:
         raise ValueError("--lengths and --microbatch-scale set the same lengths: give one")
     lengths = None if run.lengths is None else pj.files.read_lengths(run.lengths)

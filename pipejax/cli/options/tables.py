@@ -12,14 +12,7 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError, nearest, resolve_choice, share
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import MemoryLimit
-from pipejax.cli.options.option import (
-    CountIfGiven,
-    Text,
-    options,
-    parse_list,
-    parse_number,
-    parse_pairs,
-)
+from pipejax.cli.options.option import options, parse_list, parse_number, parse_pairs
 from pipejax.cli.options.scenario import (
     PLANNED,
     check_used,
@@ -49,8 +42,8 @@ class PaperSettings:
       font_size: of titles in a drawing; numbers have a point less.
     """
 
-    size: Text = None
-    font: Text = None
+    size: str | None = None
+    font: str | None = None
     font_size: float | None = None
 
     def paper(self, size: str = "page") -> "Paper":
@@ -158,28 +151,28 @@ class ScheduleSettings:
       residency: One number, or one per worker. Default: all of its stages.
     """
 
-    stages_per_worker: CountIfGiven = None
-    waves: CountIfGiven = None
-    slices: CountIfGiven = None
-    pipes: CountIfGiven = None
-    accumulation: CountIfGiven = None
-    admission: Text = None
-    runs: CountIfGiven = None
-    local_steps: CountIfGiven = None
-    stage_shares: Text = None
-    slots: Text = None
-    memory_limit: Text = None
+    stages_per_worker: int | None = None
+    waves: int | None = None
+    slices: int | None = None
+    pipes: int | None = None
+    accumulation: int | None = None
+    admission: str | None = None
+    runs: int | None = None
+    local_steps: int | None = None
+    stage_shares: str | None = None
+    slots: str | None = None
+    memory_limit: str | None = None
     weight_share: float | None = None
     planned_comm: float | None = None
-    planned_offload: Text = None
-    planned_load: Text = None
+    planned_offload: str | None = None
+    planned_load: str | None = None
     offload_share: float | None = None
-    group_size: CountIfGiven = None
-    schedule_options: Text = None
+    group_size: int | None = None
+    schedule_options: str | None = None
     recompute_cells: bool = False
-    sharding_lane: Text = None
-    lookahead: Text = None
-    residency: Text = None
+    sharding_lane: str | None = None
+    lookahead: str | None = None
+    residency: str | None = None
 
     def table_options(self, run_options: tuple[str, ...] = ()) -> TableOptions:
         """Return the options that are set; `run_options` name those of runs too."""
@@ -278,10 +271,10 @@ class ScheduleList(NamedTuple):
     def read(
         cls,
         options: TableOptions,
-        schedules: Text,
+        schedules: str | None,
         tables: Sequence[str] | None = None,
         workers: int | None = None,
-        repair: Text = None,
+        repair: str | None = None,
     ) -> "ScheduleList":
         """Read the names of --schedules and the files of --tables, with folders unfolded.
 

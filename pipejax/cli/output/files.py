@@ -140,6 +140,37 @@ class Output:
         """Write a JSON object, as `save_text` does."""
         self.save_text(json.dumps(content, indent=2) + "\n")
 
+    def save_table(self, table: pj.ScheduleTable) -> None:
+        """Write a table as its suffix says."""
+        if self.path is not None:
+            self.save_text(text_for(table, self.path))
+
+    def save_dataset(self, data: Any) -> None:
+        """Write an xarray dataset as a Zarr store."""
+        self.save(lambda draft: data.to_zarr(draft, zarr_format=2))
+
+    def save_certificate(self, certificate: dict[str, Any]) -> None:
+        """Write a certificate, if a file is named for it, and check it in any case."""
+        self.save(lambda draft: write_file(draft, json.dumps(certificate, allow_nan=False)))
+        verdict = pj.verify(certificate)
+        if not verdict.ok:
+            place = f"; the certificate is in {self.written}" if self.written else ""
+            raise AssertionError(
+                f"{len(verdict.problems)} claims of the result do not hold, first "
+                f"{verdict.problems[0]}{place}: please report it"
+            )
+
+    def save_timelines(self, runs: "Mapping[str, pj.Evaluation]", **options: Any) -> None:
+        """Draw the timelines of runs by name, if a file is named, with options of `pj.plot`."""
+        if self.path is not None:
+            self.save_picture(pj.plot(runs, **options))
+
+    def save_picture(self, picture: Any) -> None:
+        """Write a picture as its suffix says."""
+        from pipejax.plots.timeline import save  # matplotlib is an extra, slow to import
+
+        self.save(lambda draft: save(picture, draft))
+
     @property
     def written(self) -> Path | None:
         """Return the file if it was written."""
@@ -198,36 +229,3 @@ def drawing(
     with mpl.rc_context(paper.settings()):
         yield figure, figure.subplots()
     out.save(figure.savefig)
-
-
-def save_table(table: pj.ScheduleTable, out: Output) -> None:
-    """Write a table as its suffix says."""
-    if out.path is not None:
-        out.save_text(text_for(table, out.path))
-
-
-def write_dataset(data: Any, out: Output) -> None:
-    """Write an xarray dataset as a Zarr store, atomically."""
-    out.save(lambda draft: data.to_zarr(draft, zarr_format=2))
-
-
-def certify(certificate: dict[str, Any], out: Output) -> None:
-    """Write a certificate, if a file is named for it, and check it in any case."""
-    out.save(lambda draft: write_file(draft, json.dumps(certificate, allow_nan=False)))
-    verdict = pj.verify(certificate)
-    if not verdict.ok:
-        place = f"; the certificate is in {out.written}" if out.written else ""
-        raise AssertionError(
-            f"{len(verdict.problems)} claims of the result do not hold, first {verdict.problems[0]}"
-            f"{place}: please report it"
-        )
-
-
-def draw_runs(runs: "Mapping[str, pj.Evaluation]", figure: Output, **options: Any) -> None:
-    """Draw runs by name to a file, if one is asked for; options are those of `pj.plot`."""
-    if figure.path is None:
-        return
-    from pipejax.plots.timeline import save  # matplotlib is an extra, slow to import
-
-    picture = pj.plot(runs, **options)
-    figure.save(lambda draft: save(picture, draft))

@@ -171,7 +171,10 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
 
 
 def _measured_memory(plan: "PlanResult") -> Iterator[object]:
-    """Yield measured over predicted memory of the launcher's runs, and a limit that allows it."""
+    """Yield how measured memory of the launcher's runs compares with predictions.
+
+    If the best layout might not fit then, the line names a --memory-limit that leaves room.
+    """
     factors, predicted = plan.request.memory_factors, plan.best.memory_bytes
     if not factors:
         return
@@ -220,11 +223,14 @@ def _memory_limit(plan: "PlanResult") -> object:
 
 
 def _assumptions(plan: "PlanResult") -> Iterator[object]:
-    """Yield the assumptions, and the best layout under other assumptions of launchers."""
+    """Yield which traffic overlaps with compute and the bits of gradients.
+
+    A second line has the step time of the best layout with the defaults of each launcher.
+    """
     overlaps = []
     for name, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
-        when = {0.0: "after", 1.0: "beside"}.get(share, f"{100 * share:g} % beside")
+        when = {0.0: "after", 1.0: "during"}.get(share, f"{100 * share:g} % during")
         overlaps.append(f"{traffic} {when} compute (change: {flag})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join(overlaps)}; gradients of {gradient_bits:g} bits")
@@ -239,7 +245,10 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
-    """Yield the layouts that may be as fast, or the change that makes the second win."""
+    """Yield the number of layouts that tie; without a tie, what would make the second one best.
+
+    This is a change of one number of the machine, called a break-even factor.
+    """
     from pipejax.costs.system.parts import number_dimension  # needs JAX, which help does without
 
     if plan.tied > 1:
@@ -273,4 +282,3 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
     )
     rows = ({**vars(entry), **entry.layout} for entry in layouts)
     return folded(rows_table(rows, columns, keys=2))
-

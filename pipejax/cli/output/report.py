@@ -90,6 +90,7 @@ def json_text(data: Any) -> str:
 
 
 def _json_value(value: Any) -> Any:
+    """Convert a value that `json` cannot write: an array, a mapping or a path."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -144,13 +145,13 @@ def grid(columns: Iterable[tuple[str, Iterable[object]]], keys: int = 1, **style
 
 
 def folded(table: TextTable) -> TextTable:
-    """Write values that all rows share once, below the table, except in CSV."""
+    """Move columns with the same value in all rows into the caption, except in CSV."""
     names, columns = table.plain()
-    varies = [len(cells) == 1 or len({*cells}) != 1 or not has_lines() for cells in columns]
+    varies = [len(cells) == 1 or len({*cells}) > 1 for cells in columns]
     shared = [f"{names[k]} {c[0]}" for k, c in enumerate(columns) if not varies[k] and c[0]]
-    headers, cells = [*compress(table.headers, varies)], [*compress(table.columns, varies)]
-    if not shared or not headers:
+    if not has_lines() or not shared or not any(varies):
         return table
+    headers, cells = [*compress(table.headers, varies)], [*compress(table.columns, varies)]
     return table._replace(headers=headers, columns=cells, caption=f"all: {', '.join(shared)}")
 
 
@@ -237,7 +238,10 @@ def _latex_cell(cell: str) -> str:
 
 
 def _move_unit(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Move the unit from cells to the head, if all have one; convert times to a common unit."""
+    """Return header and cells of a column with the unit in the header, if all cells have one.
+
+    Times of several units are converted to a common one.
+    """
     matches = {cell: _WITH_UNIT.fullmatch(cell) for cell in cells if cell != "-"}
     quantities = {cell: (match[1], match[2]) for cell, match in matches.items() if match}
     units = {unit for _, unit in quantities.values()}
@@ -267,9 +271,11 @@ FORMATS: Mapping[str, Callable[..., str]] = {"markdown": _markdown, "latex": _la
 
 
 def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
-    """Yield renderings of a table within `width` columns, without cut cells."""
-    # Headers and long cells are broken at their spaces. If the table is still too wide, its further
-    # columns stand below, after the columns that identify a row.
+    """Yield a table as rich prints it within `width` columns of the terminal.
+
+    Headers and long cells are broken at their spaces. If the table is still too wide, it is split:
+    further columns stand below, after the columns that identify a row.
+    """
     if grid.is_list:
         names = Table(box=None, show_header=False, padding=(0, 2))
         names.add_column(no_wrap=True)
@@ -298,7 +304,10 @@ def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
 
 
 def _parts(min_widths: Sequence[int], num_keys: int, width: int) -> Iterator[list[int]]:
-    """Yield the columns of each part of a table; every part begins with the key columns."""
+    """Split a table into parts within a width; yield the indices of the columns of each part.
+
+    Every part begins with the first `num_keys` columns.
+    """
     keys = list(range(min(num_keys, len(min_widths))))
     part = list(keys)
     for k in range(len(keys), len(min_widths)):

@@ -54,7 +54,14 @@ def values_by_phase(
     node_values: Float[NumpyArray, " nodes"],
     format: Callable[[float], str],
 ) -> TextTable:
-    """Show the least and the most of each phase on each worker, with the op that has it."""
+    """Make a table of the smallest and largest value of each phase on each worker, with their ops.
+
+    Args:
+      evaluation: a run.
+      name: noun of the values, for the headers.
+      node_values: a value for each node of the run's graph.
+      format: writes a value.
+    """
     from pipejax.analysis.runs.timeline import bars
     from pipejax.engine.lowering.program import NO_WORKER
 

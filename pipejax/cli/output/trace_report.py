@@ -330,6 +330,7 @@ def _time(value: float) -> str:
 
 
 def _forecast(analysis: "pj.results.Analysis") -> Iterator[object]:
+    """Yield the step time that the first half of the steps predicts for the second half."""
     forecast = analysis.forecast
     if forecast is not None:
         title, only = ("failed forecast", "only ") if forecast.has_failed else ("forecast", "")
@@ -342,6 +343,7 @@ def _forecast(analysis: "pj.results.Analysis") -> Iterator[object]:
 
 
 def _clocks(analysis: "pj.results.Analysis") -> Iterator[object]:
+    """Yield how far the clock of each worker was off over all steps."""
     for offset in analysis.offsets:
         if offset.step == NONE:
             yield plain(
@@ -437,10 +439,8 @@ TIMES = (
 def draw_shares(analysis: "pj.results.Analysis", figure: Output) -> None:
     """Draw who costs how much, and a step as it ran and as replayed."""
     from pipejax.plots.heat_maps import heat_picture  # matplotlib is an extra, slow to import
-    from pipejax.plots.timeline import save
 
-    picture = heat_picture([*_maps(analysis)], _median_step(analysis))
-    figure.save(lambda draft: save(picture, draft))
+    figure.save_picture(heat_picture([*_maps(analysis)], _median_step(analysis)))
 
 
 def _maps(analysis: "pj.results.Analysis") -> "Iterator[HeatMap]":
