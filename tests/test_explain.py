@@ -16,7 +16,7 @@ from markupsafe import escape
 
 import pipejax as pj
 from pipejax.analysis.step.step_report import WAITS, step_parts, with_equal_stages
-from pipejax.cli.output.report import seconds
+from pipejax.cli.output.numbers import seconds
 from pipejax.schedules.table.communication_cells import with_transfers
 from pipejax.schedules.table.links import LINK_MODELS
 from pipejax.search.remedies.candidates import first_candidate

@@ -12,8 +12,8 @@ import pytest
 from launch_reader import read_launch
 
 import pipejax as pj
+from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.plans import plan_view
-from pipejax.cli.output.report import seconds
 from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file

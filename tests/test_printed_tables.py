@@ -10,18 +10,10 @@ import pytest
 from pipejax.base.data_files import time_unit
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import (
-    Column,
-    above,
-    format_table,
-    gigabytes,
-    grid,
-    percent,
-    printing,
-    rows_table,
-    seconds,
-)
+from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
+from pipejax.cli.output.report import printing
 from pipejax.cli.output.runs import ends_of_path
+from pipejax.cli.output.tables import Column, format_table, grid, rows_table
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]

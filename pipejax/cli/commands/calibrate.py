@@ -11,17 +11,9 @@ import pipejax as pj
 from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import JSON, Output
-from pipejax.cli.output.report import (
-    Column,
-    TextTable,
-    digits,
-    grid,
-    pick,
-    plain,
-    quantity,
-    rows_table,
-    seconds,
-)
+from pipejax.cli.output.numbers import digits, quantity, seconds
+from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 
 if TYPE_CHECKING:
     from pipejax.costs.system.system import FittedParameter

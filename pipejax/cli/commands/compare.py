@@ -16,23 +16,11 @@ from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
+from pipejax.cli.output.numbers import above, digits, gigabytes, percent, seconds
 from pipejax.cli.output.plans import layout_json
-from pipejax.cli.output.report import (
-    Column,
-    TextTable,
-    above,
-    digits,
-    gigabytes,
-    grid,
-    has_details,
-    has_lines,
-    percent,
-    pick,
-    plain,
-    rows_table,
-    seconds,
-)
+from pipejax.cli.output.report import has_details, has_lines, pick, plain
 from pipejax.cli.output.runs import step_json
+from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.cells.ops import COMMUNICATION
 
 if TYPE_CHECKING:

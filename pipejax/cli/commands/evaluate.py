@@ -19,6 +19,7 @@ from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, named_launch, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
+from pipejax.cli.output.numbers import digits, gigabytes, percent, quantity, seconds
 from pipejax.cli.output.plans import (
     evidence_json,
     evidence_lines,
@@ -26,22 +27,7 @@ from pipejax.cli.output.plans import (
     launch_lines,
     layout_json,
 )
-from pipejax.cli.output.report import (
-    Column,
-    TextTable,
-    digits,
-    facts,
-    gigabytes,
-    grid,
-    heading,
-    percent,
-    pick,
-    plain,
-    quantity,
-    rows_table,
-    seconds,
-    table_sizes,
-)
+from pipejax.cli.output.report import heading, pick, plain, table_sizes
 from pipejax.cli.output.runs import (
     memory_json,
     op_rows,
@@ -50,6 +36,7 @@ from pipejax.cli.output.runs import (
     step_json,
     values_by_phase,
 )
+from pipejax.cli.output.tables import Column, TextTable, facts, grid, rows_table
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, format_pairs
 

@@ -16,6 +16,7 @@ from pipejax.cli.options.run import SHARED, RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import NO_OUTPUT, PAGE, TABLES, Output
+from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.plans import layout_json
 from pipejax.cli.output.remedies import (
     advice_details,
@@ -25,7 +26,7 @@ from pipejax.cli.output.remedies import (
     table_files,
     write_table_files,
 )
-from pipejax.cli.output.report import heading, plain, seconds, table_sizes
+from pipejax.cli.output.report import heading, plain, table_sizes
 from pipejax.cli.output.report_pages import report_page
 from pipejax.schedules.naming import find
 

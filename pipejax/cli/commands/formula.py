@@ -19,7 +19,9 @@ from pipejax.cli.options.run import LinkOptions, TableFields
 from pipejax.cli.options.tables import PaperSettings, with_labels
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import facts, grid, heading, percent, pick, plain, table_sizes
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.report import heading, pick, plain, table_sizes
+from pipejax.cli.output.tables import facts, grid
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
 

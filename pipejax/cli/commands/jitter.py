@@ -20,18 +20,10 @@ from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import naming
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import (
-    Column,
-    TextTable,
-    grid,
-    has_lines,
-    percent,
-    pick,
-    plain,
-    rows_table,
-    seconds,
-)
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import has_lines, pick, plain
 from pipejax.cli.output.runs import op_rows, values_by_phase
+from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.table.links import LINK_OPTIONS
 
 HEIGHT, ROW = 1.0, 0.45  # inches: of a picture beside its rows, and of a row

@@ -16,20 +16,9 @@ from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_used, command_line, parse_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import JSON, NO_OUTPUT, TABLE, Output, check_modules
-from pipejax.cli.output.report import (
-    SEARCH_FIELDS,
-    TextTable,
-    gigabytes,
-    grid,
-    is_json,
-    percent,
-    pick,
-    print_json,
-    saving,
-    savings,
-    search_end,
-    seconds,
-)
+from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
+from pipejax.cli.output.report import SEARCH_FIELDS, is_json, pick, print_json, savings, search_end
+from pipejax.cli.output.tables import TextTable, grid
 from pipejax.schedules.cells.ops import format_cell
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import NO_OUTPUT, TABLES, Output
-from pipejax.cli.output.report import grid, percent, pick, seconds, table_sizes
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import pick, table_sizes
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.runtimes.processes import RuntimeRun

@@ -9,7 +9,8 @@ from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import written
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import Column, has_lines, is_json, pick, rows_table
+from pipejax.cli.output.report import has_lines, is_json, pick
+from pipejax.cli.output.tables import Column, rows_table
 from pipejax.schedules import Builder, find, names
 
 

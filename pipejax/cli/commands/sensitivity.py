@@ -9,7 +9,9 @@ from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build, check_alike, required
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import Column, has_details, percent, pick, rows_table, seconds
+from pipejax.cli.output.numbers import percent, seconds
+from pipejax.cli.output.report import has_details, pick
+from pipejax.cli.output.tables import Column, rows_table
 
 Factors = tuple[float, float]  # by which each parameter is divided and multiplied
 Ends = tuple[float | None, float | None]  # step times at both factors; None if one is impossible

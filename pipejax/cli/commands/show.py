@@ -27,7 +27,8 @@ from pipejax.cli.options.tables import (
 )
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.report import console, percent, pick, plain, print_all, table_sizes
+from pipejax.cli.output.numbers import percent
+from pipejax.cli.output.report import console, pick, plain, print_all, table_sizes
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,

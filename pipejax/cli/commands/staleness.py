@@ -12,7 +12,9 @@ from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import TextTable, gigabytes, grid, heading, pick
+from pipejax.cli.output.numbers import gigabytes
+from pipejax.cli.output.report import heading, pick
+from pipejax.cli.output.tables import TextTable, grid
 
 
 @options

@@ -29,7 +29,8 @@ from pipejax.cli.output.files import (
     check_modules,
     drawing,
 )
-from pipejax.cli.output.report import folded, grid, has_details, has_lines, plain
+from pipejax.cli.output.report import folded, has_details, has_lines, plain
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.sweep.results import DistinctPoint, Knee, Points, Regions, SweepResults

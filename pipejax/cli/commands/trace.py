@@ -17,7 +17,8 @@ from pipejax.cli.options.scenario import command_line as command_of_scenario, sc
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
 from pipejax.cli.output.remedies import remedies_json
-from pipejax.cli.output.report import facts, pick, plain
+from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.tables import facts
 from pipejax.cli.output.trace_report import (
     draw_shares,
     first_remedy,

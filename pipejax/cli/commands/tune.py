@@ -18,20 +18,10 @@ from pipejax.cli.options.scenario import build, check_alike, command_line, parse
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.output.answer import Answer, best_so_far, progress, search_answer
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
+from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
 from pipejax.cli.output.plans import launch_json, launch_lines
-from pipejax.cli.output.report import (
-    SEARCH_FIELDS,
-    Column,
-    TextTable,
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    rows_table,
-    saving,
-    seconds,
-    table_sizes,
-)
+from pipejax.cli.output.report import SEARCH_FIELDS, pick, table_sizes
+from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.naming import find, named
 
 ORDERS = ("messages", "microbatches", "places", "lookahead", "chunks")

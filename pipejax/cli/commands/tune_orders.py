@@ -15,21 +15,9 @@ from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search, search_answer
 from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, TABLE, Output
-from pipejax.cli.output.report import (
-    SEARCH_FIELDS,
-    Column,
-    TextTable,
-    gigabytes,
-    grid,
-    percent,
-    pick,
-    rows_table,
-    saving,
-    savings,
-    search_end,
-    seconds,
-    table_sizes,
-)
+from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
+from pipejax.cli.output.report import SEARCH_FIELDS, pick, savings, search_end, table_sizes
+from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.search.found import Found, gap as gap_of
 
 if TYPE_CHECKING:

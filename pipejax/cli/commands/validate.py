@@ -14,7 +14,9 @@ from pipejax.base.data_files import parse_float
 from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.report import Column, digits, pick, plain, rows_table, seconds
+from pipejax.cli.output.numbers import digits, seconds
+from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.tables import Column, rows_table
 
 MAX_WORST = 5  # rows with the largest errors
 MAX_GROUPS = 14  # groups in a legend

@@ -12,7 +12,8 @@ from pipejax.cli.options.option import options
 from pipejax.cli.options.run import LinkOptions, SizedCostOptions
 from pipejax.cli.options.scenario import build, required
 from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import pick, plain, seconds
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.report import pick, plain
 
 MAX_PROBLEMS = 10  # that the report lists
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from pipejax.base.checks import nearest
 from pipejax.base.conditions import compare, share_number, si_number, split_condition
 from pipejax.base.data_files import parse_float, parse_ratio
-from pipejax.cli.output.report import json_text, percent, quantity
+from pipejax.cli.output.numbers import percent, quantity
+from pipejax.cli.output.report import json_text
 from pipejax.cli.output.schemas import (
     KeyPath,
     has_list,

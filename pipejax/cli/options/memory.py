@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.option import for_each, parse_list
-from pipejax.cli.output.report import gigabytes
+from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.ops import AT_WORK
 from pipejax.schedules.table.held_activations import LEDGER_SIZES, WEIGHT_SHARE, static_bytes
 

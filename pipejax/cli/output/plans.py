@@ -6,17 +6,9 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 import pipejax as pj
-from pipejax.cli.output.report import (
-    Column,
-    folded,
-    gigabytes,
-    percent,
-    pick,
-    plain,
-    quantity,
-    rows_table,
-    seconds,
-)
+from pipejax.cli.output.numbers import gigabytes, percent, quantity, seconds
+from pipejax.cli.output.report import folded, pick, plain
+from pipejax.cli.output.tables import Column, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence

@@ -12,8 +12,10 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import written
 from pipejax.cli.options.scenario import command_line
+from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.plans import launch_json, launch_lines
-from pipejax.cli.output.report import Column, percent, pick, plain, rows_table, seconds
+from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.tables import Column, rows_table
 from pipejax.schedules.table.links import LINK_OPTIONS, POSTINGS
 from pipejax.schedules.table.table_files import is_csv, text_for
 

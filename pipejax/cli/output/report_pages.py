@@ -8,7 +8,7 @@ from rich.text import Text
 
 import pipejax as pj
 from pipejax.cli.output.answer import progress
-from pipejax.cli.output.report import Figure, TextTable, is_number
+from pipejax.cli.output.tables import Figure, TextTable, is_number
 
 if TYPE_CHECKING:
     from pipejax.base.array_types import Float, NumpyArray

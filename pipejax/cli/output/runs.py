@@ -9,7 +9,8 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
-from pipejax.cli.output.report import Column, TextTable, grid, rows_table, seconds
+from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 
 
 def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System") -> dict[str, Any]:

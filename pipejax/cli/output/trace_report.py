@@ -9,6 +9,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.output.files import Output
+from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import (
     LAYERS_HINT,
     advice_details,
@@ -16,8 +17,9 @@ from pipejax.cli.output.remedies import (
     first_fault,
     remedies_view,
 )
-from pipejax.cli.output.report import Column, Figure, percent, plain, rows_table, seconds
+from pipejax.cli.output.report import plain
 from pipejax.cli.output.report_pages import MeasuredRun, report_page
+from pipejax.cli.output.tables import Column, Figure, rows_table
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE, StepBudget
