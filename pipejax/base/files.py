@@ -10,9 +10,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 from pipejax.base.checks import memory
 from pipejax.base.progress import if_interrupted
@@ -20,6 +21,7 @@ from pipejax.base.progress import if_interrupted
 # Origin of a result: version, commit and code, for the attributes of datasets
 
 ATTRIBUTES = ".zattrs"  # file of a Zarr store that holds them
+ORIGIN = ("pipejax", "jax", "numpy", "code")  # facts that all results of a store share
 PACKAGE = Path(__file__).parents[1]
 VIEWS = ("cli", "plots")  # rooms that only show numbers
 
@@ -45,6 +47,22 @@ def provenance() -> dict[str, str]:
         "commit": _commit(),
         "code": code_hash(),
     }
+
+
+def check_origin(path: Path, attributes: Mapping[str, Any]) -> None:
+    """Refuse to add results to a store that another version of the code began."""
+    for key, value in provenance().items():
+        if key in ORIGIN and attributes.get(key) != value:
+            raise ValueError(
+                f"{path} was begun with {key} {attributes.get(key)}, this is {value}: its results "
+                "would not match; give another --out, or --force to begin anew"
+            )
+
+
+def refuse_existing(path: Path) -> NoReturn:
+    """Raise the error for an existing output that may be neither continued nor replaced."""
+    how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
+    raise FileExistsError(errno.EEXIST, how, str(path))
 
 
 def is_dataset(path: Path) -> bool:

@@ -454,36 +454,29 @@ def run_sweep(
 
 
 def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Evaluate blocks on the workers of a Dask scheduler; yield them in any order."""
-    from distributed import Client  # Dask is an extra
+    """Evaluate blocks on the workers of a Dask scheduler; yield (number, values) in any order."""
+    # Each thread of the cluster has `BLOCKS_PER_THREAD` blocks, so few are in memory at once.
+    from distributed import Client, as_completed  # Dask is an extra
 
     try:
         client = Client(address, timeout=SCHEDULER_TIMEOUT)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise OSError(f"--scheduler: no scheduler answers at {address!r}: {reason}") from None
-    with client:
-        yield from _in_any_order(client, sweep, numbers)
-
-
-def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Yield evaluated blocks; keep workers busy, with few blocks in memory at once."""
-    from distributed import as_completed
-
-    code = provenance()["code"]
-    waiting = iter(numbers)
+    code, next_numbers = provenance()["code"], iter(numbers)
 
     def submit(number: int) -> Any:
         return client.submit(_evaluate, sweep, number, code, pure=False, retries=3)
 
-    threads = max(1, sum(client.nthreads().values()))
-    first = itertools.islice(waiting, BLOCKS_PER_THREAD * threads)
-    running = as_completed([submit(number) for number in first])
-    for future in running:
-        yield future.result()
-        future.release()
-        if (number := next(waiting, None)) is not None:
-            running.add(submit(number))
+    with client:
+        threads = max(1, sum(client.nthreads().values()))
+        first_numbers = itertools.islice(next_numbers, BLOCKS_PER_THREAD * threads)
+        running = as_completed([submit(number) for number in first_numbers])
+        for future in running:
+            yield future.result()
+            future.release()
+            for number in itertools.islice(next_numbers, 1):
+                running.add(submit(number))
 
 
 def _evaluate(sweep: Sweep, number: int, code: str) -> tuple[int, Values]:

@@ -23,7 +23,18 @@ import zarr
 
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.files import DRAFT, LOCK, draft_folder, locked, name_in_errors, provenance
+from pipejax.base.files import (
+    ATTRIBUTES,
+    DRAFT,
+    LOCK,
+    ORIGIN,
+    check_origin,
+    draft_folder,
+    locked,
+    name_in_errors,
+    provenance,
+    refuse_existing,
+)
 from pipejax.sweep.declaration import Sweep, label
 from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 
@@ -32,9 +43,8 @@ FEASIBLE, OUT_OF_MEMORY, ILLEGAL = 1, 2, 3
 NO_RESOURCE = -1
 POINTS = 1 << 17  # of a block at most: a second of work or so, and files of a megabyte
 CHECKSUM = "block_checksum"
-SAME = ("grid", "pipejax", "jax", "numpy", "code")  # what blocks of one dataset have in common
+SAME = ("grid", *ORIGIN)  # attributes that the blocks of one dataset have in common
 FORMAT: Any = 2  # of Zarr: it has a specified form of text
-ATTRIBUTES = ".zattrs"
 TEXT = "str"
 PARTIAL = "*.partial"  # what Zarr was writing when the process was killed
 SHAPES = 8  # programs of a block at most, for they take time whatever the number of systems
@@ -116,7 +126,10 @@ class Block(NamedTuple):
 
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
-    """Choose a block's number of values on each axis, from the last axis to the first."""
+    """Choose the number of values that a block has on each axis.
+
+    From the last axis to the first, a block takes as many values as `POINTS` and `SHAPES` allow.
+    """
     counts: list[int] = []
     points = shapes = 1
     for place in reversed(range(len(sweep.axes))):
@@ -124,10 +137,10 @@ def block_shape(sweep: Sweep) -> tuple[int, ...]:
         limit = POINTS // points
         if is_shape:
             limit = min(limit, SHAPES // shapes)
-        # blocks of one size share compilations: 10 values, at most 9 at once, are 5 and 5
+        # blocks of equal size share compilations: 10 values, at most 9 in a block, are 5 and 5
         length = len(sweep.axes[place].values)
-        num_blocks = -(-length // max(1, limit))
-        count = -(-length // num_blocks)
+        num_blocks = math.ceil(length / max(1, limit))
+        count = math.ceil(length / num_blocks)
         points *= count
         shapes *= count if is_shape else 1
         counts.insert(0, count)
@@ -150,8 +163,8 @@ def get_block(sweep: Sweep, number: int) -> Block:
 
 
 def _blocks_by_axis(sweep: Sweep) -> list[int]:
-    size = block_shape(sweep)
-    return [-(-len(axis.values) // count) for axis, count in zip(sweep.axes, size, strict=True)]
+    sizes = zip(sweep.axes, block_shape(sweep), strict=True)
+    return [math.ceil(len(axis.values) / count) for axis, count in sizes]
 
 
 class BlockStore:
@@ -183,8 +196,8 @@ class BlockStore:
         return checksum == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        """Return the region of each variable's array that a block writes."""
-        # Variables without systems belong to the first block of systems.
+        """Return the index of each variable's array that a block writes, by variable."""
+        # A variable without axes of systems is written by the first block of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
             name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)
@@ -235,8 +248,7 @@ def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> Non
     if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
         return
     if not resume and not replace:
-        how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
-        raise FileExistsError(errno.EEXIST, how, str(path))
+        refuse_existing(path)
     attributes = _read_attributes(path)
     if not {*SAME} <= {*attributes}:
         raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
@@ -252,12 +264,7 @@ def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> Non
         raise ValueError(
             f"{path} holds another grid: give another --out, or the file it was begun with"
         )
-    for key, value in provenance().items():
-        if key in SAME and attributes.get(key) != value:
-            raise ValueError(
-                f"{path} was begun with {key} {attributes.get(key)}, this is {value}: its blocks "
-                "would not match"
-            )
+    check_origin(path, attributes)
 
 
 def _is_ours(path: Path) -> bool:
@@ -277,8 +284,11 @@ def _read_attributes(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Restore missing or damaged axes, units and metadata, replacing each file atomically."""
-    # Attributes come first: they mark the folder as a store, so a later run can restore the rest.
+    """Write the axes, units and metadata of a store; files that are intact stay.
+
+    Each missing or different file is replaced atomically. Attributes come first: they mark the
+    folder as a store, so a later run can restore the rest.
+    """
     for partial in path.rglob(PARTIAL):
         partial.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:

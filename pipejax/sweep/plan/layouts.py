@@ -1,7 +1,7 @@
 """Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -287,30 +287,30 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
     )
 
 
-def _launcher_refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
+def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
     """Return for each layout the features that the launcher lacks, as text; empty if none."""
     if not request.launcher:
-        return np.full(len(rows), "", object)
-    # Launchers refuse schedules, numbers of microbatches that P does not divide, and combinations
-    # of exchanges: one layout speaks for all of the same schedule that use the same ones.
-    few_microbatches = 2 * rows.pipeline + rows.microbatches % rows.pipeline
-    columns = rows._asdict() | {
-        "microbatches": np.minimum(rows.microbatches, few_microbatches),
-        "microbatch_size": np.ones_like(rows.microbatch_size),
+        return np.full(len(layouts), "", object)
+    # A launcher refuses schedules, numbers of microbatches that P does not divide, and combinations
+    # of exchanges. It answers the same for all layouts that use these, and for fewer microbatches.
+    has_groups = layouts.microbatches % layouts.pipeline == 0
+    few_microbatches = 2 * layouts.pipeline + layouts.microbatches % layouts.pipeline
+    columns = layouts._asdict() | {
+        "microbatches": np.minimum(layouts.microbatches, few_microbatches),
+        "microbatch_size": np.ones_like(layouts.microbatch_size),
     }
-    reduced, classes = Layouts(**columns), columns.copy()
-    for name in ("tensor", "context", "expert", "expert_tensor", "data"):
-        classes[name] = columns[name] > 1
-    classes["microbatches"] = rows.microbatches % rows.pipeline == 0
-    relations = rows.expert_tensor == rows.tensor, rows.data % rows.expert == 0
-    class_rows = np.stack([*classes.values(), *relations], axis=1)
-    _, first_rows, inverse = np.unique(class_rows, axis=0, return_index=True, return_inverse=True)
-    reasons = []
-    for row in first_rows.tolist():
-        workload = layout_workload(request, reduced, row)
-        table = build_table(program_shape(request, reduced, row), int(reduced.microbatches[row]))
-        reasons.append(launcher_refusal(request.launcher, workload, table))
-    return np.array(reasons, object)[inverse.ravel()]
+    small = Layouts(**columns)
+    degrees = ("tensor", "context", "expert", "expert_tensor", "data")
+    classes = columns | {name: columns[name] > 1 for name in degrees}
+    classes["microbatches"] = has_groups
+    relations = layouts.expert_tensor == layouts.tensor, layouts.data % layouts.expert == 0
+
+    def find_reason(row: int) -> str:
+        workload = layout_workload(request, small, row)
+        table = build_table(program_shape(request, small, row), int(small.microbatches[row]))
+        return launcher_refusal(request.launcher, workload, table)
+
+    return _reasons_by_class([*classes.values(), *relations], find_reason)
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
@@ -326,14 +326,19 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
     return is_even & has_groups & can_split
 
 
-def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
+def _refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
     """Return for each layout why its schedule or recomputation does not exist; empty if it does."""
-    columns = (*rows[:3], rows.microbatches, rows.edge_units, rows.recompute)
-    _, first_rows, inverse = np.unique(
+    columns = [*layouts[:3], layouts.microbatches, layouts.edge_units, layouts.recompute]
+    return _reasons_by_class(columns, lambda row: _refusal(request, layouts, row))
+
+
+def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], str]) -> NumpyArray:
+    """Return a text for each row; rows with equal columns share that of their first row."""
+    # rows (1, 2) (1, 3) (1, 2) -> first rows [0 1], classes [0 1 0]
+    _, first_rows, classes = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
     )
-    reasons = [_refusal(request, rows, row) for row in first_rows.tolist()]
-    return np.array(reasons, object)[inverse.ravel()]
+    return np.array([find_reason(row) for row in first_rows.tolist()], object)[classes.ravel()]
 
 
 def _refusal(request: PlanRequest, rows: Layouts, row: int) -> str:
@@ -350,7 +355,10 @@ def _refusal(request: PlanRequest, rows: Layouts, row: int) -> str:
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return for each layout whether its edge units leave the layers of all stages unchanged."""
+    """Return for each layout whether another one with 0 edge units has the same layers on stages.
+
+    Edge units are the layers that embedding and head each count as when layers are assigned.
+    """
     repeated = np.zeros(len(rows), bool)
     units = request.choices.get("edge_units", EDGE_UNITS)
     if units != EDGE_UNITS:
@@ -371,7 +379,10 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
 
 
 def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
-    """List (schedule, P, V) with at least a layer, embedding or head for every stage."""
+    """List (position of the schedule, workers P, stages per worker V) for a job.
+
+    Every stage gets at least a layer, an embedding or a head.
+    """
     pipes = []
     units = request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
     num_layers = int(request.model.layers) + 2 * max(units, default=0)
@@ -396,7 +407,10 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List degrees (t, c, e, etp, d) that use all accelerators with this number of workers."""
+    """List degrees of parallelism that use all accelerators with this number of workers.
+
+    Each is (tensor, context, expert, parts of an expert, data).
+    """
     if request.gpus % workers:
         return []
     num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)

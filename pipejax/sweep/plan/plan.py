@@ -1,6 +1,5 @@
 """`pj.plan`: search for the layout of a training job with the shortest step."""
 
-import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from pipejax.analysis.step.evidence import (
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, as_tuple, check_types, whole_number, wrong
-from pipejax.base.files import is_dataset
+from pipejax.base.files import is_dataset, refuse_existing
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.launchers import find_launcher, launcher_defaults
@@ -210,8 +209,7 @@ def _stored_times(out: Path, request: PlanRequest, resume: bool, replace: bool) 
             raise ValueError(f"{out} is not a dataset that was written here: it is never replaced")
         return None
     if not resume:
-        how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
-        raise FileExistsError(errno.EEXIST, how, str(out))
+        refuse_existing(out)
     return stored_step_times(out, request)
 
 
@@ -245,10 +243,16 @@ class _Saver:
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Find the best layouts in the best measured regimes, and the best in each other regime."""
-    # Returns whether a layout is outside (of a regime that is measured worse, or may not fit), then
-    # rows and records of the best layouts: those that are not outside, then the best of each regime
-    # that is. Layouts that may need more memory than there is are kept only if they are faster.
+    """Find the `count` best layouts in the best measured regimes, and the best in each other one.
+
+    A regime is a kind of layout with its own accuracy. A layout is outside if other regimes are
+    measured better than its own, or if it may not fit in memory.
+
+    Returns:
+      Whether each layout is outside, then rows and records of the best layouts: those that are not
+      outside, then the best of each regime outside. A layout that may not fit is listed only if it
+      is faster than the best.
+    """
     request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)
@@ -262,8 +266,13 @@ def _find_layouts(
         is_regime = np.array([other == regime for other in regimes])
         best_rows.append(evaluator.find_best(1, is_outside & is_regime))
     rows = np.concatenate(best_rows)
-    rows = rows[is_sure[rows] | (times[rows] < times[rows[0]])]  # unsure ones only if faster
-    return is_outside, rows, _planned_layouts(evaluator, rows, by_row)
+    rows = rows[is_sure[rows] | (times[rows] < times[rows[0]])]
+    resources = limiting_resources(request, layouts, rows)
+    planned = [
+        _describe_layout(evaluator, row, resource, regimes[row], by_row[row])
+        for row, resource in zip(rows.tolist(), resources, strict=True)
+    ]
+    return is_outside, rows, planned
 
 
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:
@@ -276,9 +285,9 @@ def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evi
 
 
 def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
-    """Return the regime of each layout."""
+    """Return the regime of each layout: whether ZeRO splits weights, experts, and precision."""
     bits = operand_bits(request.shared.get("precision", PRECISIONS[0]))
-    # 0 without experts, 1 with experts inside a node, 2 over several nodes
+    # 0 without experts, 1 with experts inside a node, 2 with experts on several nodes
     crosses_nodes = layouts.expert > float(request.system.gpus_per_node)
     experts = np.where(request.model.moe is None, 0, 1 + crosses_nodes)
     splits_weights = layouts.zero >= 3
@@ -289,9 +298,10 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 def evidence_levels(
     regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
 ) -> Int[NumpyArray, " layouts"]:
-    """Return 0 for a layout whose regime is measured and predicted well, 1 if predicted badly.
+    """Return for each layout how far its regime is from measured runs: 0, 1 and more.
 
-    Else it is the number of facts by which the nearest runs differ, at least 2.
+    0: many runs of the regime, which are predicted well. 1: many runs, predicted badly. Else the
+    number of facts by which the nearest runs differ, plus 1; `MAX_COUNT` without such runs.
     """
     levels = {}
     for regime, record in zip(regimes, by_row, strict=True):
@@ -304,21 +314,10 @@ def evidence_levels(
     return np.array([levels[regime] for regime in regimes])
 
 
-def _planned_layouts(
-    evaluator: Evaluator, rows: Rows, by_row: Sequence[Evidence | None]
-) -> list[PlannedLayout]:
-    """Describe layouts: step time, memory, bottleneck, and evidence if there is any."""
-    reasons = limiting_resources(evaluator.request, evaluator.layouts, rows)
-    return [
-        _describe_layout(evaluator, row, reason, by_row[row])
-        for row, reason in zip(rows.tolist(), reasons, strict=True)
-    ]
-
-
 def _describe_layout(
-    evaluator: Evaluator, row: int, bound_by: str, evidence: Evidence | None
+    evaluator: Evaluator, row: int, bound_by: str, regime: Regime, evidence: Evidence | None
 ) -> PlannedLayout:
-    """Describe one layout; its error band is the widest that the calibration has."""
+    """Return the record of one layout; its error band is the widest that the calibration has."""
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
     step, memory_bytes = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     step_bands = {} if evidence is None else bands(request.system, step)
@@ -336,7 +335,7 @@ def _describe_layout(
         memory_bytes=memory_bytes,
         memory_left=request.room - memory_bytes,
         bound_by=bound_by,
-        regime=str(layout_regimes(request, layouts.take(np.array([row])))[0]),
+        regime=str(regime),
         evidence=evidence,
         also=tuple(  # fields that differ
             dict(layouts.described(request, place).items() - layout.items())

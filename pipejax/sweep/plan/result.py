@@ -15,7 +15,7 @@ from pipejax.analysis.step.evidence import Evidence
 from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr, with_short_repr
-from pipejax.base.files import atomic_write, provenance
+from pipejax.base.files import atomic_write, check_origin, provenance
 from pipejax.costs.model.launchers import LAUNCHERS, launcher_defaults
 from pipejax.costs.model.stack import AS_THE_SYSTEM
 from pipejax.costs.model.workload import Workload
@@ -176,7 +176,6 @@ def _runner_up_lag(
 if TYPE_CHECKING:
     import xarray as xr
 
-SAME = ("request", "pipejax", "jax", "numpy", "code")  # of runs whose step times may be joined
 _MEANING = {
     "schedule": "name",
     "pipeline": "workers of one pipeline",
@@ -395,7 +394,7 @@ def save_columns(
             rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
 
-def stored_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
+def stored_step_times(path: Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
     """Read the step times of layouts [s] that an earlier run of the same request stored."""
     import xarray as xr
 
@@ -404,9 +403,9 @@ def stored_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArra
             attributes, times = dict(data.attrs), data["step_time"].values
     except (KeyError, ValueError, OSError) as error:
         raise ValueError(f"{path} is not the dataset of a plan: {error}") from None
-    expected = {"request": as_text(request)} | provenance()
-    for name in SAME:
-        if attributes.get(name) != expected[name]:
-            reason = "is of another request" if name == "request" else f"was begun by other {name}"
-            raise ValueError(f"{path} {reason}: give another --out, or --force to begin anew")
+    if attributes.get("request") != as_text(request):
+        raise ValueError(
+            f"{path} is of another request: give another --out, or --force to begin anew"
+        )
+    check_origin(path, attributes)
     return np.array(times, float)
