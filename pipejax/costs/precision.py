@@ -42,9 +42,11 @@ def _has_float64() -> bool:
 
 
 def float_type(*values: Any) -> np.dtype:
-    """Return the float type to use for sums of these values."""
-    # Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
-    # numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
+    """Return the float type to use for sums of these values.
+
+    It is float32 if there are arrays, all of them of float32 or smaller, else float64. Python's
+    numbers do not count. Tracers follow JAX's rules.
+    """
     if is_traced(values):
         with accept_type(np.float32):
             return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
@@ -245,13 +247,10 @@ def _as_array(value: Any) -> Any:
     try:
         if isinstance(value, list | tuple):
             entries = leaves(value)
-            if any(
-                isinstance(entry, bool)
-                or is_masked(entry)
-                or getattr(entry, "dtype", None) == "bool"
-                for entry in entries
-            ):
-                return None  # NumPy would turn booleans among numbers into numbers
+            for entry in entries:
+                is_bool = isinstance(entry, bool) or getattr(entry, "dtype", None) == "bool"
+                if is_bool or is_masked(entry):
+                    return None  # NumPy would turn booleans among numbers into numbers
             if any(is_array(entry) for entry in entries):
                 return jnp.asarray(value)
         return np.asarray(value)

@@ -343,20 +343,26 @@ RECORDS: Mapping[str, type] = {
 
 
 def with_number(system: Any, name: str, value: Number) -> Any:
-    """Set a number of a system, or a batch of values; a share replaces a whole efficiency curve."""
+    """Return the system with another value of a named number, or with a batch of values.
+
+    The value is checked as in a file. A share replaces a whole efficiency curve.
+    """
     canonical = resolve_name(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
         section_name, key = canonical.split(".")
         field = SECTIONS[section_name][key]
-        may_lack = field.default == 0 or section_name == "host_link"  # a number that is 0 if not
+        may_be_zero = field.default == 0 or section_name == "host_link"  # 0: the file has no number
         for entry in np.unique(as_floats(value, canonical)).tolist():
-            if entry or not may_lack:
+            if entry or not may_be_zero:
                 field.kind.read(entry, canonical)
     return _replace_at(system, FIELDS[canonical], value)
 
 
 def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Replace the number at a path of fields; a path to a curve's shares replaces the curve."""
+    """Return the record with another number at a path of fields, as ("network", "bandwidth").
+
+    A path that ends in "shares" replaces the whole curve.
+    """
     field, *subpath = path
     if subpath == ["shares"]:
         value = Efficiency((0.0,), (value,))
@@ -366,8 +372,10 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def with_known(system: Any, name: str, value: Number) -> Any:
-    """Set a number of a system, or all shares of a curve; a value of NaN changes nothing."""
-    # Arrays of systems may set a number in some systems only: NaN stands for the others.
+    """Return the system with another value of a named number; a value of NaN changes nothing.
+
+    So a batch of values may change only some systems. On a curve, the value replaces all shares.
+    """
     path = FIELDS[name]
     current: Any = system
     for field in path:
@@ -405,8 +413,10 @@ def system_number(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a system file's content with some numbers replaced, in units such as TFLOP/s."""
-    # `values` are in SI units. All other entries of the file stay as they are.
+    """Return a system file's content `data` with some numbers replaced, in units such as TFLOP/s.
+
+    `values` are in SI units by name, as "network.bandwidth". All other entries stay.
+    """
     content = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section_name, key = name.split(".")

@@ -100,8 +100,8 @@ def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
     """Check rows of evidence: three numbers for a regime, then errors of predictions [%]."""
     rows = value if isinstance(value, list) else [None]
     for row in rows:
-        is_row = isinstance(row, list) and all(is_number(x, least=-100) for x in row)
-        if not (is_row and row and row[3:] and row[2] in BITS):
+        is_row = isinstance(row, list) and len(row) > 3  # the third number is bits of operands
+        if not (is_row and row[2] in BITS and all(is_number(entry, least=-100) for entry in row)):
             raise ValueError(
                 f"{where} must be rows of a regime and errors, as [0, 0, 16, -1.5], got {row!r}"
             )
@@ -109,9 +109,11 @@ def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
 
 
 def _band(ends: Any, where: str) -> Band:
-    *_, percent = where.rpartition(" ")
+    """Check the two ends of a band of factors; `where` ends with the band's percentage."""
+    percent = where.rpartition(" ")[2]
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
-    if not (is_pair and 0 < ends[0] <= ends[1] and percent.isdigit() and 0 < int(percent) < 100):
+    is_percentage = percent.isdigit() and 0 < int(percent) < 100
+    if not (is_pair and 0 < ends[0] <= ends[1] and is_percentage):
         raise ValueError(f'{where} must be as "90": [0.9, 1.2], two factors above 0, got {ends!r}')
     return Band(float(percent), float(ends[0]), float(ends[1]))
 
@@ -244,7 +246,10 @@ class System(FloatFields):
         return changed
 
     def reached(self, peers: Number) -> Number:
-        """Return the share of a node's bandwidth that exchanges with `peers` at once reach."""
+        """Return the share of a node's bandwidth that exchanges with `peers` at once reach.
+
+        Behind switches it is 1. In a mesh of 8 accelerators, one peer is reached by 1 of 7 links.
+        """
         max_peers = xp.maximum(self.gpus_per_node - 1.0, 1.0)
         return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, max_peers) / max_peers)
 
@@ -336,7 +341,7 @@ FILE: Fields = {
 
 
 def _system(values: Mapping[str, Any]) -> System:
-    """Build a system from the sections of its file; missing sections get default values."""
+    """Build a system from the sections of its file; missing sections, None, get default values."""
     fields: dict[str, Any] = {name: values[name] for name in ("name", "source", "calibration")}
     parts: dict[str, dict[str, Any]] = {}
     for name, path in FIELDS.items():
@@ -374,7 +379,10 @@ def _built_in_range(name: str) -> tuple[float, float]:
 def _warn_of_unusual_numbers(
     system: System, where: str, names: Iterable[str], far: float = FAR
 ) -> None:
-    """Warn about numbers far outside those of all built-in systems: a unit may be wrong."""
+    """Warn about numbers far outside those of all built-in systems: a unit may be wrong.
+
+    Of the `names`, those of `OF_SHEETS` are compared; `far` is the factor that is too much.
+    """
     for name in {*OF_SHEETS}.intersection(names):
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
         above, below = values.max() / high, low / values.min()
