@@ -234,11 +234,11 @@ def test_knees_and_maps_are_said_and_drawn(store, answer, call, mistake, tmp_pat
     code, out, err = call(*asked, "--figure", plot)
     assert (code, err) == (0, "")
     assert out.startswith("microbatch size <= 1 keeps step time within 1 % of its best: ")
-    assert "\nmicrobatch size across, from 1 to 3; system up\n" in out
+    assert "best schedule by microbatch size (columns) and system (rows)" in " ".join(out.split())
     assert "all others at their best" in call(*asked, "--details")[1]
     assert "microbatch size" in plot.read_text()
     _, out, _ = call(*asked, "--best", 1, "-f", "csv")
-    assert "microbatch size,system,schedule\n" in out
+    assert "system,1,2,3\n" in out
     assert "--knee must be one of microbatch_size" in mistake(*options[:3], "--knee", "schedule")
     line = mistake(*options[:3], "--map", "microbatch_size,workers")
     assert "--map must be one of schedule, microbatch_size" in line

@@ -1,6 +1,7 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import pipejax as pj
@@ -90,12 +91,12 @@ def sensitivity(
 def _end_columns(factors: Factors) -> Iterator[Column]:
     """Yield the columns of the step times at both factors."""
     for place, factor in enumerate(factors):
-        yield Column(
-            f"step time at x {factor:g}",
-            lambda row, place=place: (
-                seconds(row["step_times"][place]) if row["step_times"][place] is not None else ""
-            ),
-        )
+        yield Column(f"step time at x {factor:g}", partial(_step_time, place))
+
+
+def _step_time(place: int, row: Mapping[str, Any]) -> str:
+    time = row["step_times"][place]
+    return "" if time is None else seconds(time)
 
 
 def _answer(

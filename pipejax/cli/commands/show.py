@@ -366,9 +366,12 @@ def further_tables(
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
     source = scenarios[0].source
-    is_general = isinstance(source, GivenTimes) and len(source.messages) == 1
-    # a page takes the time of a fused pair in other tables from its two ops
-    if not is_general or run.cost_fields.edits or "pair" in source.times:
+    if (
+        not isinstance(source, GivenTimes)
+        or len(source.messages) > 1
+        or "pair" in source.times  # a page takes the time of other pairs from their two ops
+        or run.cost_fields.edits
+    ):
         if choose:
             raise ValueError(
                 "--choose needs times that hold for any schedule: give --worker-times or "

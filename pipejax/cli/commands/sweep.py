@@ -354,7 +354,6 @@ def _cell(
     return cell(name, results.point(point.place)[name], scale)
 
 
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of names in a map of text
 HEIGHT = 3.4  # inches, the legend above included
 LONG_NAMES = {"memory_bytes": "most memory of an accelerator"}  # of measures, in a picture
 
@@ -420,35 +419,29 @@ def map_json(results: "SweepResults", regions: "Regions", across: str, up: str) 
 def map_lines(
     results: "SweepResults", regions: "Regions", across: str, up: str
 ) -> Iterator[object]:
-    """Yield a map of the best schedule over two axes.
+    """Yield the share of the map in which each schedule is best, and the map as a table.
 
-    Each point of the map is the letter of a schedule; in CSV it is a row of a table.
+    The table has a column for each value of the axis `across`, and a row for each value of `up`.
     """
     if not regions.names:
         return
+    names = [*regions.names, "-"]  # the last one is for code -1: no point can be chosen
+    shares = (
+        f"{name} on {np.mean(regions.codes == k):.0%}" for k, name in enumerate(regions.names)
+    )
+    yield plain(f"best schedule, by share of the map: {', '.join(shares)}")
     heads, cells = [], []
     for axis in (across, up):
         values = results.axes[axis].tolist()
         scale = display_scale(results.units, axis, values)
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
-    if not has_lines():
-        places = list(np.ndindex(regions.codes.shape))
-        names = [*regions.names, "-"]  # the last one is for code -1: no point can be chosen
-        rows = [(cells[0][k], cells[1][j], names[regions.codes[j, k]]) for j, k in places]
-        yield grid(zip((*map(escape, heads), "schedule"), zip(*rows, strict=True), strict=True))
-        return
-    letters = LETTERS[: len(regions.names)].ljust(len(regions.names), "?") + "."
-    shares = (
-        f"{name} on {np.mean(regions.codes == code):.0%} of the map ({letters[code]})"
-        for code, name in enumerate(regions.names)
+    columns = [(escape(heads[1]), cells[1])]
+    for value, codes in zip(cells[0], regions.codes.T, strict=True):
+        columns.append((escape(value), [names[code] for code in codes]))
+    yield grid(
+        columns, title=escape(f"best schedule by {heads[0]} (columns) and {heads[1]} (rows)")
     )
-    nowhere = "; no point can be chosen at the dots" if (regions.codes < 0).any() else ""
-    yield plain(f"best schedule: {', '.join(shares)}{nowhere}")
-    yield plain(f"{heads[0]} across, from {cells[0][0]} to {cells[0][-1]}; {heads[1]} up")
-    width = max(map(len, cells[1]))
-    for label, row in zip(reversed(cells[1]), reversed(regions.codes.tolist()), strict=True):
-        yield plain(f"  {label:>{width}}  {''.join(letters[code] for code in row)}")
 
 
 def draw_map(

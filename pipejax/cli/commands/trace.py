@@ -142,8 +142,8 @@ def trace(
         next_commands = _next_commands(saved, analysis)
     view = [*trace_view(analysis, result, before_command)]
     if save.written is not None:
-        names = {path.name for path in save.written.iterdir()}
-        view.append(facts((name, use) for name, use in FILES.items() if name in names))
+        written = {path.name for path in save.written.iterdir()}
+        view.append(facts((name, use) for name, use in FILES.items() if name in written))
     details = trace_details(analysis, result)
     return Answer(result, view, next=next_commands, details=details)
 

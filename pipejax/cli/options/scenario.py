@@ -481,10 +481,10 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     assert system is not None
     names = {"model": workload.model.name, "system": system.name, **files}
     options: Options = {k: v for k, v in names.items() if k in ("model", "system", "stack")}
-    bare, model = pj.load_system(names["system"]), load_with(names["model"], None)
+    bare, model = pj.load_system(names["system"]), pj.load_model(names["model"])
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
-        model = load_with(names["model"], int(workload.model.sequence))
+        model = dataclasses.replace(model, sequence=workload.model.sequence)
     with warnings.catch_warnings():  # the run has said what it is used with
         warnings.simplefilter("ignore")
         model, software, defaults = launcher_defaults(

@@ -319,7 +319,7 @@ class ScheduleList(NamedTuple):
         workers = {name: size(name, 0, "--workers", self.workers) for name in table_sizes}
         return [
             SizedSchedule(name, workers[name], size(name, 1, "--microbatches", count))
-            for count in microbatches or [None]
+            for count in microbatches or (None,)
             for name in table_sizes
         ]
 
