@@ -177,7 +177,7 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
     assert {len(line) for line in table} == {7}  # one table, without sizes
     assert [line[1].strip() for line in table] == sorted(rows, key=lambda n: rows[n]["makespan"])
     assert table[0][3].strip() == "0 %"
-    assert out.startswith("zb-h1 is fastest: 55 s; next is interleaved-1f1b, +")
+    assert out.startswith("zb-h1 is fastest: 55 s; next is interleaved-1f1b, ")
     assert "\n8 workers, 16 microbatches; links: delay\n" in out
     _, out, _ = call(*options, "--details")
     assert out.count("no closed form is published") == 1

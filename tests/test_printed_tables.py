@@ -10,7 +10,7 @@ import pytest
 from pipejax.base.data_files import time_unit
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.numbers import above, gigabytes, percent, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.report import printing
 from pipejax.cli.output.runs import ends_of_path
 from pipejax.cli.output.tables import Column, format_table, grid, rows_table
@@ -184,7 +184,6 @@ def test_an_answer_is_said_or_one_json_object(capsys):
     [
         (seconds, (0.0616, 33.0, 0.0, 0.000999999999), ("61.6 ms", "33 s", "0 s", "1 ms")),
         (percent, (0.2727, None), ("27.3 %", "-")),
-        (above, (0.031, 0.0, -0.0002), ("+3.1 %", "0 %", "-0.02 %")),
         (gigabytes, (2.5e9,), ("2.5 GB",)),
         (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),
         (

@@ -152,8 +152,8 @@ def _view(fit: "Calibration") -> Iterator[object]:
     """Yield the mean errors before and after the fit, and those of runs that it did not see."""
     before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
     yield (
-        f"step times are [bold]{after} %[/] off in the mean after the fit ({before} % before), "
-        f"with {len(fit.parameters)} numbers fitted to {fit.fit.rows} runs"
+        f"predicted step times are [bold]{after} %[/] off in the mean after the fit, {before} % "
+        f"before it; {len(fit.parameters)} numbers are fitted to {fit.fit.rows} runs"
     )
     held_out = fit.held_out or fit.left_out
     if held_out is not None:

@@ -16,7 +16,7 @@ from pipejax.cli.options.scenario import memory_room, required
 from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
 from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import above, digits, gigabytes, percent, seconds
+from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
 from pipejax.cli.output.plans import layout_json
 from pipejax.cli.output.report import has_details, has_lines, pick, plain
 from pipejax.cli.output.runs import step_json
@@ -158,7 +158,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
     keys = len(columns)
     columns += [
         Column("makespan", partial(_makespan, best)),
-        Column("above the fastest", "above_best", above),
+        Column("longer than the fastest", "above_best", percent),
     ]
     if has_details():
         columns += LEVELS
@@ -231,7 +231,7 @@ def _winners(ranked: list[Row], best: Best, sizes: list[str]) -> Iterator[object
         lead = ""
         if len(rows) > len(fastest):
             next_row = rows[len(fastest)]
-            lead = f"; next is {next_row['schedule']}, {above(next_row['above_best'])} longer"
+            lead = f"; next is {next_row['schedule']}, {percent(next_row['above_best'])} longer"
         numbers = dict(zip(WORDS, size, strict=True))
         where = "".join(f" at {WORDS[name]} = {numbers[name]}" for name in sizes)
         verb = "are" if len(fastest) > 1 else "is"

@@ -236,7 +236,7 @@ def _view(
         peak = result["peak_in_flight"]
         scope = ", each of one stage" if evaluation.stages > evaluation.workers else ""
         worker, count = peak.argmax(), peak.max()
-        yield f"worker {worker} holds the most activations: of {count} microbatches{scope}"
+        yield f"worker {worker} holds the most activations: those of {count} microbatches{scope}"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
@@ -253,7 +253,7 @@ def _bottleneck(evaluation: "pj.Evaluation") -> str:
     if len(busiest) > MAX_LISTED:
         busiest = [busiest[0], f"{len(busiest) - 1} others"]
     subject = f"workers {' and '.join(busiest)} are" if busiest[1:] else f"worker {busiest[0]} is"
-    return f"{subject} the bottleneck: busy {percent(busy.max() / makespan)}"
+    return f"{subject} the bottleneck: busy {percent(busy.max() / makespan)} of the step"
 
 
 def _details(

@@ -117,8 +117,9 @@ def versus_lines(
     verdict = {
         "one is never slower": f"{first} is never slower",
         "other is never slower": f"{second} is never slower",
-        "it depends": f"by the times, {first} is up to {percent(versus.one_slower[1] - 1)} slower, "
-        f"or {second} up to {percent(versus.other_slower[1] - 1)}",
+        "it depends": f"it depends on the times: {first} is up to "
+        f"{percent(versus.one_slower[1] - 1)} slower, or {second} up to "
+        f"{percent(versus.other_slower[1] - 1)} slower",
     }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
     plan_times = (

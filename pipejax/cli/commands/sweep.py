@@ -158,7 +158,7 @@ def sweep_show(
     out: Annotated[Output, POINTS] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show the best points of a sweep, its front, where an axis stops paying, and who wins where.
+    """Show the best points of a sweep, its Pareto front, knees of axes, and the best schedules.
 
     Points that differ only by rounding share a row, which names the axes that do not matter there.
 

@@ -156,9 +156,9 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             details["launchers"] = launch_lines(launches)
             next_commands = (command_line(run, "show", out="size.html"),)
         lines = [
-            f"[bold]{seconds(tuned.value)}[/] per step with {best.microbatches} microbatches of "
-            f"{best.microbatch_size} on {scenario.num_workers} workers ({scenario.schedule}, "
-            f"minibatch {workload.minibatch})",
+            f"[bold]{seconds(tuned.value)}[/] per step with microbatch size {best.microbatch_size} "
+            f"({best.microbatches} microbatches of a minibatch of {workload.minibatch}), "
+            f"{scenario.schedule} on {scenario.num_workers} workers",
             f"memory: {gigabytes(best.memory_bytes)} of {gigabytes(capacity)}",
         ]
         return search_answer(

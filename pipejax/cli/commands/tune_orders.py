@@ -380,9 +380,9 @@ def lookahead(
             {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
         )
         first_line = (
-            f"[bold]{seconds(result.value)}[/] per step if each worker gathers weights "
-            f"{_range(best.lookahead)} uses before they are needed, and holds those of at most "
-            f"{_range(best.residency)} stages ({escape(table.name)}, {table.num_workers} workers)"
+            f"[bold]{seconds(result.value)}[/] per step with lookahead {_range(best.lookahead)} "
+            f"(uses of weights) and residency {_range(best.residency)} (stages whose weights a "
+            f"worker holds), {escape(table.name)} on {table.num_workers} workers"
         )
         return search_answer(
             [first_line],

@@ -27,12 +27,6 @@ def percent(value: float | None) -> str:
     return f"{digits(100 * value if abs(value) > ROUNDING else 0.0)} %"
 
 
-def above(ratio: float) -> str:
-    """Format how far a value lies above the best one, relative to that."""
-    digits = ".1f" if abs(ratio) >= 1e-3 else ".2g"
-    return f"{100 * ratio:+{digits}} %" if abs(ratio) > 1e-9 else "0 %"
-
-
 def gigabytes(value: float) -> str:
     """Format bytes."""
     return f"{digits(value / 1e9)} GB"
