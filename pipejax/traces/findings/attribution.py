@@ -6,13 +6,12 @@ as in the what-if analysis of arXiv 2505.05713. The whole job is run again for e
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.longest_path import run_in_place
@@ -23,6 +22,7 @@ from pipejax.traces.replaying.replay import Replay
 from pipejax.traces.replaying.step_graph import find_non_ops, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]
+Name = tuple[str, str]  # kind and name of a share, such as ("worker", "3")
 
 MAX_TIMES = 1 << 23  # times that one pass over the nodes holds in memory
 FULL_BACKWARD, BACKWARD_HALVES = "B", ("I", "W")
@@ -187,6 +187,12 @@ class JobSteps:
             self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
         non_op_nodes = np.flatnonzero(graph.non_op != NONE)
         self.slice[:, non_op_nodes] = self.non_ops.slices[:, graph.non_op[non_op_nodes]]
+        # (nodes) phase, as position in the trace's phases, stage and worker; -1 for messages
+        node_slice = self.slice.max(axis=0)
+        self.kind, self.stage, self.worker, self.microbatch = (
+            np.append(field, NONE)[node_slice]
+            for field in (trace.phase, trace.stage, trace.worker, trace.microbatch)
+        )
         # entry -1: nodes without a slice
         durations = np.append(trace.end - trace.start + pipelines.gaps, 0.0)
         self.duration = durations[self.slice]
@@ -201,16 +207,6 @@ class JobSteps:
         largest = self.slice.max(axis=1, keepdims=True)
         slices = np.where(self.slice == NONE, largest, self.slice)
         self.recorded = trace.end[slices].max(axis=1) - trace.start[slices].min(axis=1)
-
-    @functools.cached_property
-    def kind(self) -> Int[NumpyArray, " nodes"]:
-        """Return the phase of every node, as position in the trace's phases; -1 for messages."""
-        return np.append(self.replayed.pipelines.trace.phase, NONE)[self.slice.max(axis=0)]
-
-    @functools.cached_property
-    def stage(self) -> Int[NumpyArray, " nodes"]:
-        """Return the stage of every node; -1 for messages."""
-        return np.append(self.replayed.pipelines.trace.stage, NONE)[self.slice.max(axis=0)]
 
     def kind_seconds(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
         """Return the times [s] of all slices of a phase, or of those on one stage."""
@@ -229,16 +225,19 @@ class JobSteps:
 
     def effects(
         self,
-        masks: Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]],
-        names: Sequence[tuple[str, str]],
+        masks: Mapping[Name, Bool[NumpyArray, " nodes"]],
+        names: Sequence[Name],
         ideal: "_Ideal",
         step_times: Float[NumpyArray, " steps"],
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return the seconds that each name saves without its faults, and adds by them alone."""
-        # A name such as ("worker", "3") selects nodes by its mask. First these nodes take their
-        # ideal times, and all others their recorded times; then the reverse.
+        """Return the time that each name, such as ("worker", "3"), saves and adds [s].
+
+        It saves time if its nodes, which its mask selects, take their ideal times and all others
+        their recorded ones; `step_times` are as recorded. It adds time in the reverse case to
+        `ideal_times`, the steps in which all nodes are ideal.
+        """
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
         shape = len(names), len(self.steps)
         without_fault, fault_alone = np.zeros(shape), np.zeros(shape)
@@ -258,19 +257,15 @@ class JobSteps:
                 result[begin : begin + batch_size] = times.max(axis=0)
         return step_times - without_fault, fault_alone - ideal_times
 
-    def masks(self) -> Mapping[tuple[str, str], Bool[NumpyArray, " nodes"]]:
+    def masks(self) -> Mapping[Name, Bool[NumpyArray, " nodes"]]:
         """Return a mask of nodes for each worker, stage, phase, replica, microbatch and link."""
-        # A name is a pair such as ("worker", "3").
         trace, graph = self.replayed.pipelines.trace, self.graph
-        slices = self.slice.max(axis=0)
-        is_slice = slices != NONE
-        fields = {"worker": trace.worker, "stage": trace.stage, "microbatch": trace.microbatch}
-        by_name: dict[tuple[str, str], Bool[NumpyArray, " nodes"]] = {}
-        for kind, field in fields.items():
-            value = np.append(field, NONE)[slices]
-            for number in np.unique(value[is_slice & (value != NONE)]).tolist():
+        is_slice = self.kind != NONE
+        fields = {"worker": self.worker, "stage": self.stage, "microbatch": self.microbatch}
+        by_name: dict[Name, Bool[NumpyArray, " nodes"]] = {}
+        for kind, value in fields.items():
+            for number in np.unique(value[value != NONE]).tolist():
                 by_name[kind, str(number)] = value == number
-        node_worker = np.append(trace.worker, NONE)[slices]
         has_replicas = len(self.replicas) > 1
         has_places = has_replicas and len(self.replicas) * trace.workers <= MAX_PLACES
         for position, replica in enumerate(self.replicas):
@@ -278,9 +273,9 @@ class JobSteps:
             if has_replicas:
                 by_name["replica", str(replica)] = on_replica
             if has_places:
-                for worker in np.unique(node_worker[on_replica]).tolist():
+                for worker in np.unique(self.worker[on_replica]).tolist():
                     name = f"worker {worker} of replica {replica}"
-                    by_name["place", name] = on_replica & (node_worker == worker)
+                    by_name["place", name] = on_replica & (self.worker == worker)
         for code in np.unique(self.kind[is_slice]).tolist():
             by_name["phase", trace.phases[code]] = self.kind == code
         boundaries = self.replayed.pipelines.table.num_stages - 1

@@ -44,7 +44,9 @@ WHY = {  # by kind, with the ratio to the others
 
 Logs = Float[NumpyArray, " things"]
 Place = Mapping[str, int]  # its numbers by name
+# a run is a pipeline in one step; a cell is a microbatch on a stage in a run
 Cells = Bool[NumpyArray, "runs stages microbatches"]
+CellLogs = Float[NumpyArray, "runs stages microbatches"]  # logarithms of seconds
 
 
 @short_repr
@@ -148,9 +150,12 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return medians of all other values, excesses over them, and these in standard errors."""
-    # Values 1 2 9 have the other medians 5.5 5 1.5, and excesses -4.5 -3 7.5. `errors` are standard
-    # errors of the values; the spread of the other values adds to them.
+    """Return for each value the median of all others, its excess over that, and z.
+
+    z is the excess in standard errors. `errors` are the standard errors of the values, to which the
+    spread of the other values adds.
+    """
+    # values 1 2 9 -> medians 5.5 5 1.5, excesses -4.5 -3 7.5
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
@@ -164,7 +169,10 @@ def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Log
 
 
 def _find_outliers(logs: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
-    """Yield position, median of the others [s], ratio to it, and z of each outlier in log times."""
+    """Yield (position, median of all others [s], ratio to it, z) of each outlier in log times.
+
+    z is the excess over the median in standard errors; `errors` are those of the log times.
+    """
     medians, excess, z = _compare_others(logs, errors)
     for k in np.flatnonzero((excess > np.log(MIN_RATIO)) & (z > MIN_Z)).tolist():
         yield k, float(np.exp(medians[k])), float(np.exp(excess[k])), float(z[k])
@@ -176,10 +184,10 @@ class _MicrobatchTimes(NamedTuple):
     step: Int[NumpyArray, " runs"]
     replica: Int[NumpyArray, " runs"]
     worker: Int[NumpyArray, "stages microbatches"]
-    logs: Float[NumpyArray, "runs stages microbatches"]  # log of seconds
+    logs: CellLogs
     # log excess of a microbatch that most stages share, over the medians of the stages
     common: Float[NumpyArray, "runs microbatches"]
-    stage_logs: Float[NumpyArray, "runs stages microbatches"]  # logs minus common
+    stage_logs: CellLogs  # logs minus common
     noise: float  # standard deviation of stage_logs about the median of the stage
     median_op: float  # [s]
     trace: Trace
@@ -188,7 +196,7 @@ class _MicrobatchTimes(NamedTuple):
 
     @classmethod
     def measure(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
-        """Sum op times by microbatch and stage; separate what most stages share."""
+        """Sum op times by run, stage and microbatch; separate the excess that most stages share."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches
         ops = PipelineOps.select(trace, runs)
@@ -209,13 +217,17 @@ class _MicrobatchTimes(NamedTuple):
         other_runs = self._replace(step=self.step[runs], replica=self.replica[runs])
         return other_runs.with_logs(self.logs[runs])
 
-    def with_logs(self, logs: Float[NumpyArray, "runs stages microbatches"]) -> "_MicrobatchTimes":
-        """Return the same runs with new times, given as logarithms of seconds."""
+    def with_logs(self, logs: CellLogs) -> "_MicrobatchTimes":
+        """Return the same runs with new times."""
         common, stage_logs, noise = _separate(logs)
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
     def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
-        """Return which (runs, stages, microbatches) belong to a place."""
+        """Return which cells (runs, stages, microbatches) have the numbers of a place.
+
+        A place {"worker": 2, "step": 5} selects all microbatches on the stages of worker 2 in the
+        runs of step 5.
+        """
         _, stages, microbatches = self.logs.shape
         numbers = {
             "step": self.step[runs, None, None],
@@ -230,24 +242,29 @@ class _MicrobatchTimes(NamedTuple):
         return result
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
-        """Return the mean ratio of cells to normal cells, of the same stage or of any stage."""
+        """Return the mean ratio of the times of cells to normal cells; None without normal cells.
+
+        The cells of each stage are compared with normal cells of that stage; with `is_stage`, the
+        cells are of a slow stage, and are compared with the median stage.
+        """
         # means are more precise than the medians that find a suspect
         normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
-        if is_stage and normal.count():  # the median stage: one with the head does not matter
+        if is_stage and normal.count():
             normal = np.median(normal.compressed())
         excess = (self.logs - normal)[cells]
         return float(np.exp(excess.mean())) if np.ma.count(excess) else None
 
     def are_stages_slow(self, cells: Cells) -> bool:
-        """Return whether these cells are slow, in the mean, on every one of their stages."""
+        """Return whether the mean of these cells is slow on every one of their stages."""
         excess = np.ma.masked_array(self.logs - _stage_medians(self.logs), ~cells)
         return bool((excess.mean(axis=(0, 2)) > np.log(MIN_RATIO)).all())
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
-        """Return the factor on each slice of the trace that makes cells `ratio` times faster."""
+        """Return the factor on the time of each slice that makes cells `ratio` times faster."""
         ops, recorded, result = self.ops, self.seconds.copy(), np.ones(len(self.trace))
         faster = recorded / np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
-        first = np.flatnonzero(ops.is_first)  # the second half of a pair is the next op
+        # both halves of a fused pair, op k and op k + 1, take the time of their pair
+        first = np.flatnonzero(ops.is_first)
         for seconds in (recorded, faster):
             seconds[first] += seconds[first + 1]
         result[ops.slices] = faster / np.maximum(recorded, 1e-12)
@@ -258,7 +275,10 @@ class _MicrobatchTimes(NamedTuple):
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield workers, stages and replicas that are slow throughout, and slow microbatches."""
+        """Yield, kind by kind, the slow workers, stages and replicas, then slow microbatches.
+
+        Microbatches are slow in all runs, in a replica, or in a single run.
+        """
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
         microbatches = _places("microbatch", range(count))
@@ -301,13 +321,8 @@ class _MicrobatchTimes(NamedTuple):
             places.append(_suspect("microbatch", place, ratio, z))
         yield places
 
-    def _slow(
-        self,
-        kind: str,
-        logs: Float[NumpyArray, "runs stages microbatches"],
-        places: Sequence[Place],
-    ) -> Sequence[Suspect]:
-        """Return places that are outliers even on the stage where they are least slow."""
+    def _slow(self, kind: str, logs: CellLogs, places: Sequence[Place]) -> Sequence[Suspect]:
+        """Return the places that are outliers even on the stage where they are least slow."""
         medians, counts = [], []  # of the fastest stage, and the fewest microbatches on a stage
         for place in places:
             # other replicas need no look: a job of many has thousands of places
@@ -321,13 +336,12 @@ class _MicrobatchTimes(NamedTuple):
         return [_suspect(kind, places[k], ratio, z) for k, _, ratio, z in outliers]
 
 
-def _separate(
-    logs: Float[NumpyArray, "runs stages microbatches"],
-) -> tuple[
-    Float[NumpyArray, "runs microbatches"], Float[NumpyArray, "runs stages microbatches"], float
-]:
-    """Separate the excess that most stages of a microbatch share, and estimate the noise."""
-    # A long microbatch exceeds the median of most stages (`common`), a slow worker that of its own.
+def _separate(logs: CellLogs) -> tuple[Float[NumpyArray, "runs microbatches"], CellLogs, float]:
+    """Return the excess that most stages of a microbatch share, times without it, and the noise.
+
+    The excess is over the median of a stage; the noise is a standard deviation. All are logarithms.
+    """
+    # A long microbatch exceeds the medians of most stages, a slow worker those of its own stages.
     excess = logs - _stage_medians(logs)
     # lower quartile over stages: one interrupted op makes no microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
@@ -340,17 +354,15 @@ def _places(kind: str, numbers: Iterable[int]) -> list[Place]:
     return [{kind: number} for number in numbers]
 
 
-def _stage_medians(
-    logs: Float[NumpyArray, "runs stages microbatches"],
-) -> Float[NumpyArray, "1 stages 1"]:
+def _stage_medians(logs: CellLogs) -> Float[NumpyArray, "1 stages 1"]:
     """Return each stage's lower median, which a slow replica among two does not move."""
     return np.quantile(logs, 0.5, axis=(0, 2), method="lower", keepdims=True)
 
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
-    """Return op times in which each half of a fused pair has a time of its own [s]."""
-    # Time of a half = median of such ops outside pairs x time of its pair / median pair. So stages
-    # with more or fewer pairs compare with each other.
+    """Return op times, in which each half (F or B) of a fused pair has a time of its own [s]."""
+    # time of a half = median of such ops outside pairs x time of its pair / median pair. So stages
+    # compare with each other, though some have more pairs.
     seconds, is_first = ops.seconds.copy(), ops.is_first
     if not is_first.any():
         return seconds
@@ -369,6 +381,7 @@ def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
 
 def _fill_unknown(row: Float[NumpyArray, " stages"], model: Float[NumpyArray, " stages"]) -> None:
     """Replace NaN in a row, in place, by the model times the median ratio of row to model."""
+    # row [2 NaN 6], model [1 2 3] -> ratio 2, row [2 4 6]
     is_unknown = np.isnan(row)
     has_ratio = ~is_unknown & (model > 0)
     ratio = np.median(row[has_ratio] / model[has_ratio]) if has_ratio.any() else 1.0
@@ -389,8 +402,10 @@ def _medians(
 def _slow_links(
     pipelines: Pipelines, wrong_workers: set[int], median_op: float
 ) -> Iterator[Suspect]:
-    """Yield links whose two quickest messages are slow and which made an op wait."""
-    # The quickest messages have waited for nothing else. Workers with a wrong clock are skipped.
+    """Yield links between workers whose two quickest messages are slow, if an op waited for one.
+
+    Then yield links that are slow in one replica. Workers with a wrong clock are skipped.
+    """
     ends = link_workers(pipelines.table)
     # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
     times: dict[tuple[int, ...], list[NumpyArray]] = {}
@@ -403,6 +418,7 @@ def _slow_links(
             if (strength >= FIRST).any():
                 has_waits.add(key)
     places: list[Mapping[str, int]] = []
+    # the quickest messages have waited for nothing else
     for size in (2, 3):
         keys = [k for k in times if len(k) == size and k in has_waits]
         keys = [key for key in keys if wrong_workers.isdisjoint(key[:2])]
@@ -463,8 +479,11 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
 
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
-    """Drop the workers, stages and links that a starved host makes slow."""
-    # A host is starved if its device waits for launches; one op launched late is a "launch".
+    """Drop the workers, stages and links that a starved host makes slow.
+
+    A host is starved if its device waits for launches. Hosts of workers with a single op that is
+    launched late, a "launch", are dropped, too.
+    """
     late = [row.place["worker"] for row in suspects if row.kind == "launch"]
     suspects = [row for row in suspects if row.kind != "host" or row.place["worker"] not in late]
     hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
@@ -480,7 +499,7 @@ def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> li
 
 
 def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> Iterator[Suspect]:
-    """Drop places that are no outliers once the first suspect is as fast as its peers."""
+    """Yield suspects that remain outliers when the first of them is as fast as its peers."""
     kinds = ("worker", "stage", "replica", "microbatch")
     first = next((row for row in suspects if row.kind in kinds and "step" not in row.place), None)
     if first is None:
@@ -526,7 +545,10 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
 
 
 def _late_op(trace: Trace, ops: PipelineOps, step: int, excess: float) -> str:
-    """Name the op that took most of a step's excess time by itself; empty if none did."""
+    """Return the end of a sentence on the op that took most of a step's excess time; else "".
+
+    `excess` is the time by which the step is longer than usual [s].
+    """
     kinds, kind = np.unique(ops.stage * len(OPS) + ops.phase, return_inverse=True)
     usual = np.array([np.median(ops.seconds[kind == k]) for k in range(len(kinds))])
     delays = np.where(trace.step[ops.slices] == step, ops.seconds - usual[kind], -np.inf)
@@ -550,36 +572,60 @@ def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
 ) -> Iterator[Suspect]:
-    """Set the cost of each suspect: the time that a step saves without its slowness [s]."""
-    odd, ends = [*odd_steps(replayed.pipelines)], link_workers(replayed.pipelines.table)
-    is_usual, jobs = ~np.isin(times.step, odd)[:, None, None], job_steps(replayed)
+    """Yield each suspect with its ratio, and its cost: the time that a step saves without it [s].
+
+    The job runs again with the ops, or the messages, of the suspect as fast as those of its peers.
+    """
+    odd, jobs = [*odd_steps(replayed.pipelines)], job_steps(replayed)
     for suspect in suspects:
         # the last entries serve nodes without a slice, or without a link
-        factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(ends) + 1)
-        ratio, extra_seconds = suspect.ratio or 1.0, 0.0
+        factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(replayed.link_times) + 1)
+        ratio, extra_seconds, share = suspect.ratio or 1.0, 0.0, "most"
         if suspect.kind == "link":
             link_factors[:-1] = _link_factors(replayed, suspect.place)
         else:
-            cells = times.cells(suspect.place)
-            if "step" not in suspect.place:  # an odd step is slow anywhere
-                cells &= is_usual
-            is_stage = suspect.place.keys() <= {"worker", "stage"}
-            if suspect.kind != "host":
-                ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
+            cells, ratio = _mean_ratio(suspect, times, odd)
             factors[:-1] = times.slice_factors(cells, ratio)
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
-        # of a step without all replicas: the extra time of its ops
-        saved = _savings(jobs, suspect.place, odd, (factors, link_factors)) or [extra_seconds]
-        is_everywhere = suspect.kind == "microbatch" and times.are_stages_slow(cells)
-        why = suspect.why.format(ratio, share="all" if is_everywhere else "most")
+            if suspect.kind == "microbatch" and times.are_stages_slow(cells):
+                share = "all"
+        # a step for which not all replicas were recorded cannot run again: its cost is the extra
+        # time of its ops
+        saved = _savings(jobs, suspect.place, odd, factors, link_factors) or [extra_seconds]
+        why = suspect.why.format(ratio, share=share)
         yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
 
 
+def _mean_ratio(
+    suspect: Suspect, times: _MicrobatchTimes, odd: Sequence[int]
+) -> tuple[Cells, float]:
+    """Return the cells of a suspect, and the mean ratio of their times to those of its peers.
+
+    Odd steps, which are slow as a whole, do not count unless the suspect is a place in one step.
+    """
+    cells, is_usual = times.cells(suspect.place), ~np.isin(times.step, odd)[:, None, None]
+    if "step" not in suspect.place:
+        cells &= is_usual
+    ratio = suspect.ratio or 1.0
+    if suspect.kind != "host":
+        is_stage = suspect.place.keys() <= {"worker", "stage"}
+        ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
+    return cells, ratio
+
+
 def _savings(
-    jobs: Iterable[JobSteps], place: Place, odd: Sequence[int], times: tuple[NumpyArray, NumpyArray]
+    jobs: Iterable[JobSteps],
+    place: Place,
+    odd: Sequence[int],
+    factors: Float[NumpyArray, " slices_and_1"],
+    link_factors: Float[NumpyArray, " links_and_1"],
 ) -> list[float]:
-    """Return each step's saving if times of slices and links are multiplied by factors [s]."""
-    saved, step, (factors, link_factors) = [], place.get("step"), times
+    """Return the time that each step saves if factors multiply times of slices and links [s].
+
+    The steps are that of the place, or all but the odd ones. Factors on links apply to the replica
+    of the place, or to all.
+    """
+    saved, step = [], place.get("step")
     for job in jobs:
         is_step = [k == step if step is not None else k not in odd for k in job.steps]
         recorded = job.duration[is_step]  # (steps, nodes)
@@ -609,7 +655,7 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
         steps = f"{len(slices)} of {num_steps} steps" if num_steps > 1 else "the only step"
         why = f"{name} starts {time} late in {steps}"
-        saved = _savings(job_steps(replayed), place, odd, (factors, links)) or [seconds]
+        saved = _savings(job_steps(replayed), place, odd, factors, links) or [seconds]
         yield Suspect("launch", name, float(np.mean(saved)), None, 0.0, why, place)
 
 

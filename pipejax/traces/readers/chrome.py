@@ -16,6 +16,7 @@ from pipejax.traces.readers.device import EXCHANGE, Work
 from pipejax.traces.readers.labels import (
     FRAMEWORKS,
     STEP,
+    Cell,
     is_label,
     number_marks,
     parse_label,
@@ -56,8 +57,11 @@ _DAMAGE = (StopIteration, ValueError, RecursionError)
 def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
-    """Yield the events of a trace; add the file's other keys to `header`, and count its faults."""
-    # A file is a list of events, or an object that holds it as "traceEvents"; it may end early.
+    """Yield the events of a trace file, whose text comes in pieces.
+
+    A file is a list of events, or an object that holds it as "traceEvents"; it may end early. The
+    other keys of the object are added to `header`; `faults` counts the damages by their reason.
+    """
     parts, why = [], EARLY
     try:
         for piece in pieces:
@@ -172,7 +176,7 @@ class _EventCollector:
             self._add_slice(event, name, is_ours=False)
 
     def _close(self, event: Event, stack: list[Event] | None) -> None:
-        """Append the slice that an end event closes; `stack` has the track's open events."""
+        """Append the slice that an end event closes; `stack` has the open events of its track."""
         if stack:
             begin = stack.pop()
             start, end = begin.get("ts"), event.get("ts")
@@ -225,15 +229,17 @@ class _EventCollector:
         """Return all device work; work without a launch call was launched before the trace."""
         work = np.array(self.work).reshape(-1, 6).T
         call_correlation, call_start = np.array(self.launches).reshape(-1, 2).T
-        # look up each call by binary search in the sorted correlations; -1 stands for no call
-        order = np.append(np.argsort(call_correlation, kind="stable"), -1)
-        call = order[np.searchsorted(call_correlation[order[:-1]], work[0])]
-        is_known = np.append(call_correlation, -2)[call] == work[0]
-        work[0] = np.where(is_known, np.append(call_start, 0)[call], -np.inf)
+        # calls [9 5], work [5 7]: positions [0 1] among the sorted calls, which are [5 9]; so the
+        # first work has call 5, and the second none
+        order = np.argsort(call_correlation, kind="stable")
+        position = np.searchsorted(call_correlation[order], work[0])
+        call = np.append(order, -1)[position]
+        has_call = np.append(call_correlation, NONE - 1)[call] == work[0]
+        work[0] = np.where(has_call, np.append(call_start, 0)[call], -np.inf)
         return work
 
     def our_rows(self) -> list[Rows]:
-        """Divide one of our exports into workers; on a receive track, SEND names become RECV."""
+        """Return the slices of one of our exports by worker; on a receive track, SEND is RECV."""
         by_worker: dict[int, list[Slice]] = {}
         for worker, thread, start, end, name in self.ours:
             # other tracks also have names that are no cells, as 3A
@@ -271,26 +277,17 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
-    """Read the Chrome traces of all ranks of a run."""
+    """Read the Chrome traces of all ranks of a run; a file or a process is a rank."""
     left_out: list[LeftOut] = []
     names: dict[str, int] = {}
     paths = sorted(paths, key=name_order)
     files = [RankFile(path, *_read_file(path, names, request, left_out)) for path in paths]
     by_label = parse_labels(names)
     cells = [by_label.get(name, ()) for name in names]
-    all_rows = [rows for file in files for rows in file.ranks]
     notes = []
-    if all_rows and all(rows.rank == NONE for rows in all_rows):
+    if all(rows.rank == NONE for file in files for rows in file.ranks):
+        files = _number_ranks(files, cells)
         notes.append("no file says ranks: they follow stages, then file names, then processes")
-        stages = [
-            min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)
-            for rows in all_rows
-        ]
-        numbers = iter(np.argsort(np.argsort(stages, kind="stable")).tolist())
-        files = [
-            file._replace(ranks=[rows._replace(rank=next(numbers)) for rows in file.ranks])
-            for file in files
-        ]
     is_pytorch = any(parse_label(name) for name in by_label)
     for k, (path, ranks, zero) in enumerate(files):
         if count := sum(rows.rank == NONE for rows in ranks):
@@ -310,11 +307,28 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     return trace
 
 
+def _number_ranks(files: Sequence[RankFile], cells: Sequence[Cell]) -> list[RankFile]:
+    """Number the ranks of all files by the first stage that each of them runs."""
+    stages = [
+        min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)
+        for file in files
+        for rows in file.ranks
+    ]
+    # first stages 2 0 1 -> ranks 2 0 1
+    numbers = iter(np.argsort(np.argsort(stages, kind="stable")).tolist())
+    return [
+        file._replace(ranks=[rows._replace(rank=next(numbers)) for rows in file.ranks])
+        for file in files
+    ]
+
+
 def _read_file(
     path: Path, names: dict[str, int], request: Request, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read the slices of each rank in a file, and the zero of its clock [ns] if stated."""
-    # `names` numbers the labels of all files; new ones are added
+    """Read the slices of each rank in a file, and the zero of its clock [ns] if stated.
+
+    `names` numbers the labels of all files; new labels are added.
+    """
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
@@ -341,8 +355,11 @@ def _read_file(
 def _rank_rows(
     events: _EventCollector, info: Mapping[str, Any], name_rank: int | None, is_cut: bool
 ) -> list[Rows]:
-    """Return the slices of each process that labels ops; an unknown rank is NONE."""
-    # `name_rank` is the rank in the name of the file; `is_cut`: the file ends early.
+    """Return the slices of each process that labels ops; an unknown rank is NONE.
+
+    `info` is the file's record of its rank, `name_rank` the rank in its name; `is_cut` says whether
+    the file ends early.
+    """
     rank, world = info.get("rank"), info.get("world_size")
     rank = rank if type(rank) is int and rank >= 0 else name_rank
     syncs = [(start, end) for start, end, thread in events.waits if thread in events.threads]

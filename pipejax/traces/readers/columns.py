@@ -135,16 +135,15 @@ def _with_workers(trace: Trace, world: int) -> Trace:
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
-    """Refuse files that give one op different times; drop the column `file` of the rows."""
+    """Refuse files that give one op different times; drop the column `file`, their number."""
     file = rows.pop("file")
     if len(paths) == 1:
         return
     times = ("start", "duration", "end")
     group = number_groups(*(rows[role] for role in NAMES if role in rows and role not in times))
-    # first row of each group: assigned from the last row to the first, the first one stays
-    first_rows = np.full(int(group.max(initial=0)) + 1, -1)
-    first_rows[group[::-1]] = np.arange(len(group))[::-1]
-    first_row = first_rows[group]
+    # rows of groups [0 1 0] -> first row of each group [0 1], of each row's group [0 1 0]
+    _, first_rows, inverse = np.unique(group, return_index=True, return_inverse=True)
+    first_row = first_rows[inverse]
     differs = (file != file[first_row]) & (rows["start"] != rows["start"][first_row])
     has_microbatch = rows.get("microbatch", np.zeros(len(file))) >= 0
     contradictions = np.flatnonzero(differs & has_microbatch)
@@ -166,7 +165,8 @@ def _batches(
     path: Path, request: Request, left_out: list[LeftOut], unstated: set[str]
 ) -> Iterator[Columns]:
     """Yield batches of a file's rows, with invalid cells as NaN and times in seconds."""
-    # Times of `unstated` roles, which this function adds, are in the unknown unit of the file.
+    # `unstated` receives the roles (start, end, duration) whose unit no column name states; their
+    # times stay in the unit of the file.
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
@@ -185,8 +185,11 @@ def _batches(
 def _set_unit(
     path: Path, batches: Sequence[Columns], unstated: set[str], phase_names: Mapping[str, str]
 ) -> Iterator[str]:
-    """Convert times without stated units to seconds, in place; yield how the unit was inferred."""
-    # of rows with an end, `_set_end` finds the unit of the duration
+    """Convert times without a stated unit to seconds, in place; yield a note on the unit.
+
+    `unstated` names these times: start, end or duration. If rows have an end, `_set_end` finds the
+    unit of their duration.
+    """
     roles = {role for batch in batches for role in batch if role in _TIMES}
     roles -= {"duration"} if "end" in roles else set()
     stated, unstated = roles - unstated, roles & unstated
@@ -213,7 +216,10 @@ def _set_unit(
 def _set_end(
     path: Path, batches: Sequence[Columns], unstated: set[str], left_out: list[LeftOut]
 ) -> None:
-    """Set the end of rows from their duration; drop rows whose end and duration differ."""
+    """Set the end of rows without one from their duration; drop rows in which both differ.
+
+    A duration of `unstated` unit takes the unit that agrees best with start and end.
+    """
     contradictions: list[int] = []
     for batch in batches:
         duration = batch.pop("duration", None)
@@ -222,7 +228,7 @@ def _set_end(
             continue
         with np.errstate(all="ignore"):  # damaged times may be infinite
             length = batch["end"] - batch["start"]
-            if "duration" in unstated:  # the unit nearest to the other times
+            if "duration" in unstated:
                 ratios = (length / duration)[(length > 0) & (duration > 0)]
                 factor = np.median(ratios) if len(ratios) else 1.0
                 duration *= min(SECONDS.values(), key=lambda unit: abs(np.log(factor / unit)))
@@ -425,7 +431,8 @@ def _epoch(cell: str) -> float:
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     """Refuse a trace whose last stage waits before its first backward: a later stage is missing."""
-    # Only the true last stage runs a backward right after its forward. `gap`: idle before an op.
+    # Only the true last stage runs a backward right after its forward. A gap is the idle time of a
+    # worker before an op [s].
     phase_kinds = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
     rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
     rows = rows[phase_kinds[columns["phase"][rows]] != NONE]
@@ -458,7 +465,8 @@ def _check_numbers(rows: Columns) -> None:
         raise wrong("files", f"must have no more workers than rows ({len(workers)}): {where}")
     numbers = np.unique(workers[np.isfinite(workers)]).astype(int).tolist()
     steps = {*np.diff(numbers).tolist()}
-    if len(steps) == 1 and (numbers[0] == 1 or steps != {1}):  # 1 2 3 4, or global ranks 0 8 16 24
+    # 1 2 3 4, or global ranks 0 8 16 24
+    if len(steps) == 1 and (numbers[0] == 1 or steps != {1}):
         listed = ", ".join([*map(str, numbers[:MAX_LISTED]), *[".."] * (len(numbers) > MAX_LISTED)])
         raise wrong("files", f"must hold all workers and number them from 0 in turn, got {listed}")
     times = np.concatenate([rows["start"], rows["end"]])

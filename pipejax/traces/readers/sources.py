@@ -2,11 +2,12 @@
 
 import codecs
 import contextlib
+import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +20,13 @@ OnBytes = Callable[[int], object]  # takes the number of bytes read since the la
 
 _MAGIC_LENGTH = 16  # characters by which binary formats are recognized
 HEAD_BYTES = 2**18  # enough to recognize the format
-_READ_BYTES, _OUTPUT_BYTES = 2**16, 2**20  # bytes read at once, and unpacked at once
-_SALVAGE_BYTES = 32  # bytes unpacked at once near a fault
+_READ_BYTES = 2**16  # bytes read at once
+_UNPACKED_BYTES = 2**10  # bytes unpacked at once: before a fault, at most these are lost
 _TIMER = re.compile(
     r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
     re.MULTILINE,
 )
-_GZIP_MAGIC, _GZIP_WINDOW = b"\x1f\x8b", 31  # the second makes zlib expect gzip
+_GZIP_MAGIC = b"\x1f\x8b"
 _DELIMITERS = ",;\t"
 
 
@@ -34,39 +35,25 @@ class CutError(ValueError):
 
 
 def read_bytes(path: Path, on_bytes: OnBytes) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed if it is gzip, regardless of its suffix."""
-    # Raises CutError, after all readable content, where gzip is damaged or ends early.
+    """Yield the content of a file, decompressed if it is gzip, regardless of its suffix.
+
+    Raises CutError, after all readable content, where gzip is damaged or ends early.
+    """
     with path.open("rb") as file:
-        piece = file.read(_READ_BYTES)
-        is_packed = piece.startswith(_GZIP_MAGIC)
-        engine = zlib.decompressobj(_GZIP_WINDOW)
+        is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        file.seek(0)
+        source: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        position, piece = 0, b"-"
         while piece:
-            on_bytes(len(piece))
-            if not is_packed:
-                yield piece
-            while is_packed and piece:
-                if engine.eof:  # a gzip file may hold several members
-                    engine = zlib.decompressobj(_GZIP_WINDOW)
-                engine_before = engine.copy()
-                try:
-                    content = engine.decompress(piece, _OUTPUT_BYTES)
-                except zlib.error as error:
-                    yield from _salvage(engine_before, piece)
-                    raise CutError(f"gzip cannot be unpacked any further: {error}") from None
-                yield content
-                piece = engine.unused_data if engine.eof else engine.unconsumed_tail
-            piece = file.read(_READ_BYTES)
-    if is_packed and not engine.eof:
-        yield engine.flush()
-        if not engine.eof:
-            raise CutError("gzip ends early")
-
-
-def _salvage(engine: "zlib._Decompress", piece: bytes) -> Iterator[bytes]:
-    """Decompress the bytes before a fault in small pieces; a piece with a fault yields nothing."""
-    with contextlib.suppress(zlib.error):
-        for begin in range(0, len(piece), _SALVAGE_BYTES):
-            yield engine.decompress(piece[begin : begin + _SALVAGE_BYTES])
+            try:
+                piece = source.read1(_UNPACKED_BYTES if is_packed else _READ_BYTES)
+            except EOFError:
+                raise CutError("gzip ends early") from None
+            except (gzip.BadGzipFile, zlib.error) as error:
+                raise CutError(f"gzip cannot be unpacked any further: {error}") from None
+            on_bytes(file.tell() - position)
+            position = file.tell()
+            yield piece
 
 
 def read_texts(path: Path, on_bytes: OnBytes) -> Iterator[str]:
