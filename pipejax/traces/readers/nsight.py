@@ -77,7 +77,7 @@ class _Process:
 
 
 def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
-    """Read the SQLite exports of a run, with one or several processes in each file."""
+    """Read the SQLite exports of a run; a file has one or several processes, each with a rank."""
     import sqlite3  # most runs have no such file
 
     left_out: list[LeftOut] = []
@@ -200,7 +200,10 @@ def _read_payload(
 def _read_work(
     table: str, database: "Connection", by_number: dict[int, _Process], keys: dict[Key, int]
 ) -> None:
-    """Add a table's device work to its processes, each with the call that launched it."""
+    """Add the device work in a table to its processes, with the call that launched it.
+
+    `keys` numbers the collectives of all files; new ones are added.
+    """
     # older exports have no globalPid: a kernel belongs to the process of its call
     has_process = bool(
         database.execute(

@@ -77,10 +77,13 @@ class RankFile(NamedTuple):
 
 
 def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
-    """Drop ranges that enclose other ranges of their phase, such as nested function calls."""
-    phases = {name: k for k, name in enumerate(dict.fromkeys(c[0].phase for c in cells if c))}
-    codes = np.array([phases[cell[0].phase] if cell else NONE for cell in cells], np.int64)
-    phase = codes[rows.label]
+    """Drop ranges that enclose other ranges of their phase, such as nested function calls.
+
+    `cells` are the ops of each label; the phase of a range is that of its first op.
+    """
+    phases = [cell[0].phase if cell else "" for cell in cells]
+    numbers = {name: k for k, name in enumerate(dict.fromkeys(phases))} | {"": NONE}
+    phase = np.array([numbers[name] for name in phases], np.int64)[rows.label]
     # by phase and start, longest first: a range is an outer one if the next ends within it
     order = np.lexsort([-rows.end, rows.start, phase])
     is_outer = np.zeros(len(order), bool)
@@ -95,10 +98,12 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
 def number_steps(
     ranks: Sequence[Rows], cells: Sequence[Cell]
 ) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return the step of every slice by rank, and why some slices are outside all steps."""
-    # Marks decide, if there are any. Else a step begins at each first op of a rank, and the k-th
-    # steps of all ranks with the usual count are one. Other ranks, whose trace begins late or ends
-    # early, or repeats or lacks an op, are aligned in time.
+    """Return (ranks) the step of each slice, and the reason for slices outside all steps.
+
+    Marks of steps decide, if there are any. Else a step begins at each first op of a rank, and the
+    k-th steps of all ranks with the usual number of steps are one step. The steps of other ranks,
+    whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
+    """
     if any(rank.marks for rank in ranks):
         return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
     by_rank = [_steps_by_first_op(rank, cells) for rank in ranks]
@@ -131,19 +136,19 @@ def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
 def _steps_by_first_op(
     rows: Rows, cells: Sequence[Cell]
 ) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
-    """Count a rank's first ops as steps; return each slice's step and each step's start."""
-    # A step that began before the trace has begin NaN. A slice that is no op belongs to the step of
-    # the op before it, or after it if `is_before`.
+    """Count each run of a rank's first op as a step; return each slice's step and step starts.
+
+    A step that began before the trace has the start NaN. A slice that is no op belongs to the step
+    of the op before it; a receive or an unshard, to that of the op after it.
+    """
     first_ops = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
     is_op = np.array([op.phase in OPS for op in first_ops], bool)[rows.label]
     is_before = np.array([op.phase in _BEFORE for op in first_ops], bool)[rows.label]
     # a step begins with the forward of the first microbatch on the first stage, or, if all ops
     # are equally frequent, with the op that ran first
+    label_ops = [(first_ops[label], label) for label in np.unique(rows.label).tolist()]
     forwards = [
-        (op.microbatch, op.stage, op.chunk, label)
-        for label in np.unique(rows.label).tolist()
-        for op in [first_ops[label]]
-        if op.phase == "F"
+        (op.microbatch, op.stage, op.chunk, label) for op, label in label_ops if op.phase == "F"
     ]
     first_label = min(forwards)[-1] if forwards else NONE
     op_labels = rows.label[is_op]
@@ -164,10 +169,12 @@ def _steps_by_first_op(
 def _align_steps(
     begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
 ) -> Int[NumpyArray, " steps"] | None:
-    """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt."""
-    # As clocks may be wrong, either the first steps of both must agree, or, in a complete file, the
-    # last ones. A start of NaN belongs to a step that began before the trace. Example: a usual rank
-    # begins its steps at 0 10 20; a rank with steps at 11 21 has steps 1 and 2.
+    """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt.
+
+    Starts are NaN for a step that began before the trace. A usual rank begins its steps at 0 10 20:
+    a rank that begins them at 11 21 has steps 1 and 2. As clocks may be wrong, either the first
+    steps of both must agree or, unless the rank's file is cut, the last ones.
+    """
     present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
     usual_begin = usual_begin[offset:]
     if not len(present) or not len(usual_begin):
@@ -196,7 +203,11 @@ _REPLICAS_HINT = f"; if these run several replicas, {_WORLD} leaves out those of
 def _are_pipeline(
     ranks: Mapping[int, Rows], cells: Sequence[Cell], stride: int, world: int
 ) -> bool:
-    """Return whether every k-th rank is given, as the workers of all stages that labels name."""
+    """Return whether the recorded ranks 0, stride, 2 stride, .. are the workers of one pipeline.
+
+    They are all such ranks of the world (its size is 0 if unknown), the labels name forwards of all
+    stages, and no two ranks run the same forward.
+    """
     stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
     is_whole = [*range(0, world or stride * len(ranks), stride)] == sorted(ranks)
     return is_whole and stages == {*range(len(stages))} and not _have_replicas(ranks, cells)
@@ -221,8 +232,16 @@ def join_ranks(
     keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
-    """Join the slices of all ranks into a trace, with times counted from the first slice."""
-    # `cells` are the ops of every label, by its number; `keys` are those of collectives.
+    """Join the slices of all ranks into a trace, with times counted from the first slice.
+
+    Args:
+      files: slices of the ranks in each file.
+      cells: ops of each label, by its number.
+      sizes: sizes of the run that the user states.
+      left_out: receives what is not used.
+      keys: collectives by number, for the clocks of files.
+      inferred: notes on numbers that no file states.
+    """
     ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:
         return empty_trace(left_out)
@@ -297,7 +316,10 @@ def _place_columns(
     *,
     is_numbered: bool,
 ) -> Columns:
-    """Join the columns of ranks, add replica and worker, and drop columns that no label states."""
+    """Join the columns of ranks, add replica and worker, and drop columns that no label states.
+
+    `is_numbered` says whether labels number all ops but the weight gradients of DualPipeV.
+    """
     rank_columns = []
     for part, (replica, worker) in zip(parts, places, strict=True):
         size = len(part["start"])
@@ -325,7 +347,7 @@ def _place_columns(
 def _merge_files(
     files: Sequence[RankFile], keys: Sequence[Key], left_out: list[LeftOut]
 ) -> tuple[dict[int, Rows], list[str]]:
-    """Join the files of each rank on a common clock; also return notes about the clocks."""
+    """Join the slices of each rank on a common clock; return them by rank, and notes on clocks."""
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
     shifted_files = []
     for path, file_rows, zero in files:
@@ -395,7 +417,10 @@ def _join(first: Rows, second: Rows) -> Rows:
 
 
 def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
-    """Number unnumbered weight gradients, in place, by the order of DualPipeV."""
+    """Number weight gradients without a microbatch, in place, by the order of DualPipeV.
+
+    `columns` are those of one worker of `workers`, which must run DualPipeV's order in each step.
+    """
     names = np.array([*phases])[columns["phase"]]
     is_weight = (names == "W") & (columns["microbatch"] == NONE)
     if not is_weight.any():
@@ -422,7 +447,11 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 def _budget_steps(
     trace: Trace, ranks: Sequence[Rows], places: Places, origin: float
 ) -> Iterator[StepBudget]:
-    """Yield each rank's `StepBudget` of each step; without marks, a step spans its ops."""
+    """Yield the times by cause, `StepBudget`, of each rank and step.
+
+    A step lasts as its mark does, or from its first op to its last. `places` are the replica and
+    worker of each rank; `origin` is the time 0 of the trace on the clock of the files [us].
+    """
     is_op = trace.has_phase(OPS)
 
     def span(ops: Bool[NumpyArray, " slices"]) -> tuple[float, float]:
@@ -452,7 +481,10 @@ def _budget_steps(
 def _time_by_kernels(
     ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
 ) -> Sequence[Rows]:
-    """Use kernel times for ops; drop ranks without kernels, or use host times on all ranks."""
+    """Return the slices of ranks with the times of their kernels, or as recorded by the host.
+
+    If ops of some ranks have kernels and others have not, the latter ranks are dropped.
+    """
     kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is None and any(kernel_rows):
@@ -465,9 +497,11 @@ def _time_by_kernels(
 
 
 def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows | None:
-    """Replace the times of a rank's ops by those of their kernels on the busiest stream."""
-    # None if only some ops of a phase and stage have kernels. If none of them has, as I of the
-    # first stage, these ops take no time. `cells` are the ops of every label.
+    """Return a rank's slices with the times of their kernels; None if ops lack kernels.
+
+    An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
+    kernels, as I of the first stage, these ops take no time. It is None if only some of them have.
+    """
     has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
     ops = np.flatnonzero(has_op[rows.label])
     begin, finish, last_launch = _op_kernels(rows, ops)
@@ -534,17 +568,16 @@ def _find_launchers(
 
 
 def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Columns:
-    """Return trace columns with one slice for each op of each label, without waits."""
+    """Return columns of a trace with a row for each op of each slice's label, without its waits.
+
+    A label of a fused pair has two ops. `phases` are the names that the column `phase` counts.
+    """
     step = np.zeros(len(rows.start), np.int64) if rows.step is None else rows.step
     start, end = _subtract_waits(rows, step, cells)
-    label_ops = np.array(
-        [
-            (label, phases.index(op.phase), *op[1:])
-            for label, cell in enumerate(cells)
-            for op in cell
-        ],
-        np.int64,
-    ).reshape(-1, 5)
+    op_rows = [
+        (label, phases.index(op.phase), *op[1:]) for label, cell in enumerate(cells) for op in cell
+    ]
+    label_ops = np.array(op_rows, np.int64).reshape(-1, 5)
     # repeat each slice for each op of its label: two slices with labels of 2 and 1 ops give
     # slices 0 0 1 and positions 0 1 0 in the label
     first_op = np.searchsorted(label_ops[:, 0], np.arange(len(cells) + 1))
@@ -552,22 +585,18 @@ def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Col
     slices = np.repeat(np.arange(len(rows.label)), counts)
     position = np.arange(len(slices)) - np.repeat(np.cumsum(counts) - counts, counts)
     ops = label_ops[first_op[rows.label[slices]] + position]
-    return {
-        "step": step[slices],
-        "phase": ops[:, 1],
-        "stage": ops[:, 2],
-        "microbatch": ops[:, 3],
-        "chunk": ops[:, 4],
-        "start": start[slices],
-        "end": end[slices],
-    }
+    columns = dict(zip(("phase", "stage", "microbatch", "chunk"), ops[:, 1:].T, strict=True))
+    return columns | {"step": step[slices], "start": start[slices], "end": end[slices]}
 
 
 def _subtract_waits(
     rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
 ) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
-    """Return slice starts and ends; a RECV ends at the arrival, where its op then starts."""
-    # `cells` are the ops of every label. Slices of a label without a stage receive by themselves.
+    """Return the starts and ends of slices without their waits for messages [us].
+
+    A RECV ends at the arrival of its message, and the op that waits for it starts then. Slices of a
+    label without a stage receive by themselves.
+    """
     labels = {op: label for label, cell in enumerate(cells) for op in cell}
     receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
     for label, cell in enumerate(cells):

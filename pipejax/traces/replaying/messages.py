@@ -45,7 +45,10 @@ class TableRuns:
     def replay(
         self, link_times: Float[NumpyArray, "candidates links"]
     ) -> tuple[Float[NumpyArray, "candidates runs ops"], Float[NumpyArray, "candidates runs"]]:
-        """Return op starts since the first start, and spans, for candidate link times [s]."""
+        """Replay the runs with candidate message times of links [s].
+
+        Returns the starts of ops after the first start, and times from first start to last end [s].
+        """
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
         duration[..., self.ops] = self.end - self.start
@@ -160,10 +163,9 @@ class Messages:
         return end
 
     def evidence(self, end: Ends) -> MessageEvidence:
-        """Return observed message times [s], and how strong this evidence is."""
-        # `end` (nodes, runs) are the ends of ops and messages [s]. A message takes at most from the
-        # time at which it could be sent (`ready`) to the start of its op. It took just that long if
-        # the op waited for nothing else: the worker was `free` before.
+        """Return observed message times [s] and their strength, given the ends of all nodes [s]."""
+        # A message takes at most from the time at which it could be sent (`ready`) to the start of
+        # its op. It took just that long if the op waited for nothing else: the worker was `free`.
         preds, start = self.graph.preds, self.start[self.consumer]
         ready = end[preds[self.message]].max(axis=1)
         free = end[self.other_preds].max(axis=1)
@@ -186,8 +188,11 @@ def simple_evidence(pipelines: Pipelines) -> list[MessageEvidence]:
 
 
 def scale_links(pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines with slowdown factors of links that are slow only in some replicas."""
-    # The median message of a replica that an op waited for is compared with that of the others.
+    """Return the pipelines with factors on the message times of links that a few replicas slow.
+
+    For each link, the median message of a replica is compared with those of the other replicas;
+    messages count if an op waited for them.
+    """
     replica = np.array([pipeline.replica for pipeline in pipelines.pipelines])
     replicas, num_links = np.unique(replica), 2 * (pipelines.table.num_stages - 1)
     if len(replicas) < 2 or len(pipelines.tables) > 1 or np.ndim(pipelines.link_scales):
@@ -266,8 +271,11 @@ def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
 def estimate(
     evidence: Sequence[MessageEvidence], workers: LinkWorkers, average: Average
 ) -> LinkEstimate:
-    """Estimate the message time of each link as an average of its strongest evidence."""
-    # without evidence: as messages between the same workers, or else as all messages
+    """Estimate the message time of each link as an average of its strongest evidence.
+
+    Without evidence it is that of messages between the same workers, or else of all messages, and
+    at most the upper bound. `workers` are the sender and receiver of each link.
+    """
     link_evidence = [*by_link(evidence, len(workers))]
     observed = [seconds[strength == WAITED] for seconds, strength in link_evidence]
     all_observed = np.concatenate([[], *observed])
@@ -285,9 +293,12 @@ def estimate(
 
 
 def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[LinkTimes]:
-    """Yield candidates for the message times of all links [s]."""
-    # Candidates are consistent with the link model, or as if no message waited for another. The
-    # median suits messages that differ; the lower quartile, queues that the link model lacks.
+    """Yield four candidates for the message times of all links [s].
+
+    Times are consistent with the link model, or as if no message waited for another. Either is an
+    average of observed times: the median suits messages that differ, the lower quartile messages
+    that waited in queues that the link model lacks.
+    """
     evidence = [table.evidence(table.end) for table in messages]
     for average in (median, partial(np.quantile, q=0.25, method="lower")):
         times = estimate(evidence, workers, average).times

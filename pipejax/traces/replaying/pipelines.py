@@ -103,9 +103,12 @@ class Pipelines:
 
     @functools.cached_property
     def gaps(self) -> Float[NumpyArray, " slices"]:
-        """Return every op's usual launch time after its worker and inputs are ready [s]."""
-        # An op shows its launch time if neither it nor the op before has a message, since then only
-        # the launch delays it; more than `MAX_GAP` medians are a stall. Other ops take the mean.
+        """Return the usual delay of every op by its launch, after worker and inputs are ready [s].
+
+        An op shows its launch time if neither it nor the op before has a message; more than
+        `MAX_GAP` medians are a stall. Other ops take the mean. Workers of starved hosts, and ops
+        that are launched late in most steps, have longer delays.
+        """
         trace, gaps = self.trace, np.zeros(len(self.trace))
         producers, consumers = transfers(trace, OP_INPUTS)
         is_remote = trace.worker[producers] != trace.worker[consumers]
@@ -137,7 +140,10 @@ class Pipelines:
 
     @functools.cached_property
     def starved_hosts(self) -> Mapping[tuple[int, int], float]:
-        """Return how much longer than others a device waits for launches, by rank [s]."""
+        """Return the time that a device waits longer than others for launches, by rank [s].
+
+        A rank is (replica, worker); the time is that of a step, between its first and last op.
+        """
         steps = {pipeline.step for pipeline in self.pipelines}
         by_rank: dict[tuple[int, int], list[float]] = {}
         for budget in self.trace.budgets:
@@ -353,8 +359,10 @@ def _rows(
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op that starts earliest before its input ends; None if within rounding."""
-    # `lead` is the time by which every slice of the trace starts before its input ends [s].
+    """Describe the op that starts earliest before its input ends; None if within rounding.
+
+    `lead` is the time by which each slice of the trace starts before its input ends [s].
+    """
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
     tolerance = float(MAX_LEAD * np.median(trace.end[slices] - trace.start[slices]))
@@ -370,8 +378,8 @@ def _find_included_waits(
     trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
     """Describe workers whose slices seem to include waits for messages; empty if there are none."""
-    # The quickest messages of both directions take at least 0 s in sum, by any offset of clocks. On
-    # such a worker they contradict this, and almost every slice begins at the end of the previous.
+    # Whatever the offset of two clocks, the quickest messages of both directions take at least 0 s
+    # in sum. Messages of such a worker contradict this, and its slices have no gaps between them.
     producers, consumers = transfers(trace, OP_INPUTS)
     is_inside = np.isin(producers, slices) & np.isin(consumers, slices)
     producers, consumers = producers[is_inside], consumers[is_inside]

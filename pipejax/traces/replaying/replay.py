@@ -192,7 +192,10 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 def _compare_models(
     results: Sequence[Replay], best: Replay, noise: float
 ) -> tuple[Mapping[str, float], list[Replay]]:
-    """Return the mean error of each link model, and all replays as likely as the best replay."""
+    """Return the mean error of each link model by name, and the replays as likely as the best.
+
+    `noise` is the standard deviation of log(measured / predicted) times of a pipeline.
+    """
     measured, place = best.pipelines.spans, results.index(best)
     predicted = measured * (1 + np.stack([result.errors for result in results]))
     squares = (np.log(measured / predicted) ** 2).sum(axis=1)
@@ -215,8 +218,10 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return the link times [s] of least error, and the largest share of early messages."""
-    # Early messages were taken before they could be sent; the link with the most of them counts.
+    """Return the message time of each link [s] with the least error, and a share of early messages.
+
+    An early message was taken before it could be sent. The share is that of the link with the most.
+    """
     samples = [run.sample(MAX_NODES) for run in runs]
     workers = link_workers(pipelines.table)
     messages = [Messages(sample) for sample in samples]
@@ -231,8 +236,10 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
 def _span_errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], times: Float[NumpyArray, "candidates links"]
 ) -> Float[NumpyArray, "candidates pipelines"]:
-    """Return (replayed / recorded span) - 1 for each candidate; NaN for pipelines not in `runs`."""
-    # A candidate is a time of every message by link [s].
+    """Return replayed / recorded time of each pipeline, minus 1; NaN for pipelines not in `runs`.
+
+    `times` are candidates for the message times of links [s].
+    """
     errors = np.full((len(times), len(pipelines.pipelines)), np.nan)
     for run in runs:
         _, spans = run.replay(times)
@@ -248,7 +255,10 @@ MAX_PLACES = 0.05  # share of the ops of a step; more stalls are a fault of the 
 
 
 def replay_late_launches(pipelines: Pipelines, link: str | Links | None) -> Replay:
-    """Replay pipelines, with late launches as delays if that reduces the replay's mean error."""
+    """Replay pipelines; ops that start late in most steps are delayed if that fits better.
+
+    The fit is the mean error of the replay; `link` is the link model, or None for the best one.
+    """
     first = replay(pipelines, link=link)
     late = find_late_launches(first)
     second = first if late is first.pipelines else replay(late, link=link)
@@ -278,9 +288,11 @@ def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArra
 def _has_cause(
     pipelines: Pipelines, slices: Int[NumpyArray, " n"], delay: Float[NumpyArray, " slices"]
 ) -> Bool[NumpyArray, " n"]:
-    """Return for each delay whether a non-op slice, or a pause of another worker, explains it."""
-    # `slices` are the n delayed ops; two delays are alike if they are about equally long, at about
-    # the same time in one step, on two workers: the whole job paused.
+    """Return for each of n delayed ops whether the trace explains its delay.
+
+    A slice that is no op may run meanwhile, or another worker stalls as long at about the same time
+    in the step: then the whole job paused. `slices` are the ops, `delay` is that of each slice [s].
+    """
     trace = pipelines.trace
     ops = np.concatenate([run.slices for run in pipelines.pipelines])
     begin, end, seconds = trace.start[slices] - delay[slices], trace.start[slices], delay[slices]

@@ -124,7 +124,7 @@ def step_graph(
 def _add_pipeline(
     builder: _GraphBuilder, table: ScheduleTable, program: Program, replica: int
 ) -> list[Row]:
-    """Add the ops and messages of a replica; return the node of each cell, by worker."""
+    """Add the ops and messages of a replica to the graph; return (workers) the nodes of cells."""
     # `node` maps nodes of the replica's program to nodes of the graph, which has all replicas.
     op = node_ops(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
@@ -145,7 +145,7 @@ def _add_pipeline(
 
 
 def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-    """Return the link whose transmit time each cost vector position holds; -1 if it holds none."""
+    """Return the link whose transmit time is at each position of a cost vector; -1 if none is."""
     # Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
     # count the whole time of a message as transmit time, so latencies are skipped. Without
     # boundaries the array is empty: divisors are 1.
@@ -162,8 +162,11 @@ def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[Num
 def _add_non_ops(
     builder: _GraphBuilder, rows: Sequence[Sequence[Row]], non_ops: Sequence[NonOp]
 ) -> None:
-    """Add non-op slices to the rows of their workers, in order of time."""
-    # Members of a collective wait for a gate node, which waits for the predecessors of all members.
+    """Add nodes for slices that are no ops between the cells of their workers.
+
+    `rows` has the nodes of cells by replica and worker; `non_ops` are in order of time. Members of
+    a collective wait for a gate node, which waits for the predecessors of all members.
+    """
     groups = sorted({non_op.group for non_op in non_ops} - {NONE})
     gates = {group: int(builder.add_nodes(1)[0]) for group in groups}
     # last slice by replica, worker and is_beside: number of cells before it, and its node
@@ -199,7 +202,11 @@ class NonOps(NamedTuple):
 
 
 def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> NonOps:
-    """Match slices that are neither op nor message over steps, and find their usual places."""
+    """Match slices that are neither op nor message over steps, and find their usual places.
+
+    `steps` has the pipelines of each step, one for each replica. A place is the number of cells
+    before the slice in the row of its worker.
+    """
     trace = pipelines.trace
     slices_by_worker = _other_slices(trace)
     # replica, worker, phase and occurrence identify a slice in every step
