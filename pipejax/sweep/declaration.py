@@ -198,7 +198,10 @@ def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
 
 
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
-    """Return the software if none is declared, and the keys that the software or launchers set."""
+    """Return the software that all systems have if none is declared, and keys with defaults.
+
+    The keys are those that the software or a launcher sets, so the declaration needs no value.
+    """
     launchers = _read_values("launcher", declaration, where) or (None,)
     launcher_keys = {key for name in launchers if name for key in find_launcher(name).workload}
     models, systems = (_read_values(key, declaration, where) for key in ("models", "systems"))
@@ -261,7 +264,7 @@ def label(value: Any) -> Any:
 
 
 def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> Axis:
-    """Read an axis from one value or from a list of values."""
+    """Read an axis from one value or a list of values; `check` reads or refuses each value."""
     is_listed = isinstance(entry, Sequence) and not isinstance(entry, str)
     values = tuple(check(value, where) for value in (entry if is_listed else [entry]))
     if not values:
@@ -292,7 +295,10 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
 
 
 def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
-    """Read the axis that varies one field of a section, in SI units; `place` is for error texts."""
+    """Read the axis of a field of the systems, such as latency_us of network, in SI units.
+
+    `entry` is a number, a list or a range; `place` names the section in errors.
+    """
     name, field = next(
         (name, field)
         for name, field in SECTIONS[section].items()
@@ -342,7 +348,7 @@ def _identity(value: Any) -> Any:
 
 
 def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> FieldKind:
-    """Return the field kind for texts that `read` parses; `form` describes them in errors."""
+    """Return the kind of a field whose texts `read` parses; `form` describes a text in errors."""
 
     def check(value: Any, where: str) -> Any:
         if not isinstance(value, types):
@@ -359,7 +365,7 @@ _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 
 
 def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
-    """Return the field kind for texts that stay unchanged as labels, if `parse` accepts them."""
+    """Return the kind of a field whose texts stay unchanged, as labels, if `parse` reads them."""
 
     def check(text: str) -> str:
         if text:

@@ -21,7 +21,7 @@ from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF
 if TYPE_CHECKING:
     import pandas as pd
 
-Points = Int[NumpyArray, " found"]
+Points = Int[NumpyArray, " points"]  # positions of points
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
 
 
@@ -69,11 +69,14 @@ class SweepResults(NamedTuple):
         """Return whether each point meets all conditions, such as memory_bytes<80GB."""
         is_selected = np.ones(len(self.status), bool)
         for text in conditions:
-            is_selected &= self._keeps(text)
+            is_selected &= self._meets(text)
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return (name, nearest value, unit) if no value meets a condition, else None."""
+        """Return (name, nearest value, its unit) if no number meets a condition, else None.
+
+        It is also None if the values are texts, or the condition excludes a value by "!=".
+        """
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
@@ -123,7 +126,8 @@ class SweepResults(NamedTuple):
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
-    def _keeps(self, text: str) -> NumpyArray:
+    def _meets(self, text: str) -> NumpyArray:
+        """Return whether each point meets a condition such as memory_bytes<80GB."""
         name, sign, value = self._read(text)
         if name in self.measures:
             return _compare(self.measures[name], sign, value, text)
@@ -132,7 +136,7 @@ class SweepResults(NamedTuple):
         return _compare(np.array([self.fixed[name]]), sign, value, text, printed=True)
 
     def _read(self, text: str) -> tuple[str, str, str]:
-        """Read a condition as (name, sign, value text); numbers are converted to SI units."""
+        """Read a condition, as (name, sign, text of the value), with a number in SI units."""
         condition = split_condition(text)
         if condition is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
@@ -152,8 +156,11 @@ class SweepResults(NamedTuple):
 def _compare(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
-    """Return whether each value meets a condition; labels compare by name, numbers by value."""
-    # With `printed`, a number may also be the printed form of a single value.
+    """Return whether each value meets a condition, such as sign "<" and text "80".
+
+    Texts compare by name, numbers by value. With `printed`, the text may also be the rounded form
+    in which one of the values is printed. `condition` is the complete condition, for errors.
+    """
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
@@ -191,7 +198,7 @@ def read_results(path: str | Path) -> SweepResults:
 
 
 def _flatten_variables(data: xr.Dataset) -> SweepResults:
-    """Return a dataset's variables as flat arrays with one entry per point."""
+    """Return the results of a dataset: its variables as arrays with one entry per point."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]
     is_whole = _is_whole(data)
@@ -253,10 +260,9 @@ class DistinctPoint(NamedTuple):
 def distinct_best(
     results: SweepResults, is_candidate: PointMask, measure: str, count: int
 ) -> list[DistinctPoint]:
-    """Return the best points by one measure, best first, with points of equal measures merged."""
-    return _distinct(
-        results, results.best(is_candidate, measure, len(is_candidate)), [measure], count
-    )
+    """Return the `count` best points by one measure, with points of equal measures merged."""
+    order = results.best(is_candidate, measure, len(is_candidate))
+    return _distinct(results, order, [measure], count)
 
 
 def distinct_front(
@@ -275,10 +281,12 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Merge points of equal printed measures that fill a box; return the first `count` results."""
-    # `order` are the points to choose from, the best first. Points at (zero 0, node 4), (zero 0,
-    # node 8), (zero 1, node 4) and (zero 1, node 8) with equal measures are one result, with
-    # `same` = {"zero": [0, 1], "node": [4, 8]}.
+    """Return the first `count` points of an order, with equal points merged.
+
+    Points are equal if the measures `names`, and all others, print alike. Equal points at (zero 0,
+    node 4), (zero 0, node 8), (zero 1, node 4) and (zero 1, node 8), which fill a box of the grid,
+    are one result with `same` = {"zero": [0, 1], "node": [4, 8]}.
+    """
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)  # points without a row yet
     is_free[order] = True
@@ -313,8 +321,8 @@ def _distinct(
 def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any) -> NumpyArray:
     scale = display_scale(results.units, name, [float(value)])
     text = cell(name, float(value), scale)
-    near = [cell(name, number, scale) == text for number in values.ravel().tolist()]
-    return np.array(near, bool).reshape(values.shape)
+    prints_alike = [cell(name, number, scale) == text for number in values.ravel().tolist()]
+    return np.array(prints_alike, bool).reshape(values.shape)
 
 
 class Knee(NamedTuple):
@@ -332,8 +340,11 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, is_candidate: PointMask, measure: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield knees of an axis with other axes at their best, then at each value of another axis."""
-    # a value is near if it costs at most a share `within` more than the best
+    """Yield ranges of an axis (knees) in which the cost is at most a share `within` above the best.
+
+    The first range is over all points, at the best values of other axes; then comes a range for
+    each value of each other axis.
+    """
     values = results.axes[axis]
     reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]
     for other in (None, *reported_axes):
@@ -341,10 +352,10 @@ def knees(
             best = int(np.argmin(curve))
             if not math.isfinite(curve[best]):
                 continue
-            near = curve <= curve[best] + within * abs(curve[best])
-            # near values around the best without a gap: near [F T T T F], best 2 -> low 1, high 3
-            low = best + 1 - int(np.logical_and.accumulate(near[best::-1]).sum())
-            high = best - 1 + int(np.logical_and.accumulate(near[best:]).sum())
+            is_near = curve <= curve[best] + within * abs(curve[best])
+            # from the best to the first gap: is_near [F T T T F], best 2 -> low 1, high 3
+            low = best + 1 - int(np.logical_and.accumulate(is_near[best::-1]).sum())
+            high = best - 1 + int(np.logical_and.accumulate(is_near[best:]).sum())
             yield Knee(
                 axis=other,
                 label=label,
@@ -359,7 +370,10 @@ def knees(
 def least_along(
     results: SweepResults, is_candidate: PointMask, measure: str, axis: str, other: str | None
 ) -> dict[Any, NumpyArray]:
-    """Return the least cost at each value of an axis, for each value of `other` or for None."""
+    """Return (axis) the least cost at each value of an axis, for each value of axis `other`.
+
+    Without another axis the only key is None. A cost is infinite if no point can be chosen.
+    """
     axes = [*results.axes]
     costs = np.moveaxis(_costs(results, is_candidate, measure), axes.index(axis), -1)
     axes.remove(axis)

@@ -113,10 +113,13 @@ def _lead_bounds(
     sources: Int[NumpyArray, " transfers"],
     targets: Int[NumpyArray, " transfers"],
 ) -> Float[NumpyArray, "workers workers"]:
-    """Return upper bounds [s] on the lead of the second worker's clock over the first one's."""
-    # `sources` and `targets` are slices at both ends of transfers. SEND starts when it is sent, and
-    # RECV ends at the arrival; an op sends when it ends, and starts when it has its inputs.
-    # Without a transfer, a bound is infinite.
+    """Return [a, b]: upper bounds on the lead of worker b's clock over worker a's [s].
+
+    `sources` and `targets` are the slices at both ends of transfers. Without a transfer from a to b
+    the bound is infinite.
+    """
+    # SEND starts when it is sent, and RECV ends at the arrival; an op sends when it ends, and
+    # starts when it has its inputs
     size = len(workers)
     upper = np.full((size, size), math.inf)
     is_message = trace.has_phase(MESSAGES)[sources]
@@ -140,9 +143,11 @@ def _lead_bounds(
 def _solve_offsets(
     bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
-    """Return each clock's offset [s], its error [s], whether to correct it, and why not."""
-    # `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
-    # the reference are corrected; else only clocks that contradict the others.
+    """Return (offset [s], error [s], whether to correct it, reason without offset) of each clock.
+
+    `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
+    the reference are corrected; else only clocks that contradict the others.
+    """
     size = len(bounds)
     for middle in range(size):  # Floyd-Warshall: bounds over several workers add up
         bounds = np.minimum(bounds, bounds[:, middle, None] + bounds[None, middle])

@@ -95,7 +95,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Broadcast costs to all layouts; a backward takes the shorter time, whole or split."""
+    """Return the times of `count` layouts by stage; of a stage with B, I and W the shorter."""
     stages = pipe.placement.shape[1]
 
     def cost(name: str) -> PerStage:

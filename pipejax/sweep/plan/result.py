@@ -161,7 +161,10 @@ def _refined_factors(
 def _runner_up_lag(
     request: PlanRequest, pair: Layouts, grids: Mapping[str, Logarithms]
 ) -> dict[str, Float[NumpyArray, " factors"]]:
-    """Return how much slower the runner-up is with each factor on each number [s]."""
+    """Return the time by which the runner-up is slower [s], for each factor on each number.
+
+    `pair` are the best layout and the runner-up; `grids` has logarithms of factors by number.
+    """
     # one machine for each factor of each grid: it has that factor on that number alone
     sizes = [len(grid) for grid in grids.values()]
     number = np.repeat(np.arange(len(grids)), sizes)
@@ -240,9 +243,10 @@ class UnderLaunchers(NamedTuple):
 
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
-    """Evaluate a layout under the defaults of each launcher, if the request names no launcher."""
-    # Launchers under which the layout has equal costs share one result; those with the costs of the
-    # scenario have none.
+    """Evaluate a layout under the defaults of each launcher, if the request names no launcher.
+
+    Launchers with equal costs share one result; those with the costs of the scenario have none.
+    """
     if request.launcher:
         return ()
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()

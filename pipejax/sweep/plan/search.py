@@ -46,9 +46,9 @@ class Priced(NamedTuple):
 
 
 def price(request: PlanRequest, layouts: Layouts, systems: System | None = None) -> Priced:
-    """Price layouts in float64, each on its own system if `systems` is a batch.
+    """Return times and memory of the stages of layouts, which have equal numbers of stages.
 
-    All must have as many stages and pipes.
+    Each layout runs on the system of the request, or on its own one of the batch `systems`.
     """
     # Stages of a class cost the same: one stage of each class is priced, and `stage_class` copies
     # its price to all. Layouts that recompute the same parts of a layer are priced together.
@@ -82,7 +82,7 @@ def price(request: PlanRequest, layouts: Layouts, systems: System | None = None)
 def _price_layout(
     shared: tuple[Model, str], _: tuple[()], row: tuple[System, Layout, Stages]
 ) -> Priced:
-    """Price a layout on its system, for one mode of recomputation."""
+    """Return times and memory of the stages of one layout; `shared` holds for all layouts."""
     (model, recompute), (system, layout, stages) = shared, row
     work = work_of_stages(model, layout, stages, recompute=recompute)
     memory = bytes_of_stages(model, layout, stages, recompute)
@@ -259,7 +259,11 @@ class Evaluator:
             self._program[rows] = number
 
     def find_best(self, count: int, is_candidate: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Evaluate layouts that may be among the best ideas; return the best of each idea."""
+        """Return the best layout of each of the `count` best ideas, after exact evaluations.
+
+        An idea is a group of similar layouts, of which only the fastest counts. Layouts within
+        `TIE` of these are evaluated, too.
+        """
         bound, times = self.estimates.lower_bound, self.estimates.step_time
         while True:
             # evaluate the program with the lowest bound among those that may change the answer
@@ -273,7 +277,7 @@ class Evaluator:
         return order[np.sort(first)][:count]
 
     def ties(self, row: int) -> Rows:
-        """Return the other layouts of the same idea within `TIE` of its step, shortest first."""
+        """Return the other layouts of an idea whose step is within `TIE` of that of `row`."""
         times = self.estimates.step_time
         order = self._evaluated_rows(self.idea == self.idea[row])
         return order[(times[order] <= (1 + TIE) * times[row]) & (order != row)]
@@ -326,8 +330,8 @@ class Evaluator:
     ) -> Float[NumpyArray, " layouts"]:
         """Return for each layout the largest bound [s] at which it may change the answer.
 
-        An idea is a group of similar layouts, of which only the fastest counts. A layout changes
-        nothing if it is slower than another layout of its idea, or than the `count`-th best idea.
+        A layout changes nothing if it is slower than another layout of its idea, or than the
+        `count`-th best idea.
         """
         rows = np.flatnonzero(is_candidate & ~np.isnan(self.estimates.step_time))
         idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)

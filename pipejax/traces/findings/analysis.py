@@ -274,7 +274,11 @@ def _first_finding(
     deal: NewDeal | None,
     first_step: int,
 ) -> Suspect | None:
-    """Return the suspect or slow place that matters most; None if no place alone matters."""
+    """Return the suspect or slow place that costs most; None if no place alone matters.
+
+    `deal` is the redistribution of microbatches; if it saves more, the finding is uneven data.
+    `fault` is the worst fault of the advice; `first_step`, a warm-up, comes last.
+    """
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
     # a wrong clock takes no time; of many suspects of a kind no place alone matters
     costly = [
@@ -300,7 +304,7 @@ def _first_finding(
 
 
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
-    """Return the costliest machine and a bottleneck, even if no outliers, the costliest first."""
+    """Return the costliest worker of a replica, and the place of a fault, the costliest first."""
     places = []
     share = next(iter(shares.by_name("place").values()), None)
     if share is not None:

@@ -110,7 +110,7 @@ def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
 
 
 def round_work(replayed: Replay) -> float:
-    """Count the ops that one round of the search runs for one step."""
+    """Count the ops that one round of the search of `rebalance` runs for one step."""
     # A round pairs a quarter of the replicas, and runs the (2 M)^2 exchanges of every pair.
     pipelines = replayed.pipelines.pipelines
     replicas = len({pipeline.replica for pipeline in pipelines})
@@ -119,7 +119,7 @@ def round_work(replayed: Replay) -> float:
 
 
 def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
-    """Return recorded op times of a step by stage and microbatch, over all replicas, as costs."""
+    """Return the recorded op times of a step as costs by stage and microbatch of all replicas."""
     table = replayed.pipelines.table
     ops, size = PipelineOps.select(replayed.pipelines.trace, replicas), table.num_microbatches
     # microbatch m of replica r becomes microbatch r M + m of one long step

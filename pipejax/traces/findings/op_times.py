@@ -167,8 +167,10 @@ def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Cos
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Return mean op times as fields of `Costs`, in the given shape [s]."""
-    # `shape` is (stages) or (stages, microbatches). Places without an op are filled from others.
+    """Return mean op times [s] as fields of `Costs`, by stage or by stage and microbatch.
+
+    `shape` is (stages) or (stages, microbatches). A place without an op takes the mean of others.
+    """
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():
         place = np.ravel_multi_index((kind_ops.stage, kind_ops.microbatch)[: len(shape)], shape)
@@ -180,7 +182,7 @@ def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArra
 
 
 def _fill_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
-    """Fill NaN times: B with I + W, I and W with half of B, all others with the mean of stages."""
+    """Replace NaN in times by field: B by I + W, I and W by B / 2, all others by the mean."""
     if {"backward", "input_grad", "weight_grad"} <= times.keys():
         b, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
         i, w = (np.where(np.isnan(half), b / 2, half) for half in (i, w))
