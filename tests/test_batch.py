@@ -515,3 +515,46 @@ def test_costs_may_be_scalars_of_jax():
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
     costs = pj.Costs(forward=jnp.asarray(np.float64(1.0)), backward=jnp.asarray(np.float64(2.0)))
     assert pj.makespans(pj.lower(table), costs).tolist() == [12.0]
+
+
+EMPTY_BATCHES = {
+    "stages": {"forward": np.zeros((0, 1)), "backward": np.ones((1, 1))},
+    "numbers": {"forward": np.zeros(0), "backward": 1.0},
+    "unread": {"forward": 1.0, "backward": 1.0, "offload": np.zeros((0, 1))},
+    "float32": {"forward": np.zeros((0, 2), np.float32), "backward": np.float32(1)},
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_BATCHES)
+def test_an_empty_batch_has_no_makespans(name):
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=3))
+    costs = pj.Costs(**EMPTY_BATCHES[name])
+    dtype = np.float32 if name == "float32" else np.float64
+    for options in ({}, {"temperature": 0.1}, {"unroll": True}):
+        values = pj.makespans(program, costs, **options)
+        assert values.shape == (0,)
+        assert values.dtype == dtype
+    values, counts = pj.makespans_and_grad(program, costs)
+    assert values.shape == (0,)
+    assert all(leaf.shape[0] == 0 for leaf in jax.tree.leaves(counts))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_transformations_of_an_empty_batch_are_empty(shape):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    program = pj.lower(table)
+
+    def times(forward):
+        return pj.makespans(program, pj.Costs.uniform(table, forward=forward, backward=1.0))
+
+    for _ in shape[1:]:
+        times = jax.vmap(times)
+    empty = jnp.zeros(shape)
+    for function in (times, jax.jit(times), jax.grad(lambda batch: times(batch).sum())):
+        assert function(empty).shape == shape
+
+
+def test_lengths_beside_an_empty_batch_are_refused():
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=3))
+    with pytest.raises(ValueError, match="backward has a batch axis of 5, others have 0"):
+        pj.makespans(program, pj.Costs(forward=np.zeros((0, 1)), backward=np.ones((5, 1))))

@@ -353,7 +353,7 @@ def _values_jvp(
 def _path_sum(counts: Leaves, tangents: Leaves) -> Values:
     """Return the sum over costs of count times tangent (batch); compiled to avoid dispatch time."""
     products = [count * tangents[name] for name, count in counts.items()]
-    return sum(product.reshape(len(product), -1).sum(axis=1) for product in products)
+    return sum(product.sum(axis=tuple(range(1, product.ndim))) for product in products)
 
 
 @jax.custom_jvp
@@ -374,9 +374,13 @@ def _solve(
     problem: _Problem, leaves: Leaves, *, with_counts: bool = False
 ) -> tuple[Values, Leaves]:
     """Return makespans (batch) [s], and on request how often each cost is on the critical path."""
+    dtype = next(iter(leaves.values())).dtype
+    if not all(map(len, leaves.values())):  # an empty batch
+        with accept_type(dtype):
+            zeros = {n: jnp.zeros((0, *leaf.shape[1:]), dtype) for n, leaf in leaves.items()}
+            return jnp.zeros(0, dtype), zeros if with_counts else {}
     if is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
-    dtype = next(iter(leaves.values())).dtype
     with jax.core.eval_context(), accept_type(dtype):  # numbers stay numbers in any trace
         return _solve_in_parts(problem, leaves, with_counts)
 
