@@ -547,3 +547,32 @@ def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expec
     again = dataclasses.replace(replaced, latency=0.5)
     assert (again.latency, again.others) == (0.5, None)
     np.testing.assert_array_equal(again.backward, replaced.backward)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stale"),
+    [
+        ({"backward": 8.0}, "input_grad and weight_grad"),
+        ({"input_grad": 1.0}, "backward and weight_grad"),
+        ({"backward": 8.0, "input_grad": 3.0}, "weight_grad"),
+        ({"offload": 8.0}, "load"),
+    ],
+)
+def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_the_old(
+    changes, stale
+):
+    costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
+    with pytest.raises(ValueError, match=rf"{stale} would stay as before: give them too, None"):
+        dataclasses.replace(jax.tree.map(lambda time: 2 * time, costs), **changes)
+    with pytest.raises(ValueError, match="would stay as before"):
+        jax.jit(lambda costs: dataclasses.replace(costs, **changes))(costs)
+
+
+def test_costs_of_a_tree_function_follow_where_none_is_given():
+    costs = jax.tree.map(lambda time: 2 * time, pj.Costs(forward=1.0, backward=2.0, offload=1.0))
+    assert dataclasses.replace(costs, forward=3.0).input_grad == 2.0
+    new = dataclasses.replace(costs, backward=8.0, input_grad=None, weight_grad=None)
+    assert (new.input_grad, new.weight_grad, new.load) == (4.0, 4.0, 2.0)
+    new = dataclasses.replace(costs, backward=8.0, input_grad=3.0, weight_grad=None)
+    assert (new.backward, new.weight_grad) == (8.0, 5.0)
+    assert dataclasses.replace(costs, offload=5.0, load=None).load == 5.0

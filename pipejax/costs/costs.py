@@ -132,6 +132,9 @@ class Costs(_FilledIn):
     def __post_init__(self, others: Any, _filled: Any) -> None:
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
+        if isinstance(_filled, Costs):
+            _check_related(vars(_filled), values)
+            _filled = None
         # `dataclasses.replace` passes all times of the old record: forget those that it had filled
         # in, such as I = 1 from B = 2, because they follow from the new times
         for name, old_value in (_filled or {}).items():
@@ -390,7 +393,8 @@ Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument al
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
 )
 Costs._filled = property(  # type: ignore[attr-defined]  # to mypy an argument alone
-    lambda costs: getattr(costs, "filled_in", None)
+    # a record that a function of trees made does not know which of its times followed
+    lambda costs: getattr(costs, "filled_in", costs)
 )
 # names of costs in files and options, which people try in Python
 _CALLED = {
@@ -478,6 +482,19 @@ def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
     if times.get("load") is None and times.get("offload") is not None:
         added["load"] = times["offload"]
     return {**times, **added}
+
+
+def _check_related(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse a new time beside old ones that may follow from the time that it replaces."""
+    for names in (("backward", "input_grad", "weight_grad"), ("offload", "load")):
+        new_names = [name for name in names if new.get(name) is not old[name]]
+        old_names = [name for name in names if name not in new_names]
+        if new_names and old_names and all(name in new for name in names):
+            raise ValueError(
+                f"{new_names[0]} is replaced in costs that a function of trees made, such as "
+                f"jax.tree.map or jit: {' and '.join(old_names)} would stay as before: give them "
+                "too, None for what follows from others"
+            )
 
 
 def check_backward(times: Mapping[str, Any]) -> None:
