@@ -17,13 +17,7 @@ from pipejax.analysis.certificates import certificate_checksum
 from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import build_problem
-from pipejax.search.schedule.store import (
-    SolvedProblems,
-    StoreWarning,
-    bound_from,
-    prover,
-    stretch,
-)
+from pipejax.search.schedule.store import SolvedProblems, StoreWarning, prover
 
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
 HARD = {"forward": 10.0, "input_grad": 11.0, "weight_grad": 9.0, "transfer": 0.7}
@@ -154,8 +148,10 @@ def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(s
     """The looser one has a poor schedule; its own time is too short to find another."""
     poor = put_table(store, small(8, **HARD), "gpipe")
     good = put_table(store, small(4, **HARD), "zb-h1")
-    starts, _ = store.nearest(make_problem(small(8, **HARD)))
-    assert [source(entry) for entry in starts] == ["zb-h1"]
+    (start,) = store.similar_tables(make_problem(small(8, **HARD)))
+    zb_h1 = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+    assert list(start.rows()) == list(zb_h1.rows())
+    assert store.similar_tables(make_problem(small(3, **HARD))) == []  # neither fits there
     assert good < poor
     assert best(small(8, **HARD), store, 0.001).value <= good
 
@@ -169,41 +165,13 @@ def test_a_faster_host_link_is_never_slower(store):
     assert best(small(2, offload=40.0), store, 0.001).value <= without.value
 
 
-def test_a_bound_of_an_easier_problem_is_one(store):
-    easy = small(3, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    hard = small(2, forward=1.5, input_grad=1.0, weight_grad=1.25, transfer=0.25)
-    assert put_table(store, easy, "zero-bubble", bound=31, memory_limit=3) == 31.0
-    assert store.nearest(make_problem(hard))[1] * make_problem(hard).unit == 31.0
-    assert best(hard, store, 0.001).lower_bound >= 31.0
-    assert store.nearest(make_problem(small(4, forward=0.5, backward=1.0)))[1] == 0
-
-
-def test_what_bounds_say_of_each_other():
-    two, three = make_problem(small(2)), make_problem(small(3))
-    assert bound_from(three, 31, two) == 31  # less memory is harder
-    assert bound_from(two, 41, three) == 0
-    offloads = make_problem(small(3, offload=10.0))
-    assert bound_from(offloads, 27, three) == 27  # what may be offloaded need not be
-    assert bound_from(three, 31, offloads) == 0
-    slower = make_problem(small(3, offload=15.0))
-    assert bound_from(offloads, 27, slower) == 54  # of units that are half as long
-    assert bound_from(slower, 54, offloads) < 27
-    shared = dataclasses.replace(offloads, host_links=((0, 1),))
-    assert bound_from(offloads, 27, shared) == 27
-    assert bound_from(shared, 27, shared) == 27
-    assert bound_from(shared, 27, offloads) == 0
-    none = make_problem(small(3, **EXACT, transfer=1.0))
-    assert stretch(three, none) is None
-    assert bound_from(none, 320, three) == 0
-
-
 def test_another_shape_says_nothing(store):
     put_table(store, small(), "zero-bubble", memory_limit=3)
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
     other = build_problem(table, pj.Costs.uniform(table, **EXACT), memory_limit=3)
-    assert store.nearest(other) == ([], 0)
+    assert store.similar_tables(other) == []
     span = build_problem(small()[0], small()[1], memory_limit=3, objective="span")
-    assert store.nearest(span) == ([], 0)
+    assert store.similar_tables(span) == []
 
 
 def test_the_shorter_schedule_and_the_higher_bound_stay(store):
@@ -254,7 +222,6 @@ def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
     (store.path / solved.name).write_text(json.dumps(summed(data)))
     entry = store.get(make_problem(small()))
     assert (entry.objective, entry.proven_bound) == (31, 0)
-    assert store.nearest(make_problem(small(2)))[1] == 0
     result = best(small(), store)
     assert (result.best.source, result.best.status) == ("store", "optimal")  # proved again
     assert store.get(make_problem(small())).proven_bound == 31
@@ -309,8 +276,7 @@ def test_what_is_not_right_is_told_and_not_used(store, solved, damage):
     assert path.read_text() == damaged
     with warnings.catch_warnings():  # what is wrong only with the schedule is seen when it is run
         warnings.simplefilter("ignore", StoreWarning)
-        assert store.nearest(make_problem(small(2))) == ([], 0)
-        assert store.nearest(make_problem(small(4))) == ([], 0)
+        assert store.similar_tables(make_problem(small(4))) == []
 
 
 def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):

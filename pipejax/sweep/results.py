@@ -69,7 +69,7 @@ class SweepResults(NamedTuple):
         """Return whether each point meets all conditions, such as memory_bytes<80GB."""
         is_selected = np.ones(len(self.status), bool)
         for text in conditions:
-            is_selected &= self._meets(text)
+            is_selected &= self._is_met(text)
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
@@ -126,7 +126,7 @@ class SweepResults(NamedTuple):
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
-    def _meets(self, text: str) -> NumpyArray:
+    def _is_met(self, text: str) -> NumpyArray:
         """Return whether each point meets a condition such as memory_bytes<80GB."""
         name, sign, value = self._read(text)
         if name in self.measures:

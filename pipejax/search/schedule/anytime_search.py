@@ -124,11 +124,8 @@ class AnytimeSearch:
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
-        starts, bound = self.store.nearest(self.problem)
-        if bound > self.bound:
-            self.bound, self.bound_by = bound, "solver"
-        for entry in starts:
-            self._accept_table("neighbour", entry.table)
+        for table in self.store.similar_tables(self.problem):
+            self._accept_table("neighbour", table)
 
     def _save(self) -> None:
         """Store the best table and the bound, with the seconds since the last save."""

@@ -2,24 +2,18 @@
 
 A file is a certificate. A run checks its schedule. Its bound counts only for the versions of the
 code that proved it; a checksum detects damage.
-
-A plan is an order of ops, so it also runs in another problem of the same shape. If no time of a
-problem A is above s times that of a problem B, and every set of activations that fits in B fits in
-A, then the best schedule of A takes at most s times as long as that of B. So a bound of A, divided
-by s, is a bound of B.
+A plan is an order of ops, so it also runs in another problem of the same shape.
 """
 
 import dataclasses
 import functools
 import json
-import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +24,9 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, table_objective, to_plan
-from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
+from pipejax.search.schedule.problem import NAMES, Problem
 
-Result = TypeVar("Result")
-MAX_READ = 500  # problems of one shape that are read, the newest first
-MAX_STARTS = 3  # tables of other problems that the search starts from
+MAX_READ = 20  # problems of one shape that are read, the newest first
 PRICES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by key
 PRICES |= {"A": "all_reduce", "U": "update", "latency": "lag", "transmit": "transmit"}
 
@@ -164,7 +156,7 @@ class SolvedProblems:
 
     def get(self, problem: Problem) -> Entry | None:
         """Return the checked entry of a problem; None, with a warning, if it is invalid."""
-        return self._check_entry(self._file(problem))
+        return self._read(self._file(problem))
 
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
@@ -195,42 +187,24 @@ class SolvedProblems:
         except OSError as error:
             self._warn(self.path, error.strerror or str(error))
 
-    def nearest(self, problem: Problem) -> tuple[list[Entry], int]:
-        """Return start entries, and a bound [units] or 0, both from problems of this shape."""
-        entries = self._entries_of_shape(problem)
-        upper_bounds, lower_bounds = [], []
-        for path, entry in entries.items():
-            upper_bound = upper_bound_from(entry.problem, entry.objective, problem)
-            if upper_bound is not None:
-                upper_bounds.append((upper_bound, path))
-            lower_bounds.append((bound_from(entry.problem, entry.proven_bound, problem), path))
-        start_paths = [path for _, path in sorted(upper_bounds)[:MAX_STARTS]]
-        starts = [entries[path] for path in start_paths if self._check_entry(path, entries[path])]
-        for bound, path in sorted(lower_bounds, reverse=True):
-            if bound and self._check_entry(path, entries[path]):
-                return starts, bound
-        return starts, 0
+    def similar_tables(self, problem: Problem) -> list[ScheduleTable]:
+        """Return the tables of other problems of this shape that keep the limits of this one."""
+        path = self._file(problem)
+        others = [other for other in path.parent.glob(f"{problem.shape}-*.json") if other != path]
+        newest = sorted(others, key=lambda other: (_time(other), other.name), reverse=True)
+        entries = [entry for other in newest[:MAX_READ] if (entry := self._read(other))]
+        tables = [entry.table for entry in entries]
+        return [table for table in tables if not broken_limit(problem, to_plan(problem, table))]
 
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"
 
-    def _entries_of_shape(self, problem: Problem) -> dict[Path, Entry]:
-        """Read the newest entries of other problems of the same shape, by file."""
-        problem_path = self._file(problem)
-        paths = [path for path in self.path.glob(f"{problem.shape}-*.json") if path != problem_path]
-        newest = sorted(paths, key=lambda path: (_time(path), path.name), reverse=True)
-        entries = {path: self._try(path, read_entry) for path in newest[:MAX_READ]}
-        return {path: entry for path, entry in entries.items() if entry is not None}
-
-    def _check_entry(self, path: Path, entry: Entry | None = None) -> Entry | None:
+    def _read(self, path: Path) -> Entry | None:
         """Return the entry of a file if its schedule runs as the file claims, else None."""
-        entry = entry or self._try(path, read_entry)
-        return entry if entry and self._try(path, lambda _: entry.table) else None
-
-    def _try(self, path: Path, read: Callable[[Path], Result]) -> Result | None:
-        """Read a file or run its schedule; skip an invalid file with a warning."""
         try:
-            return read(path)
+            entry = read_entry(path)
+            _ = entry.table  # runs the schedule
+            return entry
         except (FileNotFoundError, NotADirectoryError):  # `put` says the latter of the folder
             return None
         except OSError as error:
@@ -254,59 +228,3 @@ def _time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def stretch(problem: Problem, other: Problem) -> Fraction | None:
-    """Return the largest ratio of a time in `other` to that in `problem`; None if infinite."""
-    # Times 1 2 in `problem` and 2 3 in `other` have the ratios 2 and 1.5: the result is 2.
-    have_offloads = problem.offload is not None and other.offload is not None
-    names = (*TIMES, *(HOST_TIMES if have_offloads else ()))
-    times = np.concatenate([np.ravel(getattr(problem, name)) for name in names])
-    other_times = np.concatenate([np.ravel(getattr(other, name)) for name in names])
-    if (other_times[times == 0] > 0).any():
-        return None
-    pairs = zip(other_times.tolist(), times.tolist(), strict=True)
-    ratios = (Fraction(other_time, time) for other_time, time in pairs if time > 0)
-    return max(ratios, default=Fraction(1))
-
-
-def fits_in(problem: Problem, other: Problem) -> bool:
-    """Return whether `other` has memory for every set of activations that fits in `problem`."""
-    stage = np.broadcast_to(np.arange(problem.num_stages), problem.placement.shape)
-    limit, other_limit = problem.limits[problem.placement], other.limits[problem.placement]
-    sizes = (problem.sizes, other.sizes), (problem.weight_sizes, other.weight_sizes)
-    # other_size / other_limit <= size / limit, in whole numbers
-    return all(
-        bool((other_size[stage] * limit <= size[stage] * other_limit).all())
-        for size, other_size in sizes
-    )
-
-
-def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
-    """Transfer a lower bound from an easier problem, whose times may differ by a factor."""
-    # If every time of `easier` is at most 3 times that of `problem`, and its bound is 60, that of
-    # `problem` is 20. The result is 0 if `easier` is not easier: memory, offloads or links.
-    may_offload = easier.offload is not None or problem.offload is None
-    if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
-        return 0
-    factor = stretch(problem, easier)
-
-    return math.ceil(bound / factor) if factor else 0
-
-
-def _shares_less(easier: Problem, problem: Problem) -> bool:
-    """Return whether workers that share a host link in `easier` also share one in `problem`."""
-    return problem.offload is None or all(
-        any({*group} <= {*other} for other in problem.host_links) for group in easier.host_links
-    )
-
-
-def upper_bound_from(source: Problem, objective: int, problem: Problem) -> Fraction | None:
-    """Return an upper bound for a plan of `source` in `problem`; None if it may not fit."""
-    can_offload = source.offload is None or (
-        problem.offload is not None and source.host_links == problem.host_links
-    )
-    factor = stretch(source, problem)
-    if factor is None or not can_offload or not fits_in(source, problem):
-        return None
-    return factor * objective

@@ -431,17 +431,22 @@ def _slow_links(
                 places.append(place)
                 yield _suspect("link", place, ratio, z)
     if np.ndim(pipelines.link_scales):
-        replicas = {run.replica: k for k, run in enumerate(pipelines.pipelines)}
-        by_place: dict[tuple[int, ...], float] = {}
-        for replica, k in replicas.items():
-            scales = np.asarray(pipelines.link_scales)[k].tolist()
-            for workers, ratio in zip(ends, scales, strict=True):
-                key = (*workers, replica)
-                by_place[key] = max(by_place.get(key, 0.0), ratio)
-        for (source, target, replica), ratio in by_place.items():
-            if ratio > MIN_RATIO:
-                place = {"source": source, "target": target, "replica": replica}
-                yield _suspect("link", place, ratio, MIN_Z)
+        yield from _slow_replica_links(pipelines, ends)
+
+
+def _slow_replica_links(pipelines: Pipelines, ends: Sequence[tuple[int, int]]) -> Iterator[Suspect]:
+    """Yield links that are slow in one replica, from the factors on their message times."""
+    replicas = {run.replica: k for k, run in enumerate(pipelines.pipelines)}
+    ratios: dict[tuple[int, int, int], float] = {}  # the largest, of all links of two workers
+    for replica, k in replicas.items():
+        scales = np.asarray(pipelines.link_scales)[k].tolist()
+        for (source, target), scale in zip(ends, scales, strict=True):
+            key = source, target, replica
+            ratios[key] = max(ratios.get(key, 0.0), scale)
+    for (source, target, replica), ratio in ratios.items():
+        if ratio > MIN_RATIO:
+            place = {"source": source, "target": target, "replica": replica}
+            yield _suspect("link", place, ratio, MIN_Z)
 
 
 def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:

@@ -1,6 +1,8 @@
 """Device work: division of steps into times by cause, and clocks matched by collectives."""
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -78,30 +80,16 @@ def match_clocks(
     `files` has for each file the device work of its ranks; `keys` are the collectives by number.
     """
     # All ranks of a collective end it together. A collective without a communicator counts if all
-    # ranks ran it.
-    ends: list[dict[int, NumpyArray]] = []
-    rank_counts = np.zeros(len(keys), np.int64)
-    for ranks in files:
-        by_key: dict[int, list[NumpyArray]] = {}
-        for work in ranks:
-            _, _, stop, _, _, key = work[:, np.argsort(work[1], kind="stable")]
-            for number in np.unique(key[key >= 0]).astype(int).tolist():
-                by_key.setdefault(number, []).append(stop[key == number])
-                rank_counts[number] += 1
-        ends.append(
-            {
-                number: np.median(values, axis=0)
-                for number, values in by_key.items()
-                if len({len(value) for value in values}) == 1
-            }
-        )
+    # ranks ran it; of more than two ranks, each sends to and receives from others.
+    ends_by_rank = [[_collective_ends(work) for work in ranks] for ranks in files]
+    counts = Counter(key for ranks in ends_by_rank for by_key in ranks for key in by_key)
     num_ranks = sum(map(len, files))
     usable = {
-        k
-        for k, (communicator, name, _) in enumerate(keys)
-        if (communicator or rank_counts[k] == num_ranks)
-        and ("SendRecv" not in name or num_ranks == 2)  # of more ranks, each has other partners
+        key
+        for key, (communicator, name, _) in enumerate(keys)
+        if (communicator or counts[key] == num_ranks) and ("SendRecv" not in name or num_ranks == 2)
     }
+    ends = [_median_ends(ranks) for ranks in ends_by_rank]
     matches: dict[int, ClockMatch | None] = {}
     known_ends: dict[int, NumpyArray] = {}
     for k in [*range(len(files))] * len(files):  # a file may match only one that comes later
@@ -112,6 +100,21 @@ def match_clocks(
             for key in usable & ends[k].keys() if match else ():
                 known_ends.setdefault(key, ends[k][key] - lead)
     return [matches[k] for k in range(len(files))]
+
+
+def _collective_ends(work: Work) -> dict[int, NumpyArray]:
+    """Return the ends of each collective of a rank by its number, in order of time [us]."""
+    _, _, stop, _, _, key = work[:, np.argsort(work[1], kind="stable")]
+    numbers = np.unique(key[key >= 0]).astype(int).tolist()
+    return {number: stop[key == number] for number in numbers}
+
+
+def _median_ends(ranks: Sequence[Mapping[int, NumpyArray]]) -> dict[int, NumpyArray]:
+    """Return the median ends over the ranks of a file of collectives that all ran equally often."""
+    by_key: dict[int, list[NumpyArray]] = {}
+    for key, ends in itertools.chain.from_iterable(by_rank.items() for by_rank in ranks):
+        by_key.setdefault(key, []).append(ends)
+    return {key: np.median(e, axis=0) for key, e in by_key.items() if len({*map(len, e)}) == 1}
 
 
 def _compare(

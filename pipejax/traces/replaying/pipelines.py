@@ -110,21 +110,8 @@ class Pipelines:
         that are launched late in most steps, have longer delays.
         """
         trace, gaps = self.trace, np.zeros(len(self.trace))
-        producers, consumers = transfers(trace, OP_INPUTS)
-        is_remote = trace.worker[producers] != trace.worker[consumers]
-        # when worker and inputs are ready, and whether only the launch delays the op after that
-        ready, is_launch = np.full(len(trace), -np.inf), np.ones(len(trace), bool)
-        np.maximum.at(ready, consumers, trace.end[producers])
         slices = np.concatenate([pipeline.slices for pipeline in self.pipelines])
-        is_next = trace.end[slices[:-1]] <= trace.start[slices[1:]]
-        for numbers in (trace.worker, trace.step, trace.replica):
-            is_next &= np.diff(numbers[slices]) == 0
-        previous_ops, next_ops = slices[:-1][is_next], slices[1:][is_next]
-        ready[next_ops] = np.maximum(ready[next_ops], trace.end[previous_ops])
-        is_launch[next_ops] = ~np.isin(previous_ops, producers[is_remote])
-        is_launch[consumers[is_remote]] = False
-        ops = slices[np.isfinite(ready[slices])]
-        delay, is_launch = np.maximum(trace.start[ops] - ready[ops], 0.0), is_launch[ops]
+        ops, delay, is_launch = _start_delays(trace, slices)
         if is_launch.any():
             longest = MAX_GAP * float(np.median(delay[is_launch]))
             usual = float(np.minimum(delay[is_launch], longest).mean())
@@ -220,6 +207,29 @@ def find_pipelines(trace: Trace) -> Pipelines:
         tuple(pipeline._replace(table=new_number[pipeline.table]) for pipeline in pipelines),
         tuple(left_out),
     )
+
+
+def _start_delays(
+    trace: Trace, slices: Slices
+) -> tuple[Slices, Float[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
+    """Return ops, their delays after worker and inputs are ready [s], and what causes the delays.
+
+    The last is whether only the launch delays the op: neither it nor the op before has a message.
+    First ops without inputs are missing. `slices` are the ops of all pipelines.
+    """
+    producers, consumers = transfers(trace, OP_INPUTS)
+    is_remote = trace.worker[producers] != trace.worker[consumers]
+    ready, is_launch = np.full(len(trace), -np.inf), np.ones(len(trace), bool)
+    np.maximum.at(ready, consumers, trace.end[producers])
+    is_next = trace.end[slices[:-1]] <= trace.start[slices[1:]]
+    for numbers in (trace.worker, trace.step, trace.replica):
+        is_next &= np.diff(numbers[slices]) == 0
+    previous_ops, next_ops = slices[:-1][is_next], slices[1:][is_next]
+    ready[next_ops] = np.maximum(ready[next_ops], trace.end[previous_ops])
+    is_launch[next_ops] = ~np.isin(previous_ops, producers[is_remote])
+    is_launch[consumers[is_remote]] = False
+    ops = slices[np.isfinite(ready[slices])]
+    return ops, np.maximum(trace.start[ops] - ready[ops], 0.0), is_launch[ops]
 
 
 def _op_slices(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:

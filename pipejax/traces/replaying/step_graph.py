@@ -208,10 +208,38 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
     before the slice in the row of its worker.
     """
     trace = pipelines.trace
+    by_key = _non_ops_by_key(trace, steps)
+    places, start = [], []
+    for (replica, worker, name, occurrence), uses in by_key.items():
+        is_beside = 2 * sum(use.is_beside for use in uses) > len(uses)
+        before = CellCount(int(np.median([use.cells_before for use in uses])))
+        places.append(NonOp(name, occurrence, replica, worker, before, is_beside, NONE))
+        start.append(float(np.median([use.start for use in uses])))
+    order = sorted(range(len(places)), key=lambda k: (*places[k][2:6], start[k]))
+    numbered = _with_groups([places[k] for k in order], trace.workers)
+    slices = np.full((len(steps), len(numbered)), NONE)
+    for column, (phase, occurrence, replica, worker, *_) in enumerate(numbered):
+        for use in by_key[replica, worker, phase, occurrence]:
+            slices[use.step, column] = use.slice
+    return NonOps(numbered, slices, _non_op_seconds(trace, numbered, slices))
+
+
+class _Use(NamedTuple):
+    """A slice that is no op in one step."""
+
+    step: int  # position of the step
+    slice: int  # of the trace
+    cells_before: int  # cells of its worker that end before the slice starts
+    is_beside: bool  # whether it overlaps a cell
+    start: float  # after the first op of the step [s]
+
+
+def _non_ops_by_key(
+    trace: Trace, steps: Sequence[Sequence[Pipeline]]
+) -> dict[tuple[int, int, str, int], list[_Use]]:
+    """Return the uses of each slice that is no op, by replica, worker, phase and occurrence."""
     slices_by_worker = _other_slices(trace)
-    # replica, worker, phase and occurrence identify a slice in every step
-    slices_by_key: dict[tuple[int, int, str, int], dict[int, int]] = {}
-    places_by_key: dict[tuple[int, int, str, int], list[tuple[CellCount, bool, float]]] = {}
+    by_key: dict[tuple[int, int, str, int], list[_Use]] = {}
     for number, step_pipelines in enumerate(steps):
         begin = min(trace.start[pipeline.slices].min() for pipeline in step_pipelines)
         for replica, pipeline in enumerate(step_pipelines):
@@ -223,25 +251,11 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
                     name = trace.phases[trace.phase[k]]
                     key = replica, worker, name, counts[name]
                     counts[name] += 1
-                    slices_by_key.setdefault(key, {})[number] = k
-                    # cells that end before the slice starts, and whether it overlaps one
                     ended = int((trace.end[row] <= trace.start[k] + CLOCK_ERROR).sum())
                     begun = int((trace.start[row] < trace.end[k] - CLOCK_ERROR).sum())
-                    place = CellCount(ended), begun > ended, trace.start[k] - begin
-                    places_by_key.setdefault(key, []).append(place)
-    places, start = [], []
-    for (replica, worker, name, occurrence), key_places in places_by_key.items():
-        cell_counts, flags, starts = zip(*key_places, strict=True)
-        is_beside, before = 2 * sum(flags) > len(flags), CellCount(int(np.median(cell_counts)))
-        places.append(NonOp(name, occurrence, replica, worker, before, is_beside, NONE))
-        start.append(float(np.median(starts)))
-    order = sorted(range(len(places)), key=lambda k: (*places[k][2:6], start[k]))
-    numbered = _with_groups([places[k] for k in order], trace.workers)
-    slices = np.full((len(steps), len(numbered)), NONE)
-    for column, (phase, occurrence, replica, worker, *_) in enumerate(numbered):
-        for step, k in slices_by_key[replica, worker, phase, occurrence].items():
-            slices[step, column] = k
-    return NonOps(numbered, slices, _non_op_seconds(trace, numbered, slices))
+                    use = _Use(number, k, ended, begun > ended, trace.start[k] - begin)
+                    by_key.setdefault(key, []).append(use)
+    return by_key
 
 
 def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
