@@ -188,3 +188,28 @@ def test_a_command_says_what_its_csv_does_not_hold(call, tmp_path):
     assert code == 0
     assert err.startswith("warning: a CSV does not hold the slot durations and weight rule of pipe")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["-T", "F=1e-400,B=1"],
+        ["-T", "F=1,B=1", "--comm", "0.001E-999us"],
+        ["-T", "F=1,B=1", "--pair-factor", "1e-400"],
+        ["-T", "F=1,B=1", "--scale", "F*1e-400"],
+        ["-C", "costs.json"],
+        ["-C", "costs.csv"],
+    ],
+)
+def test_numbers_too_small_for_a_float_are_not_zero(line, mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "costs.json").write_text('{"unit": "seconds", "F": [1e-400, 1], "B": 1}')
+    (tmp_path / "costs.csv").write_text("stage,F_ms,B_ms\n0,1e-400,2\n1,1,2\n")
+    message = mistake("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, *line)
+    assert "e-400" in message or "E-999" in message
+
+
+@pytest.mark.parametrize("zero", ["0", "0.0", "0e-400", "0.000E9", "-0"])
+def test_zeros_are_numbers(zero, answer):
+    result = answer("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "-T", f"F={zero},B=1")
+    assert result["makespan"] == 5

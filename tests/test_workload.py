@@ -457,3 +457,15 @@ def test_microbatches_divide_the_minibatch():
         pj.stage_costs(workload, pj.load_system("h100"), TABLE)
     with pytest.raises(ValueError, match="unknown recompute 'some'"):
         layer_flop(workload.model, 1, "some")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+def test_numbers_of_numpy_are_numbers(kind):
+    fields = {"overlap": kind(0.5), "weight_share": kind(0.25), "stragglers": {0: kind(2)}}
+    workload = pj.Workload(pj.load_model("gpt-22b"), np.int32(8), zero=np.uint8(1), **fields)
+    assert workload == pj.Workload(
+        *(pj.load_model("gpt-22b"), 8), zero=1, overlap=0.5, weight_share=0.25, stragglers={0: 2.0}
+    )
+    for wrong in (np.bool_(True), kind(np.inf), kind(-1)):
+        with pytest.raises(ValueError, match="overlap must be a number from 0 to 1"):
+            pj.Workload(pj.load_model("gpt-22b"), 8, overlap=wrong)

@@ -116,17 +116,8 @@ def are_positive(values: Any, count: int) -> bool:
         isinstance(values, Sequence | np.ndarray)
         and not (isinstance(values, str) or is_masked(values))
         and len(values) == count
-        and all(map(_is_positive, values))
+        and all(is_number(value) and value > 0 for value in values)
     )
-
-
-def _is_positive(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        return False
-    try:
-        return 0 < float(value) < math.inf
-    except OverflowError:  # a whole number beyond every float
-        return False
 
 
 def as_floats(value: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -142,10 +133,10 @@ def as_floats(value: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 def is_number(value: Any, *, least: float = 0.0) -> bool:
     """Return whether a value is a finite number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return False
     try:
-        return math.isfinite(value) and value >= least
+        return bool(math.isfinite(value) and value >= least)
     except OverflowError:  # a whole number beyond every float
         return False
 

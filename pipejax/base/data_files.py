@@ -70,7 +70,7 @@ def parse_json(text: str) -> Any:
         return section
 
     try:
-        return json.loads(text, object_pairs_hook=to_dict)
+        return json.loads(text, object_pairs_hook=to_dict, parse_float=exact_float)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -94,7 +94,10 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file."""
     import tomllib  # few commands need it
 
-    data: dict[str, Any] = _load(path, tomllib.loads, "TOML")
+    def parse(text: str) -> Any:
+        return tomllib.loads(text, parse_float=exact_float)
+
+    data: dict[str, Any] = _load(path, parse, "TOML")
     return data
 
 
@@ -112,6 +115,14 @@ def to_si(value: float, factor: float) -> float:
     return value / round(1 / factor) if factor < 1 else value * factor
 
 
+def exact_float(text: str) -> float:
+    """Read a number; refuse one that is too small for a float, such as 1e-400."""
+    value = float(text)
+    if not value and not {*text.lower().partition("e")[0]}.isdisjoint("123456789"):
+        raise ValueError(f"{text} is too small for a float: the least above 0 is 5e-324")
+    return value
+
+
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
     """Read a number with a unit behind it, such as "40us", "80GiB" or "100GB/s", in SI units."""
     value, unit = _split(text.replace("\u03bc", "\u00b5"))  # a Greek letter, the sign of micro
@@ -124,11 +135,12 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
             raise ValueError(f"{where} {text!r}: {reason}")
         raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
     try:
-        return to_si(number(float(value) if is_plain(value) else None, where), units[unit])
+        amount = number(parse_float(value), where)
     except ValueError:
         raise ValueError(
             f"{where} must be a number of at least 0 before {unit}, got {text!r}"
         ) from None
+    return to_si(amount, units[unit])
 
 
 def parse_ratio(text: str) -> float:
@@ -140,9 +152,10 @@ def parse_ratio(text: str) -> float:
 def parse_float(text: str) -> float:
     """Read a number; NaN, which fails every check of a range, for any other text."""
     try:
-        return float(text) if is_plain(text) else math.nan
+        float(text)
     except ValueError:
         return math.nan
+    return exact_float(text) if is_plain(text) else math.nan
 
 
 def is_plain(text: str) -> bool:

@@ -19,7 +19,7 @@ from pipejax.base.checks import (
     share,
     whole_number,
 )
-from pipejax.base.data_files import UNITS, read_lines, to_si
+from pipejax.base.data_files import UNITS, parse_float, read_lines, to_si
 from pipejax.base.display import abbreviated
 
 NEEDED: Any = object()  # default of a field that each file must give
@@ -185,7 +185,7 @@ def read_cell(kind: FieldKind, text: str, where: str) -> Any:
     if text.isascii() and text.isdigit():
         return kind.read(int(text), where)
     try:
-        return kind.read(float(text), where)
+        return kind.read(parse_float(text), where)
     except ValueError:
         return kind.read(text, where)  # an error shows the text as it is written
 

@@ -16,7 +16,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.data_files import is_plain, parse_float, parse_ratio, read_quantity
+from pipejax.base.data_files import exact_float, is_plain, parse_float, parse_ratio, read_quantity
 from pipejax.base.progress import Notice
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
@@ -222,9 +222,10 @@ def _read_whole(_: Any, tokens: Any) -> int:
 def _read_number(_: Any, tokens: Any) -> float:
     text = tokens[0].value
     try:
-        return float(text if is_plain(text) else "")
+        float(text if is_plain(text) else "")
     except ValueError:
         raise ValueError(f"must be a number in digits 0 to 9, got {text!r}") from None
+    return exact_float(text)
 
 
 # cyclopts itself takes 4.5 for 4, 0x10 for 16, and none for a number that is not there
