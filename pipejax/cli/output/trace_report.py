@@ -99,6 +99,10 @@ def first_remedy(analysis: "pj.results.Analysis", command: str) -> list[dict[str
     ]
 
 
+# beginnings of sentences on a unit that no file states, new numbers, and signs of two jobs
+DOUBTS = "unit of times", "replicas do not", "microbatches are"
+
+
 def trace_view(
     analysis: "pj.results.Analysis",
     result: Mapping[str, Any],
@@ -112,15 +116,17 @@ def trace_view(
     finding, rows = analysis.finding, result["remedies"]
     if advice is None:
         yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
+        yield from _notes(analysis, "a step takes")
         yield from _replay_help(analysis)
         yield from _budget(analysis.pipelines.trace.budgets)
         yield _heading(analysis, result)
-        yield from _doubts(analysis)
+        yield from _notes(analysis, *DOUBTS)
         return
     if finding is None:
         yield plain(f"{seconds(step)} per step; {first_fault(advice, step)}")
     else:
         yield plain(_suspect_text(analysis, finding))
+    yield from _notes(analysis, "a step takes")
     # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
     advised = named = rows[len(rows) - len(advice.remedies) :]
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
@@ -157,14 +163,13 @@ def trace_view(
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step)
     yield _heading(analysis, result)
-    yield from _doubts(analysis)
+    yield from _notes(analysis, *DOUBTS)
 
 
-def _doubts(analysis: "pj.results.Analysis") -> Iterator[object]:
-    """Yield the unit of times, if no file states it, new numbers, and signs of two jobs."""
-    for text in analysis.pipelines.trace.inferred:
-        if text.startswith(("unit of times", "replicas do not", "microbatches are")):
-            yield plain(text)
+def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object]:
+    """Yield the sentences of the reader that begin so."""
+    texts = analysis.pipelines.trace.inferred
+    yield from (plain(text) for text in texts if text.startswith(beginnings))
 
 
 def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect") -> str:

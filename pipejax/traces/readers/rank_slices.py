@@ -29,6 +29,7 @@ from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 _NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
+REST = 0.01  # share of a pipeline from which the rest of its step is stated
 BY_MARKS = "they lie outside the marks of steps"
 BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
 
@@ -285,6 +286,9 @@ def join_ranks(
         columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
         sizes_of_run = sizes._replace(workers=workers)
         trace = finish_trace(columns, phases, sizes_of_run, left_out, (*inferred, *notes))
+        trace = dataclasses.replace(
+            trace, inferred=(*trace.inferred, *_rest_of_steps(trace, merged))
+        )
         budgets = _budget_steps(trace, merged, places, origin)
         ranks = {place: rows.rank * stride for place, rows in zip(places, merged, strict=True)}
         return dataclasses.replace(trace, budgets=(*budgets,), ranks=ranks)
@@ -299,6 +303,23 @@ def join_ranks(
         _, _, num_workers = stated_places[0]
         return build(places, num_workers)
     return place_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
+
+
+def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
+    """Yield how long marked steps are, if their ops span less."""
+    is_op = trace.has_phase(OPS)
+    spans = {}  # of the ops of each step [s]
+    for step in np.unique(trace.step[is_op]).tolist():
+        ops = is_op & (trace.step == step)
+        spans[step] = trace.end[ops].max() - trace.start[ops].min()
+    marks = [mark for rows in ranks for mark in rows.marks if mark[0] in spans]
+    pairs = [((end - start) * _MICROSECOND, spans[step]) for step, start, end in marks]
+    if pairs and (times := np.median(pairs, axis=0))[0] > (1 + REST) * times[1]:
+        marked, span = times.tolist()
+        yield (
+            f"a step takes {marked:.3g} s by its mark: the pipeline takes {span:.3g} s of it, and "
+            f"the other {marked - span:.3g} s, before and after its ops, are not in times per step"
+        )
 
 
 def _have_replicas(ranks: Mapping[int, Rows], cells: Sequence[Cell]) -> bool:
