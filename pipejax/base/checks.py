@@ -181,7 +181,7 @@ def match_name(value: Any, valid_names: Collection[Any]) -> Any:
 def unknown(
     kind: str, value: Any, valid_names: Collection[Any], more: str = ""
 ) -> UnknownNameError:
-    """Build the error about an unknown name; it lists valid names and the nearest name."""
+    """Build the error about an unknown name; it lists valid names, `more` and the nearest name."""
     listed = ", ".join(map(_quote_empty, valid_names)) or "none"
     text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, valid_names)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
@@ -199,7 +199,10 @@ SYNONYMS = {"gpus": "accelerators", "devices": "accelerators", "ranks": "acceler
 
 
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
-    """Return a question that suggests names with the same first word, or a similar name."""
+    """Return a question for the end of an error, "; did you mean x?", or "" if no name is similar.
+
+    It suggests names with the same first word, or else one or two similar ones.
+    """
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
     if SYNONYMS.get(word) in lower_names:

@@ -36,10 +36,11 @@ class _Compilations:
         self.steps: list[tuple[float, float]] = []
 
     def listen(self, event: str, duration_secs: float, **_: Any) -> None:
-        """Record a compilation event of JAX; drop compiled programs if there are too many."""
+        """Record a compilation step that ended now; drop programs if there are too many."""
         if event.startswith(_COMPILE):
             begin = time.perf_counter() - duration_secs
-            while self.steps and self.steps[-1][0] >= begin:  # a trace contains inner steps
+            # a trace contains steps that ended before it: count only the trace
+            while self.steps and self.steps[-1][0] >= begin:
                 self.steps.pop()
             self.steps.append((begin, duration_secs))
         if event == _COMPILED:
@@ -82,7 +83,7 @@ def _count_maps(maps_file: Path = Path("/proc/self/maps")) -> int | None:
 
 
 def cpu_options(**options: int | bool) -> Options:
-    """Drop XLA options that this backend lacks or XLA_FLAGS sets; the rest suits `jax.jit`."""
+    """Return those XLA options that `jax.jit` takes on this backend, and XLA_FLAGS does not set."""
     if jax.default_backend() != "cpu":
         return {}
     flags = os.environ.get("XLA_FLAGS", "")

@@ -34,7 +34,7 @@ def si_number(value: str, unit: str, where: str) -> float | None:
 
 
 def share_number(value: str, where: str) -> float:
-    """Read a share from 0 to 1, or with % a hundredth of one; NaN for any other text."""
+    """Read a share: a number from 0 to 1, or a percentage with %; NaN for any other text."""
     number = parse_ratio(value)
     if number > 1:
         hint = f"give it as {number / 100:g} or {number:g}%" if number <= 100 else "give it as 10%"
@@ -43,7 +43,10 @@ def share_number(value: str, where: str) -> float:
 
 
 def compare(values: Any, sign: str, number: float, equal: Any = None) -> Any:
-    """Return whether a number, or each of an array, meets a condition; equal within rounding."""
+    """Return whether values, a number or an array, meet a condition such as ("<=", 0.75).
+
+    Values within rounding of the number are equal to it; `equal` overrides where they are.
+    """
     if equal is None:
         equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)
     if sign in ("=", "!="):

@@ -70,7 +70,11 @@ class ResultDict(dict[str, Any]):
 
 
 def facts(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the facts of a record, a named tuple or a dataclass, as names and values."""
+    """Yield names and values of the facts of a record: those listed, or else all but defaults.
+
+    A record without a list of facts yields its first field and all fields that differ from their
+    defaults.
+    """
     if record._facts:
         yield from ((name, getattr(record, name)) for name in record._facts)
         return
@@ -210,13 +214,13 @@ def _value(value: Any) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    """Render a mapping's entries; if there are too many numbers, only the largest."""
-    entries = [*value.items()]
-    is_numeric = all(isinstance(number, float | int) for _, number in entries)
-    if len(entries) > MAX_ENTRIES and is_numeric:
-        entries.sort(key=lambda entry: -abs(entry[1]))
-    texts = (f"{name}: {_entry_text(entry)}" for name, entry in entries[:MAX_ENTRIES])
-    return _lines(texts, len(entries))
+    """Render a mapping's entries; if there are too many numbers, those of largest magnitude."""
+    names = [*value]
+    is_numeric = all(isinstance(number, float | int) for number in value.values())
+    if len(names) > MAX_ENTRIES and is_numeric:
+        names.sort(key=lambda name: -abs(value[name]))
+    texts = (f"{name}: {_entry_text(value[name])}" for name in names[:MAX_ENTRIES])
+    return _lines(texts, len(names))
 
 
 def _entry_text(value: Any) -> str:

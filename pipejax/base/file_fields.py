@@ -131,23 +131,26 @@ def unit_factors(name: str, dimension: str) -> dict[str, float]:
 
 
 def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None:
-    """Refuse a value that is not an object, or that has other keys than its fields."""
+    """Refuse a value that is not an object, or that has other keys than its fields.
+
+    `where` names the object in errors, and `what` a key: "key" or "column".
+    """
     keys = [key for name in fields for key in unit_factors(name, fields[name].dimension)]
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object with the keys {', '.join(keys)}")
-    for key in data:
-        if key in keys:
-            continue
-        quantities = [name for name in fields if fields[name].dimension]
-        matches = [name for name in quantities if f"{key}_".startswith(f"{name}_")]
-        if matches:
-            name = max(matches, key=len)
-            units = ", ".join(unit_factors(name, fields[name].dimension))
-            state = f"{what} {key!r} has no unit" if key == name else f"unknown {what} {key!r}"
-            raise ValueError(f"{where}: {state}: expected {units}")
-        more = f", quantities with a unit, as {quantities[0]}_.." if quantities else ""
-        listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
-        raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
+    key = next((key for key in data if key not in keys), None)
+    if key is None:
+        return
+    quantities = [name for name in fields if fields[name].dimension]
+    matches = [name for name in quantities if f"{key}_".startswith(f"{name}_")]
+    if matches:  # bandwidth, or bandwidth_XB_per_s
+        name = max(matches, key=len)
+        units = ", ".join(unit_factors(name, fields[name].dimension))
+        state = f"{what} {key!r} has no unit" if key == name else f"unknown {what} {key!r}"
+        raise ValueError(f"{where}: {state}: expected {units}")
+    more = f", quantities with a unit, as {quantities[0]}_.." if quantities else ""
+    listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
+    raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
 
 
 def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dict[str, Any]:
@@ -193,10 +196,10 @@ def read_cell(kind: FieldKind, text: str, where: str) -> Any:
 def read_cells(
     path: Path, fields: Fields, read: Callable[[int, dict[str, Any]], Record]
 ) -> list[Record]:
-    """Apply `read` to each row of a CSV file: to its number, from 1, and its non-empty cells.
+    """Read the rows of a CSV file with a header; return the results of `read`, one for each row.
 
-    The file has a header. Cells come as values by field, quantities in SI units. An error of a row
-    names file and row.
+    `read` gets the number of the row, from 1, and the values of its non-empty cells by field, in SI
+    units. An error of a row names file and row.
     """
     header, *rows = read_lines(path)
     columns = check_header(path, header, fields)
@@ -223,6 +226,7 @@ def check_header(
     path: Path, header: Collection[str], fields: Fields
 ) -> dict[str, tuple[str, float]]:
     """Check a CSV file's columns; return each column's field and the factor of its unit."""
+    # columns stage and F_ms -> {"stage": ("stage", 1.0), "F_ms": ("F", 0.001)}
     check_keys(dict.fromkeys(header), fields, str(path), "column")
     columns: dict[str, tuple[str, float]] = {}
     for name, field in fields.items():
@@ -247,7 +251,7 @@ def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, A
     """Return the JSON Schema of an object with given fields; `meanings` describe the fields."""
     properties: dict[str, Any] = {}
     required: list[str] = []
-    choices: list[Any] = []  # of units
+    choices: list[Any] = []  # for each required quantity: exactly one of its keys with a unit
     for name, field in fields.items():
         keys = [*unit_factors(name, field.dimension)]
         entry = _kind_schema(field.kind, meanings)

@@ -37,7 +37,7 @@ def own_version() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Return the facts about its origin that are stored with a result, such as the version."""
+    """Return versions, commit and code hash, which are stored with a result as its origin."""
     from importlib.metadata import version
 
     return {
@@ -164,7 +164,7 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Put `path` into each OSError of the block that names no file, or names a draft."""
+    """Make each OSError of the block name `path`, if it names no file or a draft."""
     try:
         yield
     except OSError as error:

@@ -30,7 +30,11 @@ EdgeEnds = Int[NumpyArray, " edges"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Return edges sorted by head, their columns in a predecessor table, and its shape."""
+    """Place edges in a table of predecessors, with a row for each node.
+
+    Returns the edges sorted by head (the node that they lead to), their columns in the table, and
+    the shape of the table.
+    """
     edge_order = np.argsort(head, kind="stable")
     counts = np.bincount(head, minlength=num_nodes)
     offsets = np.cumsum(counts) - counts  # number of edges into all heads before
@@ -89,7 +93,7 @@ def run_edges(
 
 
 def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, Times]:
-    """Return start and finish times (nodes), computed in waves of independent nodes."""
+    """Return start and finish times (nodes), computed in waves of independent nodes (`_waves`)."""
     start = np.zeros(len(duration) + 1)  # the last entry collects the padding of `_waves`
     finish = np.zeros(len(duration))
     for wave, successors in _waves(len(duration), tail, head):
@@ -119,8 +123,9 @@ def longest_paths_of_many(
 ) -> tuple[NumpyArray, NumpyArray]:
     """Return the longest path's length (runs), and how often each cost is on it (costs, runs).
 
-    Durations and lags are rows of `costs` (costs, runs), whose row 0 is 0. Whole numbers are added
-    exactly. At a tie, the path takes the first sink and the first predecessor.
+    `costs` is (costs, runs), with a row 0 of zeros; `duration_index` and `lag_index` are the rows
+    with the durations of nodes and the lags of edges. Whole numbers are added exactly. At a tie,
+    the path takes the first sink and the first predecessor.
     """
     if costs.shape[1] <= FEW_RUNS:
         return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
@@ -142,7 +147,8 @@ def longest_paths_of_many(
     sinks = np.setdiff1d(np.arange(num_nodes), preds)
     node = sinks[finish[sinks].argmax(axis=0)]
     runs = np.arange(num_runs)
-    length, positions = finish[node, runs], [runs]  # of costs on the paths, in the raveled matrix
+    length = finish[node, runs]
+    positions = [runs]  # of costs on the paths, in the raveled matrix (costs, runs)
     while node.any():  # all runs walk back at once; the source waits for itself at no cost
         edge = node * width + choice.take(node * num_runs + runs)
         positions += [
@@ -176,7 +182,10 @@ def _longest_paths_one_by_one(
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:
-    """Return whether each node and edge is on the longest path; at a tie, to the first sink."""
+    """Return masks of the nodes and of the edges on the longest path; at a tie, to the first sink.
+
+    `preds` are (nodes, max_preds), as `lag`; the second mask has the same shape.
+    """
     on_path, edge_on_path = np.zeros(len(finish), bool), np.zeros(preds.shape, bool)
     has_successor = np.zeros(len(finish), bool)
     has_successor[preds] = True

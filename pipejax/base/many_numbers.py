@@ -1,13 +1,14 @@
 """Arrays of a batch of configurations with their derivatives, in NumPy: nothing is compiled.
 
 `Many` evaluates a function as `jax.vmap` and `jax.jvp` would, while the function runs. Every
-configuration gets the same bits as it would get alone. An array that all configurations share is
-computed once, and has slopes only for the inputs that it depends on: a price is a few thousand
-operations, of which a batch of systems changes few.
+configuration gets the same bits as it would get alone. Slopes are derivatives by named inputs. An
+array that all configurations share is computed once, and has slopes only for the inputs that it
+depends on: costs are a few thousand operations, of which a batch of systems changes few.
 
 `array_functions` of costs calls `FUNCTIONS` for these arrays; the class has the operators.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -210,8 +211,11 @@ def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
 def _binary(
     function: Function, first: Any, second: Any, slope_rule: Any, min_ndim: int = 0
 ) -> Many:
-    """Apply a function to two arrays that broadcast; sum the slopes by the chain rule."""
-    # `slope_rule` maps both values and the result, a, b and c, to the derivatives by a and by b.
+    """Apply a function to two arrays that broadcast; sum the derivatives by the chain rule.
+
+    `slope_rule` maps the two values and the result, a, b and c, to the derivatives of c by a and by
+    b. The arrays of one configuration get at least `min_ndim` axes.
+    """
     operands = first, second = _to_many(first), _to_many(second)
     if not (first.slopes or second.slopes) and first.value.ndim == second.value.ndim > min_ndim:
         return Many(np.asarray(function(first.value, second.value)))  # for speed
@@ -233,7 +237,7 @@ def _binary(
 
 
 def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Any:
-    """Make an elementwise function; `derivative` takes the value and the result."""
+    """Make a function of `Many` from an elementwise one; `derivative` takes value and result."""
 
     def apply(many: Many) -> Many:
         value = function(many.value)
@@ -246,7 +250,7 @@ def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]
 
 
 def _where(condition: Any, first: Any, second: Any) -> Many:
-    """Select entries as `numpy.where`; slopes come from the selected operand."""
+    """Select entries as `numpy.where`; derivatives are those of the selected operand."""
     condition = _to_many(condition)
     ndim = max(condition.ndim, np.ndim(first), np.ndim(second))
     is_first = _pad_axes(condition.value, 1, ndim)
@@ -303,18 +307,19 @@ def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
 
 
 def _split(many: Many, ends: Sequence[int]) -> list[Many]:
-    """Split along the first axis; a piece that all configurations share is stored once."""
-    pieces = [many[low:high] for low, high in zip([0, *ends], [*ends, len(many)], strict=True)]
-    return [
-        Many(
-            _drop_equal_rows(piece.value),
-            {name: _drop_equal_rows(slope) for name, slope in piece.slopes.items() if slope.any()},
-        )
-        for piece in pieces
-    ]
+    """Split along the first axis at `ends`; store a piece that all configurations share once."""
+    pieces = []
+    for low, high in itertools.pairwise((0, *ends, len(many))):
+        piece = many[low:high]
+        slopes = {
+            name: _drop_equal_rows(slope) for name, slope in piece.slopes.items() if slope.any()
+        }
+        pieces.append(Many(_drop_equal_rows(piece.value), slopes))
+    return pieces
 
 
 def _drop_equal_rows(array: NumpyArray) -> NumpyArray:
+    """Return one row of the batch if all are equal."""
     return array[:1] if len(array) > 1 and (array == array[:1]).all() else array
 
 

@@ -47,12 +47,12 @@ def cell(name: str, value: Any, scale: Scale) -> str:
 
 
 def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
-    """Write a set of an axis's values; "any" if it holds all `count` values of the axis."""
+    """Write some values of an axis, as "1 to 5" or "a, b"; "any" for all its `count` values."""
     if len(values) == count:
         return "any"
     cells = [cell(name, value, scale) for value in values]
-    is_row = isinstance(values[0], float) and len(values) > 2
-    return f"{cells[0]} to {cells[-1]}" if is_row else ", ".join(cells)
+    is_range = isinstance(values[0], float) and len(values) > 2
+    return f"{cells[0]} to {cells[-1]}" if is_range else ", ".join(cells)
 
 
 def named(units: Mapping[str, str], name: str, value: Any) -> str:

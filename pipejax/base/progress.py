@@ -33,9 +33,9 @@ def to_nobody(done: float, total: float | None, text: str) -> None:
 
 @contextlib.contextmanager
 def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield the receiver of progress reports: the caller's function, a notebook's bar, or None.
+    """Yield the function that takes progress reports: the caller's, or a notebook's bar.
 
-    `what` names the work in the bar.
+    Elsewhere reports are ignored. `what` names the work in the bar.
     """
     if on_progress is not None:
         if not callable(on_progress):
@@ -142,9 +142,13 @@ def merge_progress(
 ) -> Generator[News, None, None]:
     """Run each job in a thread, and yield the jobs' reports of progress until all have ended.
 
-    A job takes a function that reports one piece of news, and waits until the caller has used it:
-    so the work does not depend on the caller's speed. An error of a job is raised here. When the
-    iterator is closed, `stop` is called repeatedly until the jobs have ended.
+    Args:
+      jobs: each takes a function that it calls with a report; the function returns when the caller
+        has used the report. So the work does not depend on the caller's speed.
+      stop: called repeatedly, when the iterator is closed, until the jobs have ended.
+
+    Raises:
+      BaseException: the error of a job.
     """
     reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
     reports, is_closed = queue.SimpleQueue(), threading.Event()
