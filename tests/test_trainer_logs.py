@@ -370,3 +370,22 @@ def test_memory_of_a_bare_log_is_that_of_the_fullest_rank(text, memory, tmp_path
 def test_a_log_in_utf_16_is_read(tmp_path, answer):
     lines = "\n".join(BARE.format(step, "4000.0") for step in (1, 2, 3))
     assert read_log(tmp_path / "a.log", lines, COLUMNS, answer, "utf-16")[:2] == (4.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *(("Megatron", text) for text in ("4000,5", "4.000,5", "4 000.5", "4_000.5", "4'000.5")),
+        *(("MaxText", text) for text in ("4,05", "8,0", "1,23,456.0", "4.05.1")),
+        *(("torchtitan", text) for text in ("2048,5", "2\u202f048", "2.048G")),
+        ("NeMo", "12,5"),
+        ("Hugging Face's Trainer", "0,25"),
+    ],
+)
+def test_numbers_of_other_languages_are_refused(name, number, tmp_path, mistake):
+    text, _, more, *_ = LOGS[name]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(text.format(step, number) for step in (1, 2, 3)))
+    options = "--model", "llama3-8b", "--columns", COLUMNS + more, "--out", tmp_path / "rows.csv"
+    message = mistake("init", "rows", "--from", path, *options)
+    assert f"a line of {name} has {number!r}: numbers are read as 1234.5" in message

@@ -18,8 +18,12 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_NUMBER = r"(nan|inf|\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d+)?[KMB]?)"
-_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9}
+# a number as any language writes it, with its unit; and the numbers that are read
+_NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
+_READABLE = re.compile(
+    r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:[eE][+-]?\d+)?)([kKMB]?)", re.ASCII
+)
+_FACTORS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times that a mean should not hide
 MAX_BIAS = 0.02  # of a mean by single odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
@@ -41,14 +45,23 @@ class Trainer(NamedTuple):
     def read(self, line: str) -> dict[str, float]:
         """Read a log line's quantities by name, such as seconds; empty if it is no iteration."""
         quantities: dict[str, float] = {}
+        unreadable = ""
         for name, mark in self.marks.items():
-            if match := re.search(mark + r"\s*" + _NUMBER, line):
-                text = match[1].replace(",", "")
-                factor = _FACTORS.get(text[-1:], 1.0)
-                quantities[name] = float(text.rstrip("KMB")) * factor
+            if match := re.search(mark + _NUMBER, line):
+                if (number := _READABLE.fullmatch(match[1])) is None:
+                    unreadable, quantities[name] = match[1], math.nan
+                else:
+                    quantities[name] = float(number[1].replace(",", "")) * _FACTORS[number[2]]
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
-        return quantities if quantities.keys() - {"batch", "step", "runtime"} else {}
+        if not quantities.keys() - {"batch", "step", "runtime"}:
+            return {}
+        if unreadable:
+            raise ValueError(
+                f"a line of {self.name} has {unreadable!r}: numbers are read as 1234.5, 1,234.5 or "
+                f"1.23K; the line is {line.strip()[:60]!r}"
+            )
+        return quantities
 
     def run_steps(self, text: str) -> int:
         """Return the number of steps of the run in a log; 0 if the log names none, or several."""
