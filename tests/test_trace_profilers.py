@@ -153,6 +153,28 @@ def test_a_slow_worker_is_named_in_files_of_other_profilers(profiler, planted, t
     assert seconds == pytest.approx(cost, rel=0.02)
 
 
+@pytest.mark.parametrize("mark", ["ProfilerStep#{}", "train", "iteration {}", None])
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.3), (0.25, 0.05), (0.0, 0.0)])
+def test_the_rest_of_a_marked_step_is_said(mark, before, after, planted, tmp_path, call):
+    slices = [op._replace(start=op.start + op.step, end=op.end + op.step) for op in planted[0]]
+    ranks = []
+    for rank, events in rank_events(slices, pytorch, mark):
+        for event in events:
+            if not event["name"].startswith("PP:"):
+                event["ts"] -= 1e6 * before
+                event["dur"] += 1e6 * (before + after)
+        ranks.append((rank, events))
+    in_files("rank{rank}.json")(tmp_path, ranks)
+    _, text, _ = call("trace", str(tmp_path), "--schedules", "1f1b")
+    _, line, *_ = text.splitlines()
+    assert line.startswith("a step takes ") == bool(mark and after)
+    if mark and after:
+        marked, pipeline, rest = map(float, re.findall(r"([\d.]+) s\b", line))
+        starts, ends = ([getattr(op, x) for op in slices if not op.step] for x in ("start", "end"))
+        assert pipeline == pytest.approx(max(ends) - min(starts), rel=0.01)
+        assert marked == pytest.approx(pipeline + rest, rel=0.01)
+
+
 def test_columns_of_another_recorder_and_json_lines(planted, tmp_path, call):
     slices, cost = planted
     rows = [
