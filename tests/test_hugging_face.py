@@ -84,6 +84,8 @@ def test_what_a_config_leaves_out_is_as_its_architecture_has_it(tmp_path):
     assert read(**qwen, use_sliding_window=True)[0]["windowed_layers"] == 8
     assert read(**SMALL["qwen3"])[0].get("head_width") is None  # 128 x 32 are the hidden units
     assert read(**LLAMA | {"num_key_value_heads": None})[0]["kv_heads"] == 64
+    rest = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert read(**rest)[0]["kv_heads"] == 64
     assert read(**LLAMA, tie_word_embeddings=True)[0]["tied_embeddings"] is True
     assert read(**SMALL["qwen2"])[0]["qkv_biases"] is True
     assert any("mtp_layers adds them" in note for note in read(**DEEPSEEK)[1])
@@ -112,6 +114,17 @@ def test_what_cannot_be_read_is_named(message, tmp_path, mistake):
     assert message in line
     assert line.startswith(f"error: --from {config}: ")
     assert set(ARCHITECTURES) >= {"llama", "mistral", "mixtral", "qwen2", "qwen3", "deepseek_v3"}
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN3, *SMALL.values()])
+def test_heads_of_keys_are_stated_where_the_default_is_another(config, tmp_path, mistake):
+    # without the key, transformers takes 8 (mixtral, mistral), 4 (qwen3_moe) or 32 (qwen2, qwen3)
+    rest = {key: value for key, value in config.items() if key != "num_key_value_heads"}
+    path = written(tmp_path / "config.json", rest)
+    line = mistake("init", "model", "--from", path, "--out", tmp_path / "out.json")
+    assert "num_key_value_heads is missing" in line
+    null = written(tmp_path / "null.json", rest | {"num_key_value_heads": None})
+    assert model_of_config(null)[0]["kv_heads"] == config["num_attention_heads"]
 
 
 GPT_OSS = sized(

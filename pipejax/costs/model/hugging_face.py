@@ -31,6 +31,7 @@ class Architecture(NamedTuple):
 
     experts: str = ""  # key of the number of routed experts; empty where MLPs are plain
     expert_hidden: str = "moe_intermediate_size"  # key of the width of one of them
+    equal_heads: bool = False  # default: keys and values have as many heads as queries
     head_width: int | None = None  # default; None where heads share the hidden units
     window: int | None = 0  # default; 0 for none, None where `use_sliding_window` decides
     window_period: int = 1  # of so many layers all but the last have the window
@@ -73,9 +74,10 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         "source": f"{Path(path).name} of Hugging Face, architecture {architecture}.",
         **{name: config.whole(key) for name, key in sizes.items()},
     }
-    content["kv_heads"] = content["heads"]
-    if not kind.latent and data.get("num_key_value_heads") is not None:
-        content["kv_heads"] = config.whole("num_key_value_heads")
+    # null stands for as many as queries have, and in some architectures so does a missing key
+    has_default = kind.latent or kind.equal_heads or "num_key_value_heads" in data
+    is_equal = kind.latent or (has_default and data.get("num_key_value_heads") is None)
+    content["kv_heads"] = content["heads"] if is_equal else config.whole("num_key_value_heads")
     biases = kind.biases == "all" or bool(data.get("mlp_bias"))
     content |= {
         "gated_mlp": True,
