@@ -141,6 +141,10 @@ GOOD = json.loads(to_json(pj.schedules.build("chimera", num_workers=2, num_micro
 BAD = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n\n", "the file is empty"),
+    "empty cells": (b",,,\n,,,\n", "no cell holds an op"),
+    "spaces": (b" , \n", "no cell holds an op"),
+    "quotes": (b'""\n', "no cell holds an op"),
+    "a comment": (b"# the table\n,,\n", "no cell holds an op"),
     "binary": (bytes(range(128, 256)), "not text"),
     "zeros": (b"0F0\0,0B0", "binary data"),
     "an image": (b"\x89PNG\r\n\x1a\n\0\0", "not text"),

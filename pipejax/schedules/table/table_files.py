@@ -299,6 +299,8 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
         warnings.warn(f"{name}: {note}", ReadingNotice, stacklevel=3)
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
+    if not rows:
+        raise ScheduleError("this is not a table: no cell holds an op")
     if repair is not None:
         repaired_rows = repair_last_rank(rows) or rows
         message = f"{repair}: {list_changes(rows, repaired_rows) or 'nothing to repair'}"
