@@ -124,7 +124,10 @@ class AnytimeSearch:
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
         if self.is_answered:
             return
-        for table in self.store.similar_tables(self.problem):
+        tables, bound = self.store.similar(self.problem)
+        if bound > self.bound:
+            self.bound, self.bound_by = bound, "solver"
+        for table in tables:
             self._accept_table("neighbour", table)
 
     def _save(self) -> None:

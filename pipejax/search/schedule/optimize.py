@@ -55,7 +55,7 @@ def optimize(
         one thread the answer is deterministic, unless the time ends first.
       num_threads: threads of the solver; default: one per processor, or one if effort is set.
       store: store of solved problems, or its folder. A stored problem is answered at once; others
-        start with the plans of similar problems. None stores nothing.
+        start with the plans and bounds of similar problems. None stores nothing.
       on_progress: called at every solution with the seconds so far, the limit of time or effort,
         and makespan and gap as a text; default: a bar in notebooks.
       on_best: called with every solution that is shorter or has a better bound.

@@ -2,15 +2,19 @@
 
 A file is a certificate. A run checks its schedule. Its bound counts only for the versions of the
 code that proved it; a checksum detects damage.
-A plan is an order of ops, so it also runs in another problem of the same shape.
+A plan is an order of ops, so it also runs in another problem of the same shape. If problem A
+differs from problem B in its times alone, and none of them is above s times that of B, then the
+best schedule of A takes at most s times as long as that of B: a bound of A, over s, is one of B.
 """
 
 import dataclasses
 import functools
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, table_objective, to_plan
-from pipejax.search.schedule.problem import NAMES, Problem
+from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
 
 MAX_READ = 20  # problems of one shape that are read, the newest first
 PRICES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by key
@@ -187,14 +191,16 @@ class SolvedProblems:
         except OSError as error:
             self._warn(self.path, error.strerror or str(error))
 
-    def similar_tables(self, problem: Problem) -> list[ScheduleTable]:
-        """Return the tables of other problems of this shape that keep the limits of this one."""
+    def similar(self, problem: Problem) -> tuple[list[ScheduleTable], int]:
+        """Return the tables that keep the limits, and a bound [units] or 0, of similar problems."""
         path = self._file(problem)
         others = [other for other in path.parent.glob(f"{problem.shape}-*.json") if other != path]
         newest = sorted(others, key=lambda other: (_time(other), other.name), reverse=True)
         entries = [entry for other in newest[:MAX_READ] if (entry := self._read(other))]
+        bounds = [scaled_bound(entry.problem, entry.proven_bound, problem) for entry in entries]
         tables = [entry.table for entry in entries]
-        return [table for table in tables if not broken_limit(problem, to_plan(problem, table))]
+        legal = [table for table in tables if not broken_limit(problem, to_plan(problem, table))]
+        return legal, max(bounds, default=0)
 
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"
@@ -228,3 +234,25 @@ def _time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def scaled_bound(other: Problem, bound: int, problem: Problem) -> int:
+    """Return a bound of a problem from that of another one that differs in its times; 0 if none."""
+    # If no time of `other` is above 3 times that of `problem`, its bound 60 gives the bound 20.
+    both = problem, other
+    names = [
+        name
+        for name in (*TIMES, *HOST_TIMES)
+        if all(getattr(source, name) is not None for source in both)
+    ]
+    fields = {field.name for field in dataclasses.fields(Problem)} - {*names, "unit", "exact"}
+    if any(not np.array_equal(getattr(other, name), getattr(problem, name)) for name in fields):
+        return 0
+    times, other_times = (
+        np.concatenate([np.ravel(getattr(source, name)) for name in names]).tolist()
+        for source in both
+    )
+    pairs = [pair for pair in zip(other_times, times, strict=True) if any(pair)]
+    if any(time == 0 for _, time in pairs):
+        return 0
+    return math.ceil(bound / max((Fraction(*pair) for pair in pairs), default=Fraction(1)))
