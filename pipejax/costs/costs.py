@@ -367,8 +367,8 @@ def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
     """Replace costs by name: a field of `Costs`, or the cost of a custom kind of op."""
     fields = {name: value for name, value in leaves.items() if name in FIELDS}
     custom = {name: value for name, value in leaves.items() if name not in FIELDS}
-    others = {**(costs.others or {}), **custom}
-    return dataclasses.replace(costs, **fields, others=others)
+    old_custom = {name: value for name, value in vars(costs).items() if name not in FIELDS}
+    return dataclasses.replace(costs, **fields, others={**old_custom, **custom})
 
 
 def required_phases(table: ScheduleTable) -> tuple[Phase, ...]:

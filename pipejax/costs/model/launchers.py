@@ -705,8 +705,8 @@ _FUNCTIONS = {
     ),
 }
 LAUNCHERS: Mapping[str, Launcher] = {
-    record["name"]: Launcher(**record, **_FUNCTIONS[record["name"]]._asdict())
-    for record in read_named("arguments", "launchers", "file")[0]["launchers"]
+    name: Launcher(name, **record, **_FUNCTIONS[name]._asdict())
+    for name, record in read_named("arguments", "launchers", "file")[0]["launchers"].items()
 }
 
 

@@ -1,15 +1,17 @@
 """Table of the fields of a workload, which Python, files and commands share.
 
-Who adds a field to `Workload` adds a line here: the checks of `Workload`, the options of the
-command line, the declaration of sweeps, the cells of measured rows and the request of a plan are
-made from it.
+The table is data, `costs/data/workload_fields.json`. Who adds a field to `Workload` adds it there:
+the checks of `Workload`, the options of the command line, the declaration of sweeps, the cells of
+measured rows and the request of a plan are made from it.
 """
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
+from pipejax.base.data_files import load_json
 from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
@@ -101,108 +103,16 @@ class WorkloadField(NamedTuple):
         return choice(self.names) if self.kind == "name" else kinds[self.kind]
 
 
-# in the order in which help lists them
+_NAMES = {
+    "dispatcher": DISPATCHERS,
+    "attention_precision": ("", *PRECISIONS),
+    "head_precision": ("", *PRECISIONS),
+    "precision": PRECISIONS,
+    "rank_order": RANK_ORDERS,
+}
+# in the order in which help lists them; fields without a head have no option of models, but come
+# with a stack, are options of any costs, or are for Python and sweeps alone
 WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
-    "tensor_parallel": WorkloadField(
-        "whole", "tensor parallelism: accelerators that split each product"
-    ),
-    "sequence_parallel": WorkloadField(
-        "flag", "sequence parallelism: split norms and messages too"
-    ),
-    "scatter_gather": WorkloadField(
-        "flag", "each accelerator of a worker sends a part of the message", in_plan=True
-    ),
-    "context_parallel": WorkloadField(
-        "whole", "context parallelism: accelerators that split a sequence"
-    ),
-    "expert_parallel": WorkloadField(
-        "whole", "expert parallelism: accelerators that share the experts"
-    ),
-    "expert_tensor_parallel": WorkloadField(
-        "whole",
-        "accelerators that split each expert",
-        "Default: as --tensor-parallel, as in Megatron-LM.",
-        least=0,
-    ),
-    "data_parallel": WorkloadField("whole", "replicas of the pipeline"),
-    "zero": WorkloadField(
-        "whole",
-        "ZeRO stage: tensors that the replicas split",
-        "Stages: 0 (none), 1 (optimizer state), 2 (gradients too), 3 (weights too).",
-        least=0,
-        largest=3,
-    ),
-    "overlap": WorkloadField(
-        "share",
-        "share of the exchange of gradients and weights hidden by compute",
-        "From 0 (none) to 1 (all that fits).",
-        in_plan=True,
-    ),
-    "tensor_overlap": WorkloadField(
-        "share",
-        "share of the exchange of tensor parallelism hidden by compute",
-        "From 0 (none) to 1 (all that fits beside the products of a backward).",
-        in_plan=True,
-    ),
-    "expert_overlap": WorkloadField(
-        "share",
-        "share of the exchange of experts hidden by compute",
-        "From 0 (none) to 1 (all that fits beside a layer of another microbatch).",
-        in_plan=True,
-    ),
-    # on the command line these come with a stack
-    "dispatcher": WorkloadField("name", names=DISPATCHERS, in_plan=True),
-    "contiguous_context": WorkloadField("flag", in_plan=True),
-    "graphs": WorkloadField("share", in_plan=True),
-    "optimizer_offload": WorkloadField("share", in_plan=True),
-    "attention_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
-    "head_precision": WorkloadField("name", names=("", *PRECISIONS), in_plan=True),
-    "wide_first": WorkloadField("whole", least=0, in_plan=True),
-    "wide_last": WorkloadField("whole", least=0, in_plan=True),
-    "recompute": WorkloadField(
-        "recompute",
-        "activations to recompute",
-        f"none, selective, full, {RECOMPUTE_FORMS}, or parts of layers joined by +: "
-        + ", ".join(MODULES)
-        + ".",
-    ),
-    # in Python and sweeps: block:N of recompute as a number of its own
-    "recompute_layers": WorkloadField("whole", least=0),
-    # on the command line an option of any costs
-    "recompute_again": WorkloadField("flag", in_plan=True),
-    # in Python and sweeps: fine-tuning
-    "frozen": WorkloadField("flag"),
-    "lora_rank": WorkloadField("whole", least=0),
-    "precision": WorkloadField(
-        "name",
-        "number format of matrix products",
-        "bf16, fp16, fp8, mxfp8 or nvfp4.",
-        names=PRECISIONS,
-        in_plan=True,
-    ),
-    "rank_order": WorkloadField(
-        "name",
-        "order of ranks: the first are neighbours",
-        "Either tp-cp-ep-dp-pp or tp-pp-dp.",
-        names=RANK_ORDERS,
-        in_plan=True,
-    ),
-    "embedding_units": WorkloadField(
-        "whole", "weight of the embedding, in layers, when layers are split", least=0
-    ),
-    "loss_units": WorkloadField(
-        "whole", "weight of head and loss, in layers, when layers are split", least=0
-    ),
-    "pipeline_layout": WorkloadField(
-        "text",
-        "layers of each stage, as E|(t|)*30ttL",
-        "E is the embedding, t a layer, m one for a further token (MTP), L head and loss, | ends a "
-        "stage, x*n and (..)*n repeat, as in Megatron; or lists of embedding, decoder, mtp, loss, "
-        "one for each stage, or for each rank and virtual stage.",
-        form="a text, as E|(t|)*30ttL, or a list of words for each stage",
-    ),
-    # on the command line these are options of any costs, with or without a model
-    "pair_factor": WorkloadField("number"),
-    "stragglers": WorkloadField("text", form="a text, as 3=1.2,5=2"),
-    "worker_places": WorkloadField("text", form="a text, as 0,4,1,5"),
+    name: WorkloadField(**record, names=_NAMES.get(name, ()))
+    for name, record in load_json(Path(__file__).parents[1] / "data/workload_fields.json").items()
 }

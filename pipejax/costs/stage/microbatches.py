@@ -75,7 +75,7 @@ class Packed(NamedTuple):
     @classmethod
     def from_lengths(cls, lengths: Lengths) -> "Packed":
         """Convert lengths: each is a number of tokens, or a list of packed sequence lengths."""
-        entries = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+        entries: list[Any] = lengths.tolist() if isinstance(lengths, np.ndarray) else [*lengths]
         if not entries:
             raise ValueError("there are no lengths")
         tokens, squares, is_packed = [], [], []

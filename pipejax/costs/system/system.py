@@ -98,10 +98,11 @@ BITS = (4, 8, 16)  # of operands
 
 def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
     """Check rows of evidence: three numbers for a regime, then errors of predictions [%]."""
-    rows = value if isinstance(value, list) else [None]
+    rows: list[Any] = value if isinstance(value, list) else [None]
     for row in rows:
-        is_row = isinstance(row, list) and len(row) > 3  # the third number is bits of operands
-        if not (is_row and row[2] in BITS and all(is_number(entry, least=-100) for entry in row)):
+        # the third number is bits of operands
+        is_row = isinstance(row, list) and len(row) > 3 and row[2] in BITS
+        if not is_row or not all(is_number(entry, least=-100) for entry in row):
             raise ValueError(
                 f"{where} must be rows of a regime and errors, as [0, 0, 16, -1.5], got {row!r}"
             )

@@ -152,7 +152,7 @@ def plan(
         software.on(machine),
         gpus,
         minibatch,
-        default_schedules if schedules is None else as_tuple(schedules),
+        as_tuple(default_schedules if schedules is None else schedules),
         {name: as_tuple(values) for name, values in (choices or {}).items()},
         Links.resolve(link),
         {name: defaults[name] for name in SHARED if name in defaults} | shared,
