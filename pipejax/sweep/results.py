@@ -28,13 +28,13 @@ _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as 
 class SweepResults(NamedTuple):
     """All points of a sweep in one flat order, in which the last axis varies fastest."""
 
-    axes: Mapping[str, NumpyArray]  # labels by axis, those of one value apart
-    fixed: Mapping[str, Any]  # what all points have in common, by axis
+    axes: Mapping[str, NumpyArray]  # labels by axis, without axes of a single value
+    fixed: Mapping[str, Any]  # the label of each axis of a single value
     units: Mapping[str, str]  # of axes and measures
     status: Int[NumpyArray, " points"]  # place in `STATUS`
     measures: Mapping[str, Float[NumpyArray, " points"]]  # by name, NaN where there is none
     bound_by: NumpyArray | None  # (points) name of the resource, if the sweep kept it
-    reasons: NumpyArray  # (points) why a point is illegal
+    reasons: NumpyArray  # (points) reason why a point is illegal, or ""
 
     def counts(self) -> dict[str, int]:
         """Return the number of points with each status, by status."""

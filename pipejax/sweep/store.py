@@ -54,12 +54,12 @@ class Variable(NamedTuple):
     """A variable of the dataset."""
 
     dtype: str  # of its values; "str" for text
-    fill: Any  # value where nothing is known
+    fill: Any  # value of points that are not evaluated
     unit: str  # of its values
-    meaning: str  # what it says
-    per_system: bool  # or for every schedule and workload
+    meaning: str  # its long name
+    per_system: bool  # whether it differs by system, not only by schedule and workload
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()  # further dimension and its labels, or none
-    flags: tuple[str, ...] = ()  # meanings of the numbers 0, 1,
+    flags: tuple[str, ...] = ()  # meanings of the values 0, 1, ..
 
     def places(self, sweep: Sweep) -> list[int]:
         """Return the positions of the variable's axes, without axes of a single value."""

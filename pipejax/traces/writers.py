@@ -15,7 +15,7 @@ from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.findings.analysis import Analysis
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.record import NONE, OPS, Trace
-from pipejax.traces.replaying.pipelines import is_second_of_pair
+from pipejax.traces.replaying.pipelines import PipelineOps
 from pipejax.traces.replaying.replay import Replay
 
 if TYPE_CHECKING:
@@ -110,26 +110,19 @@ def costs_text(replayed: Replay) -> str:
       [1.0, 1.5]
     """
     check_types(replayed=(replayed, Replay))
-    costs, recorded = measured_costs(replayed), _recorded_phases(replayed)
+    costs, pipelines = measured_costs(replayed), replayed.pipelines
+    ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
+    recorded = {name for name, _ in ops.by_kind()}  # phases outside fused pairs
     content: dict[str, Any] = {"unit": "seconds", "recorded": True}
     for letter in OPS:
         if letter in recorded:
             content[letter] = np.asarray(getattr(costs, PHASE_FIELDS[letter])).tolist()
     if costs.pair is not None:
         content["pair"] = np.asarray(costs.pair).tolist()
-    if replayed.pipelines.table.num_stages > 1:
+    if pipelines.table.num_stages > 1:
         forward, back = np.asarray(costs.transmit)[:, 0].tolist()
         content |= {"message": {"transmit": forward}, "message_back": {"transmit": back}}
     return json.dumps(content, indent=1)
-
-
-def _recorded_phases(replayed: Replay) -> set[str]:
-    """List the phases with an op that ran outside fused pairs."""
-    trace, pipelines = replayed.pipelines.trace, replayed.pipelines.pipelines
-    slices = np.concatenate([pipeline.slices for pipeline in pipelines])
-    is_second = is_second_of_pair(trace, slices)
-    alone = slices[~(is_second | np.append(is_second[1:], False))]
-    return {trace.phases[code] for code in np.unique(trace.phase[alone]).tolist()}
 
 
 MICROSECONDS = 1e6  # in a second; the unit of the Trace Event Format
@@ -187,7 +180,7 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
 
 
 def _name(what: str, name: str, place: Mapping[str, int]) -> dict[str, Any]:
-    """Return the Perfetto event that names a thread or a process."""
+    """Return the Perfetto event that names a thread or a process, which `place` identifies."""
     return {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
 
 

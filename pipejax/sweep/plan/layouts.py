@@ -120,6 +120,11 @@ class PlanRequest:
         parts = [parts for parts in LATENT_PARTS if not missing_parts(self.model, parts)]
         return tuple(dict.fromkeys((*RECOMPUTE, *self.choices.get("recompute", parts))))
 
+    @property
+    def edge_units(self) -> tuple[int, ...]:
+        """Return the allowed layers that embedding and head each count as."""
+        return self.choices.get("edge_units", EDGE_UNITS)
+
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
         """Return the values of an axis that the request allows."""
         choices = self.choices.get(axis)
@@ -238,7 +243,7 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
         (request.recomputations.index(recompute), zero, units)
         for recompute in request.allowed("recompute", _recomputations(request))
         for zero in request.allowed("zero", ZERO)
-        for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
+        for units in request.edge_units
     ]
     # every split with every option
     split_rows = np.repeat(np.array(splits, np.int64), len(options), axis=0)
@@ -360,8 +365,7 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
     Edge units are the layers that embedding and head each count as when layers are assigned.
     """
     repeated = np.zeros(len(rows), bool)
-    units = request.choices.get("edge_units", EDGE_UNITS)
-    if units != EDGE_UNITS:
+    if request.edge_units != EDGE_UNITS:
         return repeated
     for place, workers, stages in {*zip(*(column.tolist() for column in rows[:3]), strict=True)}:
         if workers * stages > request.model.layers:
@@ -384,8 +388,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
     Every stage gets at least a layer, an embedding or a head.
     """
     pipes = []
-    units = request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
-    num_layers = int(request.model.layers) + 2 * max(units, default=0)
+    num_layers = int(request.model.layers) + 2 * max(request.edge_units)
     for place, name in enumerate(request.schedules):
         for workers in request.allowed("pipeline", divisors(request.gpus)):
             limit = num_layers // workers

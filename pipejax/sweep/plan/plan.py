@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,9 @@ def plan(
         _check_memory(request, layouts, estimates)
         if stored_times is not None:
             estimates.step_time[:] = stored_times
-        saver = _Saver(request, layouts, estimates, tell, None if out is None else Path(out))
-        evaluator = Evaluator(request, layouts, estimates, saver.after_program)
+        store = None if out is None else Path(out)
+        after_program = _progress_saver(request, layouts, estimates, tell, store)
+        evaluator = Evaluator(request, layouts, estimates, after_program)
         if exhaustive:
             evaluator.evaluate_all()
         is_outside, rows, planned = _find_layouts(evaluator, 1 + runners_up)
@@ -213,31 +214,23 @@ def _stored_times(out: Path, request: PlanRequest, resume: bool, replace: bool) 
     return stored_step_times(out, request)
 
 
-class _Saver:
-    """Progress reports of the search, and regular writes of its state."""
+def _progress_saver(
+    request: PlanRequest, layouts: Layouts, estimates: Estimates, tell: OnProgress, out: Path | None
+) -> Callable[[], None]:
+    """Return a function that reports the progress, and saves to a .zarr store now and then."""
+    last_save = time.perf_counter()
 
-    def __init__(
-        self,
-        request: PlanRequest,
-        layouts: Layouts,
-        estimates: Estimates,
-        tell: OnProgress,
-        out: Path | None,
-    ) -> None:
-        self._request, self._layouts, self._estimates = request, layouts, estimates
-        self._tell, self._out = tell, out
-        self._last_save = time.perf_counter()
+    def after_program() -> None:
+        nonlocal last_save
+        done = int((~np.isnan(estimates.step_time)).sum())
+        tell(done, int(estimates.fits.sum()), "layouts evaluated")
+        is_late = time.perf_counter() - last_save > SAVE_INTERVAL
+        if out is not None and out.suffix == ".zarr" and is_late:
+            columns = layout_columns(request, layouts, estimates)
+            save_columns(out, request, columns, replace=True)
+            last_save = time.perf_counter()
 
-    def after_program(self) -> None:
-        """Report progress, and save to a .zarr store if the last save is long ago."""
-        done = int((~np.isnan(self._estimates.step_time)).sum())
-        self._tell(done, int(self._estimates.fits.sum()), "layouts evaluated")
-        if self._out is None or self._out.suffix != ".zarr":
-            return
-        if time.perf_counter() - self._last_save > SAVE_INTERVAL:
-            columns = layout_columns(self._request, self._layouts, self._estimates)
-            save_columns(self._out, self._request, columns, replace=True)
-            self._last_save = time.perf_counter()
+    return after_program
 
 
 def _find_layouts(

@@ -299,15 +299,16 @@ class PlanResult:
       under_launchers: the best layout under defaults of launchers that differ from those assumed.
       break_even_factors: numbers of the machine, each with the factor on it alone that makes the
         first runner-up as fast as the best; the nearest to 1 first.
-      enumerated: legal layouts.
-      fitting: those of them that the memory has room for.
-      evaluated: those evaluated exactly; the others' lower bounds are beyond the runners-up.
-      programs: schedules that were evaluated, each once for all layouts that have it.
-      seconds: that it took.
-      request: what was asked for.
-      layouts: all of them as columns.
-      known: bounds, memory and step times of all of them.
-      place: of the best, among them.
+      enumerated: number of legal layouts.
+      fitting: number of legal layouts that fit in memory.
+      evaluated: number of layouts evaluated exactly; the lower bounds of all others are beyond the
+        runners-up.
+      programs: number of evaluated programs; layouts with one schedule table share a program.
+      seconds: time of the search.
+      request: the job, and the layouts that it may use.
+      layouts: all legal layouts as columns.
+      estimates: bounds, memory and step times of all layouts.
+      place: row of the best layout.
       apart: (layouts) whether a layout is ranked apart: an extrapolation, or one that may not fit.
       front: (layouts) whether no other layout has both less memory and a shorter step; only where
         it was asked for.

@@ -18,10 +18,10 @@ from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
     Columns,
     empty_trace,
-    list_rows,
     number_groups,
     phase_name,
     phase_positions,
+    rows_left_out,
 )
 from pipejax.traces.readers.readings import KINDS
 from pipejax.traces.readers.sources import (
@@ -236,9 +236,9 @@ def _set_end(
             differs = np.abs(length - duration) > rounding + _MAX_DIFFERENCE * duration
         contradictions += batch["row"][differs].tolist()
         batch.update({role: values[~differs] for role, values in batch.items()})
-    if contradictions:
-        why = f"end and duration differ (remove the wrong one){list_rows(contradictions)}"
-        left_out.append(LeftOut(f"rows of {path}", why, len(contradictions)))
+    left_out += rows_left_out(
+        path, "end and duration differ (remove the wrong one)", contradictions
+    )
 
 
 def _rounding(seconds: NumpyArray) -> float:
@@ -314,9 +314,8 @@ def _read_csv(
             lines.append(reader.line_num + 1)
         elif row:
             invalid.append(reader.line_num + 1)
-    if invalid:
-        why = f"they have other than the {len(header)} cells of the header{list_rows(invalid)}"
-        left_out.append(LeftOut(f"rows of {path}", why, len(invalid)))
+    why = f"they have other than the {len(header)} cells of the header"
+    left_out += rows_left_out(path, why, invalid)
 
 
 def _read_json_lines(
@@ -335,9 +334,7 @@ def _read_json_lines(
             lines.append(number)
         elif line.strip():
             invalid.append(number)
-    if invalid:
-        why = f"they are no JSON objects{list_rows(invalid)}"
-        left_out.append(LeftOut(f"rows of {path}", why, len(invalid)))
+    left_out += rows_left_out(path, "they are no JSON objects", invalid)
     header = [*dict.fromkeys(key for entry in objects for key in entry)]
     roles = find_roles(path, header, request)
     names = {name for name, _ in roles.values()}

@@ -1,6 +1,7 @@
 """Functions that join traces of single files into the trace of a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +39,11 @@ def list_rows(rows: Sequence[int]) -> str:
     """Return the first row numbers of a list as text, to end a reason with."""
     more = ", ..." if len(rows) > MAX_LISTED else ""
     return f": {', '.join(map(str, rows[:MAX_LISTED]))}{more}" if len(rows) else ""
+
+
+def rows_left_out(path: Path, why: str, rows: Sequence[int]) -> list[LeftOut]:
+    """Return the entry for rows of a file that are not used, with their numbers; [] if none."""
+    return [LeftOut(f"rows of {path}", f"{why}{list_rows(rows)}", len(rows))] if rows else []
 
 
 def passing_rows(
