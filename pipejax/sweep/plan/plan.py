@@ -168,8 +168,7 @@ def plan(
         _check_memory(request, layouts, estimates)
         if stored_times is not None:
             estimates.step_time[:] = stored_times
-        store = None if out is None else Path(out)
-        after_program = _progress_saver(request, layouts, estimates, tell, store)
+        after_program = _progress_saver(request, layouts, estimates, tell, out)
         evaluator = Evaluator(request, layouts, estimates, after_program)
         if exhaustive:
             evaluator.evaluate_all()
@@ -215,7 +214,11 @@ def _stored_times(out: Path, request: PlanRequest, resume: bool, replace: bool) 
 
 
 def _progress_saver(
-    request: PlanRequest, layouts: Layouts, estimates: Estimates, tell: OnProgress, out: Path | None
+    request: PlanRequest,
+    layouts: Layouts,
+    estimates: Estimates,
+    tell: OnProgress,
+    out: str | Path | None,
 ) -> Callable[[], None]:
     """Return a function that reports the progress, and saves to a .zarr store now and then."""
     last_save = time.perf_counter()
@@ -225,9 +228,9 @@ def _progress_saver(
         done = int((~np.isnan(estimates.step_time)).sum())
         tell(done, int(estimates.fits.sum()), "layouts evaluated")
         is_late = time.perf_counter() - last_save > SAVE_INTERVAL
-        if out is not None and out.suffix == ".zarr" and is_late:
+        if out is not None and Path(out).suffix == ".zarr" and is_late:
             columns = layout_columns(request, layouts, estimates)
-            save_columns(out, request, columns, replace=True)
+            save_columns(Path(out), request, columns, replace=True)
             last_save = time.perf_counter()
 
     return after_program
