@@ -274,7 +274,7 @@ def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) ->
 
 def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
     """Evaluate a batch of systems; return an array (systems, ...) for each output."""
-    # Messages that are sent eagerly differ by system; systems with the same ones share a program.
+    # Systems that send the same messages eagerly share a program.
     size = _num_systems(priced.systems)
     results: Values = {}
     for program, rows in programs_of_batch(job.table, job.links, priced.costs):

@@ -52,7 +52,7 @@ def aligned(
     A message must not arrive before it is sent: RECV may not end before SEND starts. In traces
     without messages, an op may not start before its producer ends. Messages of both directions
     bound the offset of two clocks; over several workers the bounds add up. The quickest message of
-    each step counts; over steps, the lower quartile, not the lowest of several: one may be wrong.
+    each step counts. Over steps, their lower quartile counts, as a single message may be wrong.
 
     Args:
       trace: a measured run.
@@ -146,7 +146,7 @@ def _solve_offsets(
     """Return (offset [s], error [s], whether to correct it, reason without offset) of each clock.
 
     `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
-    the reference are corrected; else only clocks that contradict the others.
+    the reference are corrected; else only clocks that contradict most others.
     """
     size = len(bounds)
     for middle in range(size):  # Floyd-Warshall: bounds over several workers add up

@@ -95,8 +95,8 @@ def limiting_resources(request: PlanRequest, layouts: Layouts, rows: Rows) -> li
 def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
-    """Return each resource's share of the step (resources, layouts), for layouts of one program."""
-    # machine 0 as it is, machine k with a little more of resource k - 1: (resources, machines)
+    """Return the share of the step that each resource bounds, for layouts of one program."""
+    # machine 0 is unchanged, machine k has 0.01 % more of resource k - 1: (resources, machines)
     machines = 1 + len(RESOURCES)
     multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
     factors = dict(zip(RESOURCES, np.repeat(multipliers, len(layouts), axis=1), strict=True))

@@ -73,7 +73,7 @@ def price(request: PlanRequest, layouts: Layouts, systems: System | None = None)
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
 
     def for_stages(leaf: NumpyArray) -> NumpyArray:
-        """Return prices (layouts, stages) from those of classes; others as they are."""
+        """Return prices by stage from prices by class of stages; message prices stay unchanged."""
         return np.take_along_axis(leaf, stage_class, axis=1) if leaf.ndim == 2 else leaf
 
     return jax.tree.map(for_stages, joined)
@@ -169,7 +169,7 @@ def _stage_classes(
     model: Model, stages: Stages
 ) -> tuple[Int[NumpyArray, " classes"], Int[NumpyArray, " stages"]]:
     """Return the first stage of each class of equally costly stages, and each stage's class."""
-    # of the layers before, only dense ones count; where workers are, only to several copies
+    # layers before a stage matter if some are dense, places of workers if stages have copies
     dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
     has_copies = stages.copies > 1
     properties = stages._replace(
@@ -277,7 +277,7 @@ class Evaluator:
         return order[np.sort(first)][:count]
 
     def ties(self, row: int) -> Rows:
-        """Return the other layouts of an idea whose step is within `TIE` of that of `row`."""
+        """Return the layouts of the idea of `row` whose steps are within `TIE` of its step."""
         times = self.estimates.step_time
         order = self._evaluated_rows(self.idea == self.idea[row])
         return order[(times[order] <= (1 + TIE) * times[row]) & (order != row)]

@@ -180,7 +180,7 @@ class Analysis:
       offsets: offsets of corrected clocks.
       suspects: outliers among workers, stages, links, .., and wrong clocks.
       finding: the suspect or slow place that matters most; None if no place alone matters.
-      complete: replay of all steps, also of odd ones; its errors are those of the others.
+      complete: replay of all steps, also of odd ones; its errors are those of `replay`.
       deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
         by replica than by data, or if steps are too long for a quick search.
       against: differences from another run, if there is one.

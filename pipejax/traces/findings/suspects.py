@@ -1,6 +1,6 @@
 """Outliers of a measured run: slow workers, stages, links, microbatches and steps, wrong clocks.
 
-Each is compared with the median of the others of its kind. Common delays of all stages or all
+Each place is compared with the median of all others of its kind. Common delays of all stages or all
 microbatches are subtracted first, so a slow worker makes no microbatch slow. A suspect takes at
 least 1.1 times the time of the others, and differs by at least five standard errors. The job runs
 again with the suspect as fast as the others, so its cost is a difference of two steps.
@@ -27,7 +27,7 @@ from pipejax.traces.replaying.replay import Replay, group_ops
 MIN_RATIO = 1.1  # to the median of the others
 MIN_Z = 5.0  # standard errors
 RELATIVE_ERROR = 0.01  # smallest standard error of a time
-MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
+MEDIAN_ERROR = 1.2533  # standard error of a median over the standard error of a mean
 MAX_SHADOW = 1.25  # cost of what a starved host makes slow, relative to the host
 MIN_RATE = 0.01  # share of its time that remains for a worker whose host launches in time
 MAX_LISTED = 10  # suspects of a kind

@@ -108,7 +108,7 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
     )
 
 
-# names in files, in lower case with - between words; all others stay as they are
+# names in files, in lower case with - between words; other names of phases stay unchanged
 _NAMES = {
     "F": "f fw forward fwd forward-compute forward-step fwd-compute forward-pass forwardpass "
     "exec-forward-pass pipe-fwd",

@@ -39,14 +39,14 @@ def read(
     one run.
 
     Args:
-      files: a file, a folder, whose files are all read, or several of them.
+      files: a file, a folder, whose files are all read, or a list of files and folders.
       columns: for Parquet and CSV, names of the columns of step, replica, worker, stage, chunk
         (number of the stage on its worker), phase, microbatch, start, end or duration. "unit":
         "ms" sets the unit of times (s, ms, us, ns); default: the suffix of the column, as in
         start_ms, or seconds. "W": "param_grad" sets the name of the phase F, B, I or W.
-      stages_per_worker: stages of a worker, needed if files do not state it and several fit.
-      microbatches: microbatches of a pipeline in a step, likewise.
-      steps: steps in all files, likewise.
+      stages_per_worker: stages of a worker; needed if no file states it and several numbers fit.
+      microbatches: microbatches of a pipeline in a step; needed in the same case.
+      steps: steps in all files; needed in the same case.
       world: ranks of the run; missing ranks are left out.
       replicas: copies of the pipeline among the ranks, if labels do not tell them apart.
       on_progress: called with the bytes read so far, all bytes, and a text.
