@@ -12,7 +12,7 @@ from justhtml import JustHTML
 from public_names import PARTS, get_classes, public
 
 import pipejax as pj
-from pipejax.base.display import MAX_REPR, ResultDict, ResultList, record_html, with_short_repr
+from pipejax.base.display import MAX_REPR, ResultDict, ResultList, with_short_repr
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 
@@ -190,7 +190,7 @@ def test_a_table_shows_what_a_record_says_what_it_means_and_what_else_there_is()
             """The largest number."""
             return {f"n{k}": k for k in range(20)}
 
-    text = record_html(Record(HOSTILE, 1.0))
+    text = Record(HOSTILE, 1.0)._repr_html_()
     check(text)
     for part in ('title="what it is called."', 'title="The largest number."', ">rest<", "n19: 19"):
         assert part in text

@@ -96,7 +96,11 @@ def _show(record: Any) -> str:
 
 
 def _as_html(record: Any) -> str:
-    text = record_html(record)
+    """Render a record as a table: its facts, and the names of its other attributes."""
+    values = dict(facts(record))
+    meanings = attribute_meanings(type(record))
+    other_names = ", ".join(name for name in meanings if name not in values)
+    text = facts_html(type(record).__name__, values.items(), meanings, other_names)
     return record.above_picture(text) if isinstance(record, Drawn) else text
 
 
@@ -129,14 +133,6 @@ def abbreviated(value: Any) -> str:
     if isinstance(value, Collection) and not is_scalar:
         return f"{type(value).__name__} of {len(value)}"
     return f"{text[:MAX_FIELD]}..."
-
-
-def record_html(record: Any) -> str:
-    """Render a record as a table: its facts, and the names of its other attributes."""
-    values = dict(facts(record))
-    meanings = attribute_meanings(type(record))
-    other_names = ", ".join(name for name in meanings if name not in values)
-    return facts_html(type(record).__name__, values.items(), meanings, other_names)
 
 
 def facts_html(

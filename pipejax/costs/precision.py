@@ -218,15 +218,8 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 def _are_times(numbers: NumpyArray) -> bool:
     """Return whether all numbers of a float array are finite and at least 0."""
-    # Read as unsigned whole numbers, the bits of finite floats >= 0 are below those of infinity;
-    # the bits of NaN and of negative floats are above. So one pass decides, except for -0.
-    if numbers.size == 0:
-        return True
-    bits = np.dtype(f"u{numbers.itemsize}")
-    return bool(
-        numbers.view(bits).max() < numbers.dtype.type(np.inf).view(bits)
-        or (numbers.min() >= 0 and numbers.max() < np.inf)
-    )
+    # NaN is the least and the largest number, and fails both comparisons
+    return numbers.size == 0 or bool(numbers.min() >= 0 and numbers.max() < np.inf)
 
 
 def _as_float(numbers: Any) -> Any:

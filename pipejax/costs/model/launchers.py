@@ -624,8 +624,8 @@ class Launcher(NamedTuple):
     schedules: Sequence[str]  # that it builds by name
     options: Callable[[_Job], Options]  # that run a job
     lacks: Callable[[_Job], Iterator[str]]  # features of a job that it does not support
-    program: Callable[[_Job], str]  # what stands in the user's program or environment
     precisions: Mapping[str, Options]  # options by precision of products
+    program: Callable[[_Job], str] = lambda job: ""  # text for the user's program or environment
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
     groups: Mapping[str, Sequence[str]] = {}  # options by configuration record; others in "model"
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
@@ -685,27 +685,27 @@ class Launcher(NamedTuple):
         return fields
 
 
-class _Functions(NamedTuple):
-    """Functions of one launcher that turn a job into its options."""
-
-    options: Callable[[_Job], Options]
-    lacks: Callable[[_Job], Iterator[str]]
-    program: Callable[[_Job], str] = lambda job: ""
-
-
-_FUNCTIONS = {
-    "Megatron-LM": _Functions(_megatron, _unsupported_by_megatron, _connections),
-    "Megatron-Bridge": _Functions(_megatron, _unsupported_by_megatron),
-    "torchtitan": _Functions(_torchtitan, _unsupported_by_torchtitan),
-    "DeepSpeed": _Functions(_deepspeed, _unsupported_by_deepspeed, _pipeline_module),
-    "MaxText": _Functions(
-        _maxtext,
-        _unsupported_by_maxtext,
-        lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
-    ),
+_FUNCTIONS: Mapping[str, Mapping[str, Callable[[_Job], Any]]] = {
+    "Megatron-LM": {
+        "options": _megatron,
+        "lacks": _unsupported_by_megatron,
+        "program": _connections,
+    },
+    "Megatron-Bridge": {"options": _megatron, "lacks": _unsupported_by_megatron},
+    "torchtitan": {"options": _torchtitan, "lacks": _unsupported_by_torchtitan},
+    "DeepSpeed": {
+        "options": _deepspeed,
+        "lacks": _unsupported_by_deepspeed,
+        "program": _pipeline_module,
+    },
+    "MaxText": {
+        "options": _maxtext,
+        "lacks": _unsupported_by_maxtext,
+        "program": lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
+    },
 }
 LAUNCHERS: Mapping[str, Launcher] = {
-    name: Launcher(name, **record, **_FUNCTIONS[name]._asdict())
+    name: Launcher(name, **record, **_FUNCTIONS[name])
     for name, record in read_named("arguments", "launchers", "file")[0]["launchers"].items()
 }
 
