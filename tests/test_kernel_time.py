@@ -14,7 +14,6 @@ from pipejax.costs.layers.kernels import (
     Product,
     device_time,
     host_time,
-    phase_time,
     smooth_max,
     update_time,
 )
@@ -95,7 +94,7 @@ def test_a_layer_as_one_op_is_a_roofline():
 def test_the_host_starts_kernels_and_collectives_beside_the_device():
     counts = {"launches": 10.0, "collectives": 2.0, "layers": 3.0, "microbatches": 1.0}
     assert float(host_time(SYSTEM, **counts)) == pytest.approx((500 + 140 + 3 + 20) * 1e-6)
-    both = float(phase_time(SYSTEM, 3.0, 2.0))
+    both = float(smooth_max(3.0, 2.0, SYSTEM.kernels.sharpness))
     assert both == pytest.approx((3.0**4 + 2.0**4) ** (1 / 4))
 
 

@@ -11,7 +11,7 @@ import pytest
 import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.app import run
-from pipejax.costs.layers.kernels import phase_time
+from pipejax.costs.layers.kernels import smooth_max
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import CalibrationRecord, read_named
@@ -280,4 +280,4 @@ def test_layers_that_stay_in_16_bits_cost_as_in_16_bits():
 
 def test_launches_that_block_add_up_host_and_accelerator():
     a100 = pj.load_stack("megatron-deepspeed-2022").on(pj.load_system("a100"))
-    assert float(phase_time(a100, 3.0, 2.0)) == 5
+    assert float(smooth_max(3.0, 2.0, a100.kernels.sharpness)) == 5

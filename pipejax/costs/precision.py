@@ -206,7 +206,8 @@ def checked_seconds(name: str, value: Any) -> Any:
     if is_traced(numbers):
         return numbers
     host_numbers = on_host(numbers)
-    if not _are_times(host_numbers):
+    # NaN is the least and the largest number, and fails both comparisons
+    if host_numbers.size and not (host_numbers.min() >= 0 and host_numbers.max() < np.inf):
         wrong = host_numbers[~(np.isfinite(host_numbers) & (host_numbers >= 0))].ravel()[0]
         unit = "" if name.endswith("factor") else " seconds"
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
@@ -214,12 +215,6 @@ def checked_seconds(name: str, value: Any) -> Any:
         return numbers
     is_scalar = numbers.ndim == 0 and not hasattr(value, "dtype")  # NumPy's keep their type
     return float(numbers) if is_scalar else numbers[()]
-
-
-def _are_times(numbers: NumpyArray) -> bool:
-    """Return whether all numbers of a float array are finite and at least 0."""
-    # NaN is the least and the largest number, and fails both comparisons
-    return numbers.size == 0 or bool(numbers.min() >= 0 and numbers.max() < np.inf)
 
 
 def _as_float(numbers: Any) -> Any:

@@ -367,7 +367,9 @@ def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowIn
     # texts of a model are part of a compiled function's key: without them equal models share one
     model = dataclasses.replace(workload.model, name="", source="")
     stages = build_stages(table, assign_layers(workload, table))
-    return RowInputs(model, workload.layout(table), stages, workload.recompute_in_layer, setting)
+    return RowInputs(
+        model, workload.layout(table), stages, workload.recomputation.in_layer, setting
+    )
 
 
 def _pad_stages(stages: Stages, num_stages: int) -> Stages:

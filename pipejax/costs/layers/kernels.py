@@ -175,11 +175,6 @@ def host_time(
     return start_seconds + layers * host.layer + microbatches * host.microbatch
 
 
-def phase_time(system: System, device: Number, host: Number) -> Number:
-    """Return a phase's time [s]: the longer of accelerator and host time, which overlap."""
-    return smooth_max(device, host, system.kernels.sharpness)
-
-
 def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
     """Return the smooth maximum (first^q + second^q)^(1/q) of two times, with sharpness q."""
     # If one of them is 0, the result is exactly the other.

@@ -303,11 +303,6 @@ class Workload:
         """Return which layers, groups of layers or parts of layers the backward recomputes."""
         return parse_recompute(self.recompute)
 
-    @property
-    def recompute_in_layer(self) -> str:
-        """Return the recomputed parts of layers: "none", "selective" or their names."""
-        return self.recomputation.in_layer
-
     def microbatch_size(self, table: ScheduleTable) -> int:
         """Return the number of sequences in one microbatch.
 

@@ -25,7 +25,7 @@ from pipejax.costs.layers.kernels import (
     check_host,
     device_time,
     host_time,
-    phase_time,
+    smooth_max,
     update_time,
 )
 from pipejax.costs.model.model import Model
@@ -167,7 +167,8 @@ def _phase_seconds(
     system: System, seconds: Float[Computed, "parts *ops stages"]
 ) -> Float[Computed, "*ops stages"]:
     """Return op times [s] (ops, stages): the longer of the accelerator's and the host's time."""
-    return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
+    on_device, on_host = seconds[:HOST].sum(axis=0), seconds[HOST]
+    return xp.asarray(smooth_max(on_device, on_host, system.kernels.sharpness))
 
 
 def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:

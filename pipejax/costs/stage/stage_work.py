@@ -132,7 +132,7 @@ def stage_work(
         workload.model,
         workload.layout(table, microbatch_size),
         find_stages(workload, table, assigned),
-        recompute=workload.recompute_in_layer,
+        recompute=workload.recomputation.in_layer,
         offloads=offloads or table.offloads,
         has_r=is_recomputed(table).max(axis=1),
     )._replace(in_cells=in_cells(table))
@@ -284,7 +284,7 @@ def stage_bytes(
         workload.model,
         layout,
         stages,
-        workload.recompute_in_layer,
+        workload.recomputation.in_layer,
         table.grammar.slices,
         has_r=has_r,
     )
@@ -293,7 +293,7 @@ def stage_bytes(
     if Phase.REDUCE_GRAD in table.used_phases:  # stages hold whole gradients until REDUCE_GRAD
         unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
         unsplit_memory = bytes_of_stages(
-            workload.model, unsplit, stages, workload.recompute_in_layer
+            workload.model, unsplit, stages, workload.recomputation.in_layer
         )
         memory = memory._replace(gradients=unsplit_memory.gradients)
     is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
