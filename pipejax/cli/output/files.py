@@ -72,7 +72,7 @@ class Output:
     _unwritten: str = ""
 
     def check(self, kind: OutputKind) -> "Output":
-        """Check before the work that the file can be written after it."""
+        """Check, before the work, that a file of this kind can be written after it; return it."""
         if self.path is None:
             return self
         out = f"{self.option} {self.path}"

@@ -74,8 +74,15 @@ def remedy_command(
     base: "pj.Scenario",
     saved: "pj.Scenario | None",
 ) -> str:
-    """Return the command that repeats a remedy of the base run, which may be in saved files."""
-    # `table` is the file of the remedy's table if it was written, `default` if it could be
+    """Return the command that repeats a remedy.
+
+    Args:
+      remedy: a remedy of the run `base`.
+      table: file of the remedy's table if it was written.
+      default: file to which the command writes the table otherwise; None if none can be written.
+      base: the run without remedies.
+      saved: the same run with its table and costs in saved files, which the command then names.
+    """
     scenario, search = _with_files(remedy.scenario, base, saved), remedy.search
     if search is None:
         return command_line(scenario)
@@ -171,7 +178,10 @@ def remedies_view(
     before_command: Sequence[object] = (),
     step: float | None = None,
 ) -> Iterator[object]:
-    """Yield the best of the named remedies for each launcher and shelf, and the first command."""
+    """Yield the best of the `named` remedies for each launcher and shelf, and the first command.
+
+    A shelf is what a remedy needs: options of a launcher, a table file or code, or hardware.
+    """
     if not rows:
         fits = explanation.memory.fits(explanation.memory.begin)
         text = "no change with the same number of workers makes the step "
@@ -202,7 +212,11 @@ def _other_cause(explanation: "Explanation", first: int) -> Iterator[object]:
 
 
 def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[str, Any]]:
-    """Return the best remedy of each launcher and shelf, the largest of a shelf first."""
+    """Return the best remedy of each launcher, and of each shelf without a launcher.
+
+    `rows` are sorted by saving within a shelf. A combined remedy replaces the best single one if it
+    saves at least `WORTH_COMBINING` of the step time `step` [s] more.
+    """
     best: dict[str, Mapping[str, Any]] = {}  # by launcher, or by shelf without one
     for row in rows:
         for group in row["launchers"] or [row["shelf"]]:
@@ -230,7 +244,7 @@ def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
 
 
 def effects_view(explanation: "Explanation") -> Iterator[object]:
-    """Yield why a cause, its part of the step and its remedy differ, if they do."""
+    """Yield the time of the cause and what its removal or a remedy saves, if these differ."""
     if explanation.effects:
         name = explanation.bottleneck.kind
         distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects

@@ -173,7 +173,7 @@ def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object
 
 
 def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect") -> str:
-    """Return a suspect, its evidence and its cost."""
+    """Write a suspect as a sentence: its noun, name, evidence and cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
     if subject and (places := _paired_places(table, suspect)):
@@ -188,7 +188,10 @@ def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect"
 
 
 def _paired_places(table: pj.ScheduleTable, suspect: "pj.results.Suspect") -> dict[str, int]:
-    """Return the stage and worker of a suspect; empty unless both have only each other."""
+    """Return {"stage": .., "worker": ..} of a suspect if worker and stage have only each other.
+
+    Else the dictionary is empty.
+    """
     workers = table.placement[0].tolist()
     is_place = suspect.kind in ("worker", "stage")
     if not is_place or len(table.placement) > 1 or len(workers) > table.num_workers:
@@ -199,7 +202,7 @@ def _paired_places(table: pj.ScheduleTable, suspect: "pj.results.Suspect") -> di
 
 
 def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
-    """Yield causes that these files cannot distinguish, and files that could."""
+    """Yield other causes that would look the same in these files, and how to distinguish them."""
     finding, trace = analysis.finding, analysis.pipelines.trace
     if finding is None or finding.kind not in ("worker", "stage", "link"):
         return
