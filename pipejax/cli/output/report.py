@@ -183,7 +183,7 @@ def search_end(result: Any, candidates: str) -> Iterator[str]:
     """Yield the lower bound of a search and why it stopped; `candidates` is a plural noun."""
     if not result.lower_bound:
         yield "no lower bound is known: a much shorter time may be possible"
-    elif result.gap <= 1e-12:
+    elif result.gap <= 1e-12 or result.stopped == "optimal":
         yield "optimal: the time is at its lower bound"
     else:
         bound = seconds(result.lower_bound)
