@@ -685,7 +685,7 @@ class Launcher(NamedTuple):
         return fields
 
 
-_FUNCTIONS: Mapping[str, Mapping[str, Callable[[_Job], Any]]] = {
+_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {  # of a job
     "Megatron-LM": {
         "options": _megatron,
         "lacks": _unsupported_by_megatron,
