@@ -469,3 +469,33 @@ def test_numbers_of_numpy_are_numbers(kind):
     for wrong in (np.bool_(True), kind(np.inf), kind(-1)):
         with pytest.raises(ValueError, match="overlap must be a number from 0 to 1"):
             pj.Workload(pj.load_model("gpt-22b"), 8, overlap=wrong)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"hidden": 0}, "hidden must be a number of at least 1, got 0"),
+        ({"heads": -32}, "heads must be a number of at least 1, got -32"),
+        ({"kv_heads": 3}, "kv_heads must divide heads, 64, got 3"),
+        ({"sequence": 0}, "sequence must be a number of at least 1, got 0"),
+        ({"vocabulary": -1}, "vocabulary must be a number of at least 0, got -1"),
+        ({"layers": 47.5}, "layers must be whole, got 47.5"),
+        ({"mtp_layers": float("nan")}, "mtp_layers must be a number of at least 0, got nan"),
+        ({"hidden": "6144"}, "hidden must be a number of at least 1, got '6144'"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_sizes_of_a_model_from_python_are_checked_as_those_of_a_file(sizes, message):
+    workload = pj.Workload(dataclasses.replace(pj.load_model("gpt-22b"), **sizes), 8)
+    with pytest.raises(ValueError, match=f"^model:? {message}"):
+        pj.stage_costs(workload, pj.load_system("h100"), TABLE)
+    with pytest.raises(ValueError, match=f"^model:? {message}"):
+        pj.memory_bytes(workload, TABLE)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32, np.float64, float])
+def test_sizes_of_a_model_may_be_numbers_of_numpy(kind):
+    model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
+    costs = pj.stage_costs(pj.Workload(model, 8), system, TABLE)
+    other = dataclasses.replace(model, layers=kind(model.layers), heads=kind(model.heads))
+    assert pj.stage_costs(pj.Workload(other, 8), system, TABLE) == costs

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
-from pipejax.base.checks import resolve_choice
+from pipejax.base.checks import number, resolve_choice, wrong
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.file_fields import (
     FLAG,
@@ -514,6 +514,18 @@ def _fields(record: type) -> dict[str, FileField]:
 
 
 FILE = _fields(Model)
+
+
+def check_sizes(model: Model) -> None:
+    """Check the sizes of a model from Python as those of a file."""
+    least = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "sequence"), 1)
+    for name in (*least, "ffn_hidden", "vocabulary", "mtp_layers", "windowed_layers"):
+        size: Any = getattr(model, name)
+        size = size.tolist() if hasattr(size, "tolist") else size  # of NumPy or JAX
+        number(size, f"model: {name}", least=least.get(name, 0))
+    if model.layers % 1:
+        raise wrong("model", f"layers must be whole, got {model.layers}")
+    check_shape(model, "model")
 
 
 def check_shape(model: Model, where: str) -> None:

@@ -26,7 +26,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import mapped
 from pipejax.costs import array_functions as xp
 from pipejax.costs.model.layout import Layout, Workers
-from pipejax.costs.model.model import Model
+from pipejax.costs.model.model import Model, check_sizes
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import (
     DISPATCHERS,
@@ -358,7 +358,7 @@ def stage_layers(
     #   10 layers on 4 equal stages: 2.5 each, rounded down 2 2 2 2; of the 2 that remain one goes
     #   to each of the two stages in the middle: 2 3 3 2
     _check_not_traced(model)
-    shares, units = np.asarray(table.stage_shares), model.layers + sum(edge_units)
+    shares, units = np.asarray(table.stage_shares), int(model.layers) + sum(edge_units)
     exact = shares / shares.sum() * units
     layers = np.floor(exact + 1e-9).astype(int)
     distance = np.abs(np.arange(table.num_stages) - (table.num_stages - 1) / 2)  # from the middle
@@ -394,6 +394,8 @@ class StageLayers(NamedTuple):
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
     """Assign layers by the pipeline layout or by stage shares, and count recomputed layers."""
     # Full recomputation repeats all layers, except on stages for which the table has R cells.
+    if not is_traced(workload.model):
+        check_sizes(workload.model)
     if not workload.pipeline_layout:
         units = workload.embedding_units, workload.loss_units
         layers = stage_layers(workload.model, table, units).astype(float)
@@ -402,11 +404,11 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.parse(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    recomputation, largest = workload.recomputation, int(layers.max())
-    if recomputation.num_layers > largest:
+    limit, group, _ = workload.recomputation  # full is uniform:1
+    if (group if limit == math.inf else limit) > (largest := int(layers.max())):
         refusal = f"recompute {workload.recompute}: no stage has more than {largest} layers"
         raise MismatchError(f"{refusal}; full recomputes all layers", "recompute")
-    recomputed = np.minimum(layers, recomputation.layers)
+    recomputed = np.minimum(layers, limit)
     return StageLayers(layers, recomputed * recomputed_stages(workload, table))
 
 
