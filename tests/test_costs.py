@@ -562,9 +562,9 @@ def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_th
     changes, stale
 ):
     costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
-    with pytest.raises(ValueError, match=rf"{stale} would stay as before: give them too, None"):
+    with pytest.raises(ValueError, match=f"^{stale} would stay"):
         dataclasses.replace(jax.tree.map(lambda time: 2 * time, costs), **changes)
-    with pytest.raises(ValueError, match="would stay as before"):
+    with pytest.raises(ValueError, match="would stay"):
         jax.jit(lambda costs: dataclasses.replace(costs, **changes))(costs)
 
 

@@ -1,6 +1,7 @@
 """Readers of JSON and CSV files, and conversion of units; only this module knows prefixes."""
 
 import csv
+import functools
 import io
 import json
 import math
@@ -94,9 +95,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file."""
     import tomllib  # few commands need it
 
-    def parse(text: str) -> Any:
-        return tomllib.loads(text, parse_float=exact_float)
-
+    parse = functools.partial(tomllib.loads, parse_float=exact_float)
     data: dict[str, Any] = _load(path, parse, "TOML")
     return data
 

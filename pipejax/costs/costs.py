@@ -133,8 +133,12 @@ class Costs(_FilledIn):
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
         if isinstance(_filled, Costs):
-            _check_related(vars(_filled), values)
-            _filled = None
+            old, _filled = vars(_filled), None
+            for names in (("backward", "input_grad", "weight_grad"), ("offload", "load")):
+                stale = [name for name in names if values.get(name) is old[name]]
+                if 0 < len(stale) < len(names) and values.keys() >= {*names}:
+                    why = f"{' and '.join(stale)} would stay, in costs of jax.tree.map or jit"
+                    raise ValueError(f"{why}: give them too, None for what follows from others")
         # `dataclasses.replace` passes all times of the old record: forget those that it had filled
         # in, such as I = 1 from B = 2, because they follow from the new times
         for name, old_value in (_filled or {}).items():
@@ -482,19 +486,6 @@ def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
     if times.get("load") is None and times.get("offload") is not None:
         added["load"] = times["offload"]
     return {**times, **added}
-
-
-def _check_related(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse a new time beside old ones that may follow from the time that it replaces."""
-    for names in (("backward", "input_grad", "weight_grad"), ("offload", "load")):
-        new_names = [name for name in names if new.get(name) is not old[name]]
-        old_names = [name for name in names if name not in new_names]
-        if new_names and old_names and all(name in new for name in names):
-            raise ValueError(
-                f"{new_names[0]} is replaced in costs that a function of trees made, such as "
-                f"jax.tree.map or jit: {' and '.join(old_names)} would stay as before: give them "
-                "too, None for what follows from others"
-            )
 
 
 def check_backward(times: Mapping[str, Any]) -> None:

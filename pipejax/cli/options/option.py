@@ -16,7 +16,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.data_files import exact_float, is_plain, parse_float, parse_ratio, read_quantity
+from pipejax.base.data_files import is_plain, parse_float, parse_ratio, read_quantity
 from pipejax.base.progress import Notice
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
@@ -221,11 +221,9 @@ def _read_whole(_: Any, tokens: Any) -> int:
 
 def _read_number(_: Any, tokens: Any) -> float:
     text = tokens[0].value
-    try:
-        float(text if is_plain(text) else "")
-    except ValueError:
-        raise ValueError(f"must be a number in digits 0 to 9, got {text!r}") from None
-    return exact_float(text)
+    if math.isnan(number := parse_float(text)):
+        raise ValueError(f"must be a number in digits 0 to 9, got {text!r}")
+    return number
 
 
 # cyclopts itself takes 4.5 for 4, 0x10 for 16, and none for a number that is not there

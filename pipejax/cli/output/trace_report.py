@@ -34,6 +34,7 @@ MAX_ROWS = 50  # rows of other tables
 EXACT = 5e-5  # mean error of a replay that is called exact
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
+DOUBTS = "unit of times", "replicas do not", "microbatches are"  # first words of what is uncertain
 # noun of a suspect, and an action of its owner, by its kind
 ACTIONS: Mapping[str, tuple[str, str]] = {
     "worker": ("straggler", "inspect or replace the machine of {name}"),
@@ -97,10 +98,6 @@ def first_remedy(analysis: "pj.results.Analysis", command: str) -> list[dict[str
             "launch": {},
         }
     ]
-
-
-# beginnings of sentences on a unit that no file states, new numbers, and signs of two jobs
-DOUBTS = "unit of times", "replicas do not", "microbatches are"
 
 
 def trace_view(

@@ -20,10 +20,8 @@ from pipejax.costs.system.system import read_named
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number as any language writes it, with its unit; and the numbers that are read
 _NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
-_READABLE = re.compile(
-    r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:[eE][+-]?\d+)?)([kKMB]?)", re.ASCII
-)
-_FACTORS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
+_READABLE = r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:e[+-]?\d+)?)([KMB]?)"
+_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times that a mean should not hide
 MAX_BIAS = 0.02  # of a mean by single odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
@@ -43,24 +41,19 @@ class Trainer(NamedTuple):
     digits: int = 0  # significant digits of its numbers; 0: all
 
     def read(self, line: str) -> dict[str, float]:
-        """Read a log line's quantities by name, such as seconds; empty if it is no iteration."""
+        """Read the named quantities of a log line; empty if it reports no iteration."""
+        matches = {name: re.search(mark + _NUMBER, line) for name, mark in self.marks.items()}
+        texts = {name: match[1] for name, match in matches.items() if match}
+        if not texts.keys() - {"batch", "step", "runtime"}:
+            return {}
         quantities: dict[str, float] = {}
-        unreadable = ""
-        for name, mark in self.marks.items():
-            if match := re.search(mark + _NUMBER, line):
-                if (number := _READABLE.fullmatch(match[1])) is None:
-                    unreadable, quantities[name] = match[1], math.nan
-                else:
-                    quantities[name] = float(number[1].replace(",", "")) * _FACTORS[number[2]]
+        for name, text in texts.items():
+            if (number := re.fullmatch(_READABLE, text, re.IGNORECASE)) is None:
+                allowed = "numbers are read as 1234.5, 1,234.5 or 1.23K"
+                raise ValueError(f"a line of {self.name} has {text!r}: {allowed}")
+            quantities[name] = float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
-        if not quantities.keys() - {"batch", "step", "runtime"}:
-            return {}
-        if unreadable:
-            raise ValueError(
-                f"a line of {self.name} has {unreadable!r}: numbers are read as 1234.5, 1,234.5 or "
-                f"1.23K; the line is {line.strip()[:60]!r}"
-            )
         return quantities
 
     def run_steps(self, text: str) -> int:

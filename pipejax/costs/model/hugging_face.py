@@ -74,9 +74,8 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         "source": f"{Path(path).name} of Hugging Face, architecture {architecture}.",
         **{name: config.whole(key) for name, key in sizes.items()},
     }
-    # null stands for as many as queries have, and in some architectures so does a missing key
-    has_default = kind.latent or kind.equal_heads or "num_key_value_heads" in data
-    is_equal = kind.latent or (has_default and data.get("num_key_value_heads") is None)
+    stated = data.get("num_key_value_heads", None if kind.latent or kind.equal_heads else 0)
+    is_equal = kind.latent or stated is None
     content["kv_heads"] = content["heads"] if is_equal else config.whole("num_key_value_heads")
     biases = kind.biases == "all" or bool(data.get("mlp_bias"))
     content |= {

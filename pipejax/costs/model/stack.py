@@ -142,11 +142,7 @@ def machine_software(system: System, stack: Stack | str | Path | None = None) ->
 
 def fields_for(model: Model, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Select the default fields that a model can have: without experts none that needs them."""
-    return {
-        name: value
-        for name, value in fields.items()
-        if model.moe or value in OF_EXPERTS.get(name, (value,))
-    }
+    return {n: v for n, v in fields.items() if model.moe or v in OF_EXPERTS.get(n, (v,))}
 
 
 def stack_names() -> tuple[str, ...]:

@@ -45,11 +45,6 @@ class Recomputation(NamedTuple):
     group: int  # layers that share a checkpoint
     in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
 
-    @property
-    def num_layers(self) -> int:
-        """Return N of block:N and uniform:N, which is 1 for full and 0 for parts of layers."""
-        return self.group if self.layers == math.inf else int(self.layers)
-
 
 def parse_recompute(recompute: str) -> Recomputation:
     """Parse a recomputation: none, selective, full, block:N, uniform:N, or parts joined by +."""

@@ -162,9 +162,7 @@ def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
 def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
     """Return the length of the batch axis, the first axis of every cost that is not a scalar."""
     lengths = {name: shape[0] for name, shape in leaf_shapes if shape}
-    size = batch_size
-    if size is None:
-        size = max(lengths.values(), default=1) if all(lengths.values()) else 0
+    size = batch_size or max(lengths.values(), default=1) * all(lengths.values())
     for name, length in lengths.items():
         if length not in (1, size):
             other = "others have" if batch_size is None else "batch_size is"

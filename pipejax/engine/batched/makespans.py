@@ -377,8 +377,8 @@ def _solve(
     dtype = next(iter(leaves.values())).dtype
     if not all(map(len, leaves.values())):  # an empty batch
         with accept_type(dtype):
-            zeros = {n: jnp.zeros((0, *leaf.shape[1:]), dtype) for n, leaf in leaves.items()}
-            return jnp.zeros(0, dtype), zeros if with_counts else {}
+            counts = {n: jnp.zeros((0, *leaf.shape[1:]), dtype) for n, leaf in leaves.items()}
+            return jnp.zeros(0, dtype), counts if with_counts else {}
     if is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
     with jax.core.eval_context(), accept_type(dtype):  # numbers stay numbers in any trace

@@ -25,12 +25,7 @@ from pipejax.base.display import short_repr
 from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, assign_layers, missing_parts, stage_layers
-from pipejax.costs.model.workload_fields import (
-    RECOMPUTE,
-    WORKLOAD_FIELDS,
-    check_recompute,
-    parse_recompute,
-)
+from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine
 from pipejax.costs.system.parts import HEADROOM
@@ -346,17 +341,17 @@ def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], st
     return np.array([find_reason(row) for row in first_rows.tolist()], object)[classes.ravel()]
 
 
-def _refusal(request: PlanRequest, rows: Layouts, row: int) -> str:
+def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
     """Return why a layout's table does not exist, or no stage has N layers of block:N."""
-    shape = program_shape(request, rows, row)
-    reason = refusal(shape, int(rows.microbatches[row]))
-    if reason or parse_recompute(request.recomputations[rows.recompute[row]]).num_layers < 2:
-        return reason
-    try:
-        assign_layers(layout_workload(request, rows, row), build_table(shape, 2 * shape.workers))
-    except MismatchError as error:
-        return str(error)
-    return ""
+    shape = program_shape(request, layouts, row)
+    reason = refusal(shape, int(layouts.microbatches[row]))
+    if not reason and ":" in request.recomputations[layouts.recompute[row]]:
+        table = build_table(shape, 2 * shape.workers)
+        try:
+            assign_layers(layout_workload(request, layouts, row), table)
+        except MismatchError as error:
+            return str(error)
+    return reason
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:

@@ -29,7 +29,6 @@ from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 _NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
-REST = 0.01  # share of a pipeline from which the rest of its step is stated
 BY_MARKS = "they lie outside the marks of steps"
 BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
 
@@ -307,15 +306,14 @@ def join_ranks(
 
 def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
     """Yield how long marked steps are, if their ops span less."""
-    is_op = trace.has_phase(OPS)
-    spans = {}  # of the ops of each step [s]
-    for step in np.unique(trace.step[is_op]).tolist():
-        ops = is_op & (trace.step == step)
-        spans[step] = trace.end[ops].max() - trace.start[ops].min()
-    marks = [mark for rows in ranks for mark in rows.marks if mark[0] in spans]
-    pairs = [((end - start) * _MICROSECOND, spans[step]) for step, start, end in marks]
-    if pairs and (times := np.median(pairs, axis=0))[0] > (1 + REST) * times[1]:
-        marked, span = times.tolist()
+    ops = trace.only(trace.has_phase(OPS))  # sorted by step
+    steps, first = np.unique(ops.step, return_index=True)
+    seconds = np.maximum.reduceat(ops.end, first) - np.minimum.reduceat(ops.start, first)
+    spans = dict(zip(steps.tolist(), seconds, strict=True))
+    marks = (mark for rows in ranks for mark in rows.marks if mark[0] in spans)
+    times = [((end - begin) * _MICROSECOND, spans[step]) for step, begin, end in marks]
+    marked, span = np.median(times, axis=0).tolist() if times else (0.0, 0.0)
+    if marked > 1.01 * span:
         yield (
             f"a step takes {marked:.3g} s by its mark: the pipeline takes {span:.3g} s of it, and "
             f"the other {marked - span:.3g} s, before and after its ops, are not in times per step"
