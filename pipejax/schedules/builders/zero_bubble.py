@@ -10,8 +10,8 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, phase_ops
 from pipejax.schedules.builders.published import PLANNED, ZERO_BUBBLE, published
-from pipejax.schedules.cells.cells import Placement, looped
-from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Cell, Op, Phase, Slots
+from pipejax.schedules.cells.cells import looped
+from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Op, Phase, Slots
 from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe,
     Numbers,
@@ -131,7 +131,8 @@ def zero_bubble(
         worker 1   .   1F0  1I0  1F1  1I1  1W0  1F2  1I2  1W1  1W2
     """
     pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
-    return planned("zero-bubble", pipe, zero_bubble_starts(pipe), slots)
+    ops = zero_bubble_starts(pipe)
+    return _planned_table("zero-bubble", ops, pipe.limits, weight_share, slots)
 
 
 @published("zb-1p", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED)
@@ -150,7 +151,7 @@ def zb_1p(
       transfer: time of a message, in slots.
     """
     pipe = slot_pipe(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
-    return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
+    return _planned_table("zb-1p", zero_bubble_starts(pipe), pipe.limits, weight_share, slots)
 
 
 @published("zb-2p", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED)
@@ -169,7 +170,7 @@ def zb_2p(
       transfer: time of a message, in slots.
     """
     pipe = slot_pipe(num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots)
-    return planned("zb-2p", pipe, zero_bubble_starts(pipe), slots)
+    return _planned_table("zb-2p", zero_bubble_starts(pipe), pipe.limits, weight_share, slots)
 
 
 def slot_pipe(
@@ -194,37 +195,25 @@ def slot_pipe(
     )
 
 
-def planned(
+def _planned_table(
     name: str,
-    pipe: LimitedPipe,
     ops: TimedOps,
+    limits: Float[NumpyArray, " workers"],
+    weight_share: float,
     slots: Slots,
     host_links: Sequence[Sequence[int]] = (),
+    stages_per_worker: int = 1,
 ) -> ScheduleTable:
-    """Build the table of planned ops; waits for offloads make it keep the pipe's memory limits."""
+    """Build the table of ops with start times; it keeps limits of activations for any op times."""
+    placement = looped(len(limits), stages_per_worker)
+    sizes = np.ones(placement.size)
     rows = rows_from_starts(
-        ops,
-        sizes=pipe.sizes,
-        limits=pipe.limits,
-        weight_share=pipe.weight_share,
-        host_links=host_links,
+        ops, sizes=sizes, limits=limits, weight_share=weight_share, host_links=host_links
     )
-    return draw_rows(name, rows, slots, host_links)
-
-
-def draw_rows(
-    name: str,
-    rows: Sequence[Sequence[Cell]],
-    slots: Slots,
-    host_links: Sequence[Sequence[int]] = (),
-    placement: Placement | None = None,
-) -> ScheduleTable:
-    """Build a table from rows of cells, drawn with their idle slots."""
-    # With shared host links the columns stay as they are, since they give the order of offloads.
-    if not host_links:
-        return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
-    placement = looped(len(rows)) if placement is None else placement
-    return ScheduleTable.from_rows(rows, placement=placement, name=name, slots=slots)
+    # columns give the order of offloads on shared host links: there they stay as they are
+    if host_links:
+        return ScheduleTable.from_rows(rows, placement=placement, name=name, slots=slots)
+    return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
 
 
 # Offloads beside a schedule of fixed compute, as in PipeOffload (arXiv:2503.01328). Compute keeps
@@ -233,70 +222,63 @@ def draw_rows(
 # the planned times, nothing waits for the link.
 
 
-class HostLink:
-    """Transfers of a host link, as (start, end) pairs in order of time."""
-
-    def __init__(self) -> None:
-        self.busy: list[tuple[Time, Time]] = []
-
-    def earliest(self, after: Time, duration: Time) -> Time:
-        """Return the start of the first free interval of a duration, not before `after`."""
-        index, free_start = bisect_left(self.busy, (after, after)), after
-        if index:
-            free_start = max(after, self.busy[index - 1][1])
-        for busy_start, busy_end in self.busy[index:]:
-            if free_start + duration <= busy_start:
-                break
-            free_start = busy_end
-        return free_start
-
-    def latest(self, before: Time, duration: Time) -> Time:
-        """Return the start of the last free interval of a duration that ends by `before`."""
-        index, free_end = bisect_left(self.busy, (before, before)), before
-        for busy_start, busy_end in reversed(self.busy[:index]):
-            if busy_end <= free_end - duration:
-                break
-            free_end = min(free_end, busy_start)
-        return free_end - duration
-
-    def occupy(self, start: Time, duration: Time) -> None:
-        """Add a transfer that starts at a time."""
-        insort(self.busy, (start, start + duration))
+Interval = tuple[Time, Time]  # start and end
 
 
-def with_offloads(
+def _first_free(busy: Sequence[Interval], after: Time, duration: Time) -> Interval:
+    """Return the first free interval of a duration, not before `after`; `busy` is sorted."""
+    index, start = bisect_left(busy, (after, after)), after
+    if index:
+        start = max(after, busy[index - 1][1])
+    for busy_start, busy_end in busy[index:]:
+        if start + duration <= busy_start:
+            break
+        start = busy_end
+    return start, start + duration
+
+
+def _last_free(busy: Sequence[Interval], before: Time, duration: Time) -> Interval:
+    """Return the last free interval of a duration that ends by `before`; `busy` is sorted."""
+    end = before
+    for busy_start, busy_end in reversed(busy[: bisect_left(busy, (before, before))]):
+        if busy_end <= end - duration:
+            break
+        end = min(end, busy_start)
+    start = end - duration
+    return start, start + duration
+
+
+def _with_offloads(
     ops: TimedOps,
     candidates: Iterable[tuple[int, int]],
     offload: Sequence[float],
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time."""
-    # Of `candidates` the first ones are preferred; `offload` and `load` are times by stage.
+    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time.
+
+    The first candidates are preferred; `offload` and `load` are times by stage.
+    """
     rows = zip(*(column.tolist() for column in ops), strict=True)
     times = {(phase, s, m): (worker, start, end) for phase, s, m, worker, start, end in rows}
     first_sharers = {worker: group[0] for group in host_links for worker in group}
-    links: dict[int, HostLink] = {}
+    busy_intervals: dict[int, list[Interval]] = {}  # by the first worker that shares the link
     tolerance, transfer_rows = ops.tolerance, []
     for stage, microbatch in candidates:
         worker, _, forward_end = times[Phase.F, stage, microbatch]
         _, backward_start, _ = times[Phase.I, stage, microbatch]
-        link = links.setdefault(first_sharers.get(worker, worker), HostLink())
-        start_offload = link.earliest(forward_end, offload[stage])
-        start_load = link.latest(backward_start, load[stage])
-        end_offload, end_load = start_offload + offload[stage], start_load + load[stage]
-        if end_offload <= start_load + tolerance:
-            link.occupy(start_offload, offload[stage])
-            link.occupy(start_load, load[stage])
-            transfer_rows += [
-                (Phase.O, stage, microbatch, worker, start_offload, end_offload),
-                (Phase.L, stage, microbatch, worker, start_load, end_load),
-            ]
+        busy = busy_intervals.setdefault(first_sharers.get(worker, worker), [])
+        offload_time = _first_free(busy, forward_end, offload[stage])
+        load_time = _last_free(busy, backward_start, load[stage])
+        if offload_time[1] <= load_time[0] + tolerance:
+            for phase, interval in ((Phase.O, offload_time), (Phase.L, load_time)):
+                insort(busy, interval)
+                transfer_rows.append((phase, stage, microbatch, worker, *interval))
     transfers = TimedOps.from_tuples(transfer_rows)
     return TimedOps(*map(np.concatenate, zip(ops, transfers, strict=True)))
 
 
-def activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " workers"]:
+def _activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " workers"]:
     """Return the largest number of activations that each worker holds at once."""
     stages = int(ops.stage.max(initial=-1)) + 1
     # round times, so that sums with different rounding errors are equal
@@ -376,15 +358,11 @@ def pipe_offload(
         load_times = offload_times if load is None else per_entry(load, stages, "load").tolist()
         offloaded_stages = stages_per_worker * offloaded_share  # of each worker; 1.5 is possible
         candidates = _offload_candidates(num_workers, num_microbatches, offloaded_stages)
-        ops = with_offloads(ops, candidates, offload_times, load_times, host_links)
-    cells = rows_from_starts(
-        ops,
-        sizes=np.ones(stages),
-        limits=activation_peaks(ops, weight_share),
-        weight_share=weight_share,
-        host_links=host_links,
+        ops = _with_offloads(ops, candidates, offload_times, load_times, host_links)
+    limits = _activation_peaks(ops, weight_share)
+    return _planned_table(
+        "pipe-offload", ops, limits, weight_share, slots, host_links, stages_per_worker
     )
-    return draw_rows("pipe-offload", cells, slots, host_links, placement)
 
 
 def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
@@ -457,4 +435,4 @@ def ada_offload(
     pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
     host_links = check_host_groups(host_links, num_workers)
     ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
-    return planned("ada-offload", pipe, ops, slots, host_links)
+    return _planned_table("ada-offload", ops, pipe.limits, weight_share, slots, host_links)
