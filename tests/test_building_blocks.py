@@ -8,14 +8,15 @@ from test_schedules import check_run, works
 import pipejax as pj
 from pipejax.schedules.heuristics.building_block import (
     Order,
-    RowOrder,
     Waits,
+    block_rows,
     building_block,
     least_interval,
     number_legs,
+    rows_keep_limits,
 )
-from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
-from pipejax.schedules.heuristics.timeline import Timeline, Work
+from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
+from pipejax.schedules.heuristics.timeline import Work
 from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.initial_plans import BlockSearch, block_starts, num_legs
@@ -35,12 +36,12 @@ def test_an_order_whose_rows_fit_never_gets_stuck(samples, data):
     rules = data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
     order = Order(building_block(work, waits, interval), delay, *rules)
     run = list_schedule(work, Rules(order=order))
-    assert (run is not None) == RowOrder(work, order, Timeline(work), 0).keeps_limits
+    assert (run is not None) == rows_keep_limits(work, block_rows(work, order.block)[0])
     if run is not None:
         check_run(work, run)
         end = max(run.clock)
-        assert list_schedule(work, Rules(order=order), Goal(end)) is None
-        again = list_schedule(work, Rules(order=order), Goal(end + 1))
+        assert list_schedule(work, Rules(order=order), end) is None
+        again = list_schedule(work, Rules(order=order), end + 1)
         assert again is not None
         assert again.log == run.log
 

@@ -5,7 +5,7 @@ on the worker of its stage. The rows can be executed. Every gradient is applied,
 version exists that is read. Messages stand between their producer and their use.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -416,24 +416,18 @@ def _message_cell(content: Content, op: Op, partner: int, *, is_send: bool) -> i
     raise _cell_error(content, cell, reason)
 
 
-CHECKS: tuple[Callable[[Content], None], ...] = (
-    check_arrays,
-    check_rows,
-    check_ranges,
-    check_workers,
-    check_once,
-    check_complete,
-    check_order,
-    check_gathered,
-    check_updates,
-    check_communication,
-)
-
-
 def check(content: Content) -> None:
     """Check all rules of legal schedules; raise a `ScheduleError` for the first violation."""
-    for check_rule in CHECKS:
-        check_rule(content)
+    check_arrays(content)
+    check_rows(content)
+    check_ranges(content)
+    check_workers(content)
+    check_once(content)
+    check_complete(content)
+    check_order(content)
+    check_gathered(content)
+    check_updates(content)
+    check_communication(content)
 
 
 def check_shares(shares: Sequence[float], num_stages: int) -> None:

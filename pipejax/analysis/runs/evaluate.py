@@ -16,6 +16,7 @@ from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program, run_on_h
 from pipejax.engine.pricing import Vector, lower_and_price
 from pipejax.schedules.cells.ops import AT_WORK, IN_I
 from pipejax.schedules.table.held_activations import (
+    GATHERED,
     WEIGHT_SHARE,
     HeldOps,
     HeldParts,
@@ -419,11 +420,10 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     """
     check_types(evaluation=(evaluation, Evaluation))
     size = per_stage("sizes", sizes, (evaluation.stages, 0))
-    ops = HeldOps.gathers_from_content(evaluation.table)
+    ops = HeldOps.from_content(evaluation.table, GATHERED)
     cell = ops.worker, ops.start  # starts are slots
-    parts = HeldParts.from_gathers(
-        ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
-    )
+    ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
+    parts = HeldParts.from_ledger(ops, GATHERED)
     return GatheredWeights(*_steps(parts, size[None], evaluation.workers))
 
 

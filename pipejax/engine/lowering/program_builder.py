@@ -1,6 +1,7 @@
 """Builder of programs: nodes and edges are added in any order and sorted at the end."""
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -215,7 +216,7 @@ class ProgramBuilder:
         fields = ("phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
         nodes = np.stack([self._column(name)[cycle] for name in fields], axis=1).tolist()
         nodes = [node for node in nodes if node[0] != Phase.IDLE]  # gates have no name
-        names = [self._node_name(*node) for node in nodes]
+        names = [self._node_name(node) for node in nodes]
         links = self.links
         scope = f" with one queue per {links.queues}" if links.is_rendezvous else ""
         scope += " and posting by program" if links.posting == "program" else ""
@@ -238,17 +239,9 @@ class ProgramBuilder:
             int(slots[0]) if len(slots) else None,
         )
 
-    def _node_name(
-        self,
-        code: int,
-        stage: int,
-        microbatch: int,
-        pipe: int,
-        worker: int,
-        sender: int,
-        receiver: int,
-    ) -> str:
+    def _node_name(self, fields: Sequence[int]) -> str:
         """Name a node by its op and its worker, host link or transfer."""
+        code, stage, microbatch, pipe, worker, sender, receiver = fields
         phase = self.table.grammar.phases[code]
         op = self.table.grammar.text((Op(phase, stage, microbatch),))
         if code in self.table.grammar.host:  # its cell is in the row of its stage's worker

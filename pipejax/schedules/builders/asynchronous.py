@@ -17,9 +17,9 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, resolve_choice, whole_number
 from pipejax.schedules.builders.one_f_one_b import Ops, alternating_ops
 from pipejax.schedules.builders.published import DRAWN, published
-from pipejax.schedules.cells.cells import NEWEST, WeightRule
+from pipejax.schedules.cells.cells import NEWEST, WeightRule, empty_cells, looped
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
-from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
+from pipejax.schedules.table.slot_simulation import columns, spread, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 Starts = Int[NumpyArray, "workers microbatches"]
@@ -146,18 +146,19 @@ def _table_with_updates(
     weights: WeightRule,
 ) -> ScheduleTable:
     """Build a table from starts of F and B in equal slots, with updates U after some backwards."""
-    stage, microbatch = np.indices((len(forward), len(has_update)))
-    all_ops, is_updated = np.ones_like(stage, bool), np.broadcast_to(has_update, stage.shape)
-    ops = [
-        (Phase.F, forward, all_ops),
-        (Phase.B, backward, all_ops),
-        (Phase.U, backward + 1, is_updated),
-    ]
-    columns = [
-        (stage[mask], start[mask], np.full(mask.sum(), phase), microbatch[mask])
-        for phase, start, mask in ops
-    ]
-    table = draw(name, slots, weights, *map(np.concatenate, zip(*columns, strict=True)))
+    phase_index, worker, microbatch = np.indices((3, *forward.shape))  # of F, B and U
+    is_op = (phase_index < 2) | has_update
+    start = np.stack([forward, backward, backward + 1])
+    phase = np.array([Phase.F, Phase.B, Phase.U])[phase_index]
+    order = np.lexsort((start[is_op], worker[is_op]))  # row by row, in order of starts
+    fields = (phase, worker, microbatch, start)
+    phase, worker, microbatch, start = (field[is_op][order] for field in fields)
+    column = columns(worker, start, phase != Phase.U)
+    cells, partners = (empty_cells((len(forward), int(column.max()) + 1)) for _ in range(2))
+    for field, values in zip(cells, (phase, worker, microbatch, 0), strict=True):
+        field[worker, column] = values
+    placement = looped(len(forward))
+    table = ScheduleTable(cells, partners, placement, name, slots, weights=weights)
     has_equal_slots = table.slots["F"] == table.slots["B"] == 1
     return table if has_equal_slots else spread(table)
 

@@ -36,8 +36,9 @@ from pipejax.schedules.heuristics.building_block import (
     BuildingBlock,
     Order,
     Waits,
+    block_rows,
     building_block,
-    keeps_limits,
+    rows_keep_limits,
     least_interval,
 )
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
@@ -220,7 +221,7 @@ def _blocks(work: Work) -> list[BuildingBlock]:
     blocks = []
     for waits in (ZB_V, _half_waits(workers), _min_waits(workers)):
         slower = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
-        blocks.append(next(block for block in slower if keeps_limits(work, block)))
+        blocks.append(next(b for b in slower if rows_keep_limits(work, block_rows(work, b)[0])))
     return blocks
 
 

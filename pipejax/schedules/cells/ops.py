@@ -209,15 +209,10 @@ class PhaseLists(Generic[SomePhase]):
     def __init__(self, op_phases: Iterable[SomePhase]) -> None:
         self.op_phases = tuple(op_phases)
 
-    def on_lane(self, lane: str, *scopes: str, timed: bool = True) -> tuple[SomePhase, ...]:
-        """List the phases of these scopes on a lane with a cost, or without if not `timed`."""
-        return tuple(
-            phase
-            for phase in self.cell_phases
-            if phase.kind.lane == lane
-            and phase.kind.scope in scopes
-            and bool(phase.kind.time) == timed
-        )
+    def on_lane(self, lane: str, *scopes: str) -> tuple[SomePhase, ...]:
+        """List the phases of these scopes on a lane that have a cost."""
+        phases = (phase for phase in self.cell_phases if phase.kind.time)
+        return tuple(p for p in phases if p.kind.lane == lane and p.kind.scope in scopes)
 
     @functools.cached_property
     def cell_phases(self) -> tuple[SomePhase, ...]:
@@ -270,29 +265,14 @@ class PhaseLists(Generic[SomePhase]):
         return self.on_lane(HOST_LINK, MICROBATCH)
 
     @functools.cached_property
-    def messages(self) -> tuple[SomePhase, ...]:
-        """Return the phases that send and receive; a link model defines their effect."""
-        return self.on_lane(NETWORK, MICROBATCH, timed=False)
-
-    @functools.cached_property
     def timed(self) -> tuple[SomePhase, ...]:
         """Return the phases that have a cost."""
         return tuple(phase for phase in self.op_phases if phase.kind.time)
 
     @functools.cached_property
-    def waits(self) -> tuple[SomePhase, ...]:
-        """Return the phases that only wait for another phase."""
-        return tuple(phase for phase in self.op_phases if phase.kind.awaited_phase)
-
-    @functools.cached_property
-    def wait_send(self) -> tuple[SomePhase, ...]:
-        """Return the phases that wait for a SEND to end; only some link models run them."""
-        return tuple(phase for phase in self.waits if phase.kind.awaited_phase in self.messages)
-
-    @functools.cached_property
     def executed(self) -> tuple[SomePhase, ...]:
         """Return the phases that a worker executes in row order under every link model."""
-        return (*self.busy, *(phase for phase in self.waits if phase not in self.wait_send))
+        return (*self.busy, *(phase for phase in self.op_phases if phase == Phase.WAIT_O))
 
     @functools.cached_property
     def backward_ends(self) -> tuple[SomePhase, ...]:
@@ -322,7 +302,9 @@ BACKWARDS = (Phase.B, Phase.I, Phase.W)  # whole, or in two halves
 UPDATES = USUAL_PHASES.on_lane(COMPUTING, COPY)
 STEP_END = (Phase.A, Phase.U)  # lowering adds them if no cell of the table updates
 COMPUTE, ROW_OPS, SHARDING = USUAL_PHASES.compute, USUAL_PHASES.row_ops, USUAL_PHASES.sharding
-MESSAGES, WAITS, WAIT_SEND = USUAL_PHASES.messages, USUAL_PHASES.waits, USUAL_PHASES.wait_send
+MESSAGES = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)  # link models run them
+WAIT_SEND = (Phase.WAIT_SEND_F, Phase.WAIT_SEND_B)  # only some link models run them
+WAITS = (Phase.WAIT_O, *WAIT_SEND)
 COMMUNICATION = MESSAGES + WAIT_SEND
 HOST, TIMED, CELL_PHASES = USUAL_PHASES.host, USUAL_PHASES.timed, USUAL_PHASES.cell_phases
 

@@ -187,7 +187,7 @@ class RowOrder:
 
     def __init__(self, work: Work, order: Order, timeline: Timeline, tolerance: Time) -> None:
         self.work, self.order, self.timeline, self.tolerance = work, order, timeline, tolerance
-        self.rows, self.urgencies = _rows(work, order.block)
+        self.rows, self.urgencies = block_rows(work, order.block)
         self.position = {op: k for row in self.rows for k, op in enumerate(row)}  # in its row
         # of each worker: position of the first op that has not started
         self.next_position = [0 for _ in self.rows]
@@ -199,11 +199,6 @@ class RowOrder:
         self.first_start: list[Time | None] = [None for _ in self.rows]
         self.busy: list[Time] = [0 for _ in self.rows]
         self.idle: list[Time] = [0 for _ in self.rows]
-
-    @property
-    def keeps_limits(self) -> bool:
-        """Return whether the rows keep memory limits, if every W directly follows its I."""
-        return _keep_limits(self.rows, self.work)
 
     def urgency(self, op: Op) -> float:
         """Return the start of an op in the block; earlier ops are more urgent."""
@@ -313,12 +308,8 @@ class RowOrder:
         return self.work.durations[op.phase][op.stage]
 
 
-def keeps_limits(work: Work, block: BuildingBlock) -> bool:
-    """Return whether a block's rows keep the memory limits, if W directly follows every I."""
-    return _keep_limits(_rows(work, block)[0], work)
-
-
-def _keep_limits(rows: list[list[Op]], work: Work) -> bool:
+def rows_keep_limits(work: Work, rows: Sequence[Sequence[Op]]) -> bool:
+    """Return whether rows of F and gradients keep the memory limits; W follows its I at once."""
     for row, limit in zip(rows, work.limits, strict=True):
         levels = accumulate(_memory_change(work, op) for op in row)
         if max(levels, default=0) > limit:
@@ -331,7 +322,7 @@ def _memory_change(work: Work, op: Op) -> Time:
     return work.sizes[op.stage] * (1 if op.phase is Phase.F else -1)
 
 
-def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
+def block_rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
     """Return each worker's forwards and gradients in order of start, and these starts."""
     # Ops with equal starts are sorted by microbatch, then by their way through the pipe (F0 F1 I1
     # I0): over all workers, no op comes before an op that it waits for. The last key of `lexsort`

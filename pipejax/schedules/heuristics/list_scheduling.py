@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipejax.schedules.cells.ops import SPLIT, Op, Phase
-from pipejax.schedules.heuristics.building_block import Order, RowOrder
+from pipejax.schedules.heuristics.building_block import Order, RowOrder, rows_keep_limits
 from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timeline, Work
 
 NO_LIMIT = 10**9
@@ -44,19 +44,14 @@ class Rules(NamedTuple):
     order: Order | None = None  # order of ops, instead of all these rules
 
 
-class Goal(NamedTuple):
-    """Time limit of a run; the scheduler stops a run that exceeds it."""
+def list_schedule(
+    work: Work, rules: Rules, shorter_than: Time = FOREVER, *, by_span: bool = False
+) -> Timeline | None:
+    """Schedule all ops by rules; None if memory blocks an op for ever, or the run gets too long.
 
-    shorter_than: Time = FOREVER  # limit of the makespan, or of the span of each worker
-    by_span: bool = False  # whether the limit is of spans
-
-
-NO_GOAL = Goal()
-
-
-def list_schedule(work: Work, rules: Rules, goal: Goal = NO_GOAL) -> Timeline | None:
-    """Schedule all ops by rules; None if memory blocks an op for ever, or the goal is missed."""
-    run = _ListScheduler(work, rules, goal).run()
+    Its makespan (or with `by_span` the span of each worker) must be below `shorter_than`.
+    """
+    run = _ListScheduler(work, rules, shorter_than, by_span).run()
     computed = sum(phase in KIND for phase, *_ in run.log)
     return run if computed == work.total else None
 
@@ -64,8 +59,9 @@ def list_schedule(work: Work, rules: Rules, goal: Goal = NO_GOAL) -> Timeline | 
 class _ListScheduler:
     """One run of the list scheduler over events, which are ends of ops and arrivals of inputs."""
 
-    def __init__(self, work: Work, rules: Rules, goal: Goal) -> None:
-        self.work, self.rules, self.goal = work, rules, goal
+    def __init__(self, work: Work, rules: Rules, shorter_than: Time, by_span: bool) -> None:
+        self.work, self.rules = work, rules
+        self.shorter_than, self.by_span = shorter_than, by_span
         self.timeline = Timeline(work)
         workers = range(len(work.limits))
         # heaps of the ops that can start, by worker and kind
@@ -102,17 +98,17 @@ class _ListScheduler:
             for stage, worker in enumerate(work.placement[pipe]):
                 times = (work.durations[p][stage] for p in KIND if p in work.durations)
                 self.remaining[worker] += sum(times)
-        self.exceeds_goal = False
-        self.deadlines = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
+        self.is_too_long = False
+        self.deadlines = [FOREVER if by_span else shorter_than for _ in workers]
 
     def run(self) -> Timeline:
         """Process all events; return the timeline, which lacks ops if the run stopped early."""
-        if self.order is not None and not self.order.keeps_limits:
+        if self.order is not None and not rows_keep_limits(self.work, self.order.rows):
             return self.timeline
         for first_forwards in self.entering:
             if first_forwards:
                 self.push(0, first_forwards.popleft(), is_end=False)
-        while self.events and not self.exceeds_goal:
+        while self.events and not self.is_too_long:
             now = self.events[0][0]
             active_workers: set[int] = set()
             while self.events and self.events[0][0] <= now + self.tolerance:
@@ -170,10 +166,10 @@ class _ListScheduler:
         end = self.timeline.clock[worker]
         self.push(end, op, is_end=True)
         self.remaining[worker] -= end - now
-        if self.goal.by_span and self.deadlines[worker] == FOREVER:  # its first op
-            self.deadlines[worker] = now + self.goal.shorter_than
+        if self.by_span and self.deadlines[worker] == FOREVER:  # its first op
+            self.deadlines[worker] = now + self.shorter_than
         if end + self.remaining[worker] >= self.deadlines[worker]:
-            self.exceeds_goal = True
+            self.is_too_long = True
 
     def finish(self, op: Op) -> Sequence[int]:
         """End an op; return the workers that may now be able to continue."""

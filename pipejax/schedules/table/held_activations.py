@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
+from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import versions_held
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import (
@@ -118,17 +118,13 @@ class HeldOps(NamedTuple):
     end: Num[NumpyArray, " ops"]
 
     @classmethod
-    def from_content(cls, content: Content) -> "HeldOps":
-        """List the ops of a table, fused pairs included, with a duration of one slot each."""
-        return cls._from_cells(content, content.ops.take(is_in_ledger(content)))
+    def from_content(cls, content: Content, phases: Iterable[AnyPhase] | None = None) -> "HeldOps":
+        """List a table's ops of these phases, by default of all phases that hold activations.
 
-    @classmethod
-    def gathers_from_content(cls, content: Content) -> "HeldOps":
-        """List the UNSHARD and RESHARD ops of a table, with a duration of one slot each."""
-        return cls._from_cells(content, content.ops.take(is_phase(content.ops.phase, [*GATHERED])))
-
-    @classmethod
-    def _from_cells(cls, content: Content, ops: HeldCells) -> "HeldOps":
+        Each op, also of a fused pair, has a duration of one slot.
+        """
+        is_held = is_in_ledger(content) if phases is None else is_phase(content.ops.phase, phases)
+        ops = content.ops.take(is_held)
         recomputed = is_recomputed(content)[ops.stage, ops.microbatch]
         worker, slot = np.divmod(ops.cell, content.num_slots)
         return cls(ops.phase, ops.stage, worker, recomputed, slot, slot + 1)
@@ -154,19 +150,14 @@ class HeldParts(NamedTuple):
         ledger = dict(memory_ledger(grammar.op_phases))
         if at_work:
             ledger |= {phase: ledger[phase] + entries for phase, entries in RECOMPUTED.items()}
-        return cls._from_ledger(ops, ledger, (*grammar.items.values(),))
+        return cls.from_ledger(ops, ledger, (*grammar.items.values(),))
 
     @classmethod
-    def from_gathers(cls, ops: HeldOps) -> "HeldParts":
-        """Count the gathered weights of stages from UNSHARD and RESHARD ops."""
-        return cls._from_ledger(ops, GATHERED, ())
-
-    @classmethod
-    def _from_ledger(
+    def from_ledger(
         cls,
         ops: HeldOps,
         ledger: Mapping[AnyPhase, tuple[LedgerEntry, ...]],
-        items: tuple[float, ...],
+        items: tuple[float, ...] = (),
     ) -> "HeldParts":
         """Return the changes that the ledger's entries make at the starts and ends of ops."""
         changes: list[tuple[NumpyArray, ...]] = []
@@ -292,8 +283,8 @@ def gathered_peak(
             f"sizes must have one entry for each of {table.num_stages} stages, got {sizes!r}",
             "sizes",
         )
-    gathers = HeldOps.gathers_from_content(table)
-    return HeldParts.from_gathers(gathers).peaks(size[None], table.num_workers)
+    gathers = HeldOps.from_content(table, GATHERED)
+    return HeldParts.from_ledger(gathers, GATHERED).peaks(size[None], table.num_workers)
 
 
 def static_bytes(

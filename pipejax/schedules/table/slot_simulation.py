@@ -27,7 +27,7 @@ from pipejax.schedules.cells.cells import (
 )
 from pipejax.schedules.cells.dependencies import cell_edges
 from pipejax.schedules.cells.grammar import USUAL, Grammar
-from pipejax.schedules.cells.ops import HOST, NO_PIPE, PHASES, Cell, Op, Phase, Slots, is_phase
+from pipejax.schedules.cells.ops import HOST, NO_PIPE, Cell, Op, Phase, Slots, is_phase
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -286,14 +286,10 @@ def columns(
     """Return the column of each op, if a table is drawn with its idle slots."""
     # A column is one slot if all starts are whole numbers and not far apart; otherwise it is one
     # distinct start. Ops without duration have columns before other ops of the same start.
-    max_start = MAX_COLUMNS_PER_START * len(start)
-    is_to_scale = start.max() <= max_start and bool(np.all(start == np.round(start)))
-    if is_to_scale:  # count distinct starts without a sort
+    starts, time = np.unique(start, return_inverse=True)
+    is_to_scale = starts[-1] <= MAX_COLUMNS_PER_START * len(starts)
+    if is_to_scale and np.all(starts == np.round(starts)):
         time = start.astype(np.int64)
-        num_starts = np.count_nonzero(np.bincount(time))
-        is_to_scale = time.max() <= MAX_COLUMNS_PER_START * num_starts
-    if not is_to_scale:
-        time = np.unique(start, return_inverse=True)[1]
     num_times = int(time.max()) + 1
     # Number the ops without duration at each time of a row. Of a row with ops a b C at time 0 and d
     # E at time 1, capitals with duration: `rank` is 0 1 2 0 1, `num_instant` is 2 1.
@@ -309,25 +305,3 @@ def columns(
     offset = np.cumsum(num_columns) - num_columns
     column = offset[time] + np.where(has_duration, num_instant[time], rank)
     return column.astype(np.int64)
-
-
-def draw(
-    name: str,
-    slots: Slots,
-    weights: WeightRule,
-    worker: Int[NumpyArray, " ops"],
-    start: Num[NumpyArray, " ops"],
-    phase: Int[NumpyArray, " ops"],
-    microbatch: Int[NumpyArray, " ops"],
-) -> ScheduleTable:
-    """Build a table of one stage per worker from the starts of its ops."""
-    order = np.lexsort((start, worker))
-    fields = worker, start, phase, microbatch
-    worker, start, phase, microbatch = (field[order] for field in fields)
-    column = columns(worker, start, is_phase(phase, [PHASES[letter] for letter in slots]))
-    shape = int(worker.max(initial=-1)) + 1, int(column.max(initial=-1)) + 1
-    cells = empty_cells(shape)
-    for field, values in zip(cells, (phase, worker, microbatch, 0), strict=True):
-        field[worker, column] = values
-    partners, placement = empty_cells(shape), looped(shape[0])
-    return ScheduleTable(cells, partners, placement, name, slots, weights=weights)

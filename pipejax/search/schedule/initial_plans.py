@@ -25,7 +25,7 @@ from pipejax.schedules.heuristics.building_block import (
     least_interval,
     number_legs,
 )
-from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
+from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, ada_offload_starts
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.schedules.table.table import ScheduleTable
@@ -101,8 +101,8 @@ def greedy_plan(
     undelayed = (Phase.F, Phase.I) if is_patient else ()
     depth = -(-trip // work) + extra  # the quotient rounded up
     rules = Rules(depth=depth.tolist(), undelayed=undelayed)
-    goal = Goal(shorter_than, problem.objective == "span")
-    run = list_schedule(list_work(problem, limits), rules, goal)
+    by_span = problem.objective == "span"
+    run = list_schedule(list_work(problem, limits), rules, shorter_than, by_span=by_span)
     return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
 
 
@@ -273,8 +273,8 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
     interval = block_draw.stretch * least_interval(work, block)
     block = building_block(work, block_waits, interval)
     order = Order(block, block_draw.delay * interval, *block_draw[3:])
-    goal = Goal(shorter_than, problem.objective == "span")
-    run = list_schedule(work, Rules(order=order), goal)
+    by_span = problem.objective == "span"
+    run = list_schedule(work, Rules(order=order), shorter_than, by_span=by_span)
     return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
 
 
