@@ -58,7 +58,6 @@ from pipejax.sweep.store import (
 # Evaluation of one block of a sweep: every program once, with all systems of the block
 
 MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
-MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 MAX_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
 FLAGGED = ("collectives", "kernels")
@@ -258,13 +257,7 @@ def _links(point: Values) -> Links:
 
 def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
     """Return the op times of a job on each system, with slow workers and fused pairs applied."""
-    priced = price_systems(
-        work,
-        systems,
-        dtype=sweep.dtype,
-        quickly=sweep.num_points < MANY_POINTS,
-        slopes=_needs_paths(sweep),
-    )
+    priced = price_systems(work, systems, dtype=sweep.dtype)
     slowed_costs = job.slowed.costs(priced.costs)
     if job.workload.pair_factor != 1:
         factor = np.full(1, job.workload.pair_factor, np.dtype(sweep.dtype))

@@ -1,14 +1,10 @@
 """One schedule's work on many systems: costs, and each resource's share of the critical path.
 
-A sweep prices thousands of systems for each of a few schedules, once. So compiled functions serve
-all schedules, and for few systems quick compilation counts more than quick code.
-
-Stages that cost the same are priced as one. A pipeline has a first stage, a last one, and between
-them a few kinds that differ in their layers or in the places of their copies. So the work of nearly
-all schedules has one shape, and prices compile once.
+NumPy prices all systems at once. Stages that cost the same are priced as one: a pipeline has a
+first stage, a last one, and between them a few kinds that differ in their layers or in the places
+of their copies.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,18 +19,14 @@ from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, op_factors
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork
-from pipejax.costs.system.parts import FIELDS, number_dimension
+from pipejax.costs.system.parts import FIELDS
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Makespans, makespans_and_grad
-from pipejax.engine.batched.pricing import Rows, in_parts, pulled
+from pipejax.engine.batched.pricing import Rows
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
-HOST_SYSTEMS = 512  # systems up to which the host prices all
-TIMED = ("", "s", "B/s", "FLOP/s")  # dimensions of numbers on which times may depend
-# no kernel depends on these
-NETWORK = ("network", *(FIELDS[n][0] for n in FIELDS if number_dimension(n) not in TIMED))
-MIN_STAGES, MIN_BOUNDARIES = 8, 16  # distinct ones are padded to a power of two, at least to these
+PART = 4096  # systems whose derivatives are computed at once: these take some 200 MB
 
 
 class Slowed(NamedTuple):
@@ -95,8 +87,7 @@ class StagePlaces(NamedTuple):
     def gather(self, counts: Costs) -> Costs:
         """Sum counts (batch, stages) over equal stages; return (batch, distinct stages)."""
         # indices [0 1 1] are the matrix [[1 0] [0 1] [0 1]]: [a b c] @ it = [a, b + c]
-        stage_matrix = _one_hot(self.stage, MIN_STAGES)
-        boundary_matrix = _one_hot(self.boundary.ravel(), MIN_BOUNDARIES)
+        stage_matrix, boundary_matrix = map(_one_hot, (self.stage, self.boundary.ravel()))
         return _map_leaves(
             counts,
             on_stages=lambda leaf: leaf @ stage_matrix,
@@ -105,75 +96,44 @@ class StagePlaces(NamedTuple):
 
 
 class PricedSystems(NamedTuple):
-    """The costs of one schedule's work on a batch of systems, and data for their slopes."""
+    """The costs of one schedule's work on a batch of systems, and inputs of their derivatives."""
 
     costs: Costs  # with the batch axis first [s]
     systems: System  # the batch
     work: StageWork  # of distinct stages
     places: StagePlaces
-    slope_costs: Costs | None  # of distinct stages, with slopes by resource; None if compiled
-    quickly: bool  # whether slopes are compiled fast and computed slowly, for few systems in all
 
     def rows(self, rows: Rows) -> "PricedSystems":
         """Select systems of the batch by their row indices."""
-
-        def select(leaf: Any) -> Any:
-            """Select the rows of an array, unless all systems share it (length 1)."""
-            if isinstance(leaf, Many):
-                slopes = {name: select(slope) for name, slope in leaf.slopes.items()}
-                return Many(select(leaf.value), slopes)
-            return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
-
-        trees = self.costs, self.systems, self.slope_costs
-        costs, systems, slope_costs = (jax.tree.map(select, tree) for tree in trees)
-        return self._replace(costs=costs, systems=systems, slope_costs=slope_costs)
+        costs, systems = (_select(tree, rows) for tree in (self.costs, self.systems))
+        return self._replace(costs=costs, systems=systems)
 
 
-def price_systems(
-    work: StageWork,
-    systems: System,
-    *,
-    dtype: Any = float,
-    quickly: bool = False,
-    slopes: bool = False,
-) -> PricedSystems:
-    """Price work on a batch of systems, without compiling anything.
+def _select(tree: Any, rows: Rows | slice) -> Any:
+    """Select rows of each array in a tree, unless all systems share the array (length 1)."""
+    return jax.tree.map(lambda leaf: leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf, tree)
 
-    With `slopes`, the costs of few systems carry their slopes by resource. For many systems,
-    `resource_shares` compiles the slopes; `quickly` makes it compile fast and compute slowly.
-    """
+
+def price_systems(work: StageWork, systems: System, *, dtype: Any = float) -> PricedSystems:
+    """Price work on a batch of systems, without compiling anything."""
     distinct, places = distinct_stages(work)
-    has_slopes = slopes and prices_faster_on_host(systems)
-    many_costs = work_costs(distinct, many_systems(systems, slopes=has_slopes))
-    costs = jax.tree.map(many_values, many_costs)
+    costs = jax.tree.map(many_values, work_costs(distinct, many_systems(systems)))
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
     size = len(np.asarray(systems.gpus_per_node))
     # a value that all share is broadcast: the engine keeps it once
     costs = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *leaf.shape[1:])), costs)
-    slope_costs = many_costs if has_slopes else None
-    return PricedSystems(costs, systems, distinct, places, slope_costs, quickly)
-
-
-def _work_costs(work: StageWork, system: System, _: tuple[()]) -> Costs:
-    return work_costs(work, system)
-
-
-def prices_faster_on_host(systems: System) -> bool:
-    """Return whether NumPy prices a batch of systems faster than a compiled function."""
-    # So it is for few systems, or if only networks differ: each kernel is priced once then.
-    if len(np.asarray(systems.gpus_per_node)) <= HOST_SYSTEMS:
-        return True
-    no_network: dict[str, Any] = dict.fromkeys(NETWORK)
-    numbers = jax.tree.leaves(dataclasses.replace(systems, **no_network))
-    return not any(isinstance(to_many(number), Many) for number in numbers)
+    return PricedSystems(costs, systems, distinct, places)
 
 
 def many_systems(systems: System, *, slopes: bool = False) -> System:
-    """Convert the numbers of a batch of systems to `Many`, with slopes by resource if wanted."""
+    """Convert the numbers of a batch of systems to `Many`.
+
+    With `slopes`, they carry derivatives by each resource in `POWER`, such as compute.peak.
+    """
     resources = {FIELDS[name]: name for name in POWER if slopes}
 
     def to_leaf(path: Any, leaf: NumpyArray) -> Many | Any:
-        """Convert a number to `Many`; the number of a resource has a slope of 1 by itself."""
+        """Convert a number to `Many`; a resource's derivative by itself is 1."""
         field = tuple(getattr(key, "name", "") for key in path)
         value = to_many(leaf)
         if field not in resources:
@@ -197,37 +157,27 @@ def resource_shares(
     # no system has the factor of fused pairs; it is in the counts of their ops
     counts = unchecked_costs({**vars(counts), "pair_factor": None})
     work_counts = priced.places.gather(counts if slowed is None else slowed.counts(counts))
-    slopes = _slopes_by_resource(priced, work_counts)
-    seconds = [power * slopes[name] * _get(systems, FIELDS[name]) for name, power in POWER.items()]
-    return times, np.stack(seconds, axis=-1) / np.asarray(times)[:, None]
+    parts = [slice(start, start + PART) for start in range(0, size, PART)]
+    slopes = np.concatenate([_slopes(priced, work_counts, rows) for rows in parts])
+    values = [power * _get(systems, FIELDS[name]) for name, power in POWER.items()]
+    return times, slopes * np.stack(values, axis=-1) / np.asarray(times)[:, None]
 
 
-def _slopes_by_resource(
-    priced: PricedSystems, counts: Costs
-) -> dict[str, Float[NumpyArray, " batch"]]:
-    """Return slopes of step times (batch) by resource, given the counts of critical costs."""
-    # a step time is the sum of count * cost, so its slope is the sum of count * slope of the cost
-    if priced.slope_costs is None:
-        pull = functools.partial(_system_slopes, priced.work, priced.quickly)
-        system_slopes = in_parts(pull, (priced.systems, counts))
-        return {name: _get(system_slopes, FIELDS[name]) for name in POWER}
-    slopes = {name: np.zeros(len(np.asarray(priced.systems.gpus_per_node))) for name in POWER}
-    for field, cost in vars(priced.slope_costs).items():
-        if not isinstance(cost, Many):
-            continue
-        count = np.asarray(getattr(counts, field))
-        axes = "abcd"[: count.ndim - 1]  # all axes but the batch are summed
-        for name, slope in cost.slopes.items():
-            slopes[name] += np.einsum(f"n{axes},n{axes}->n", count, slope[:, 0])
-    return slopes
-
-
-def _system_slopes(work: StageWork, quickly: bool, solved: tuple[System, Costs]) -> System:
-    """Return slopes of step times by every number of a system, from a compiled function."""
-    systems, counts = solved
-    slopes: System
-    _, slopes = pulled(_work_costs, work, systems, (), counts, quickly=quickly)
-    return slopes
+def _slopes(
+    priced: PricedSystems, counts: Costs, rows: slice
+) -> Float[NumpyArray, "rows resources"]:
+    """Return derivatives of step times by each resource, given the counts of critical costs."""
+    # a step time is the sum of count * cost: its derivative is the sum of count * that of the cost
+    systems = many_systems(_select(priced.systems, rows), slopes=True)
+    size = len(np.asarray(priced.systems.gpus_per_node)[rows])
+    slopes = {name: np.zeros(size) for name in POWER}
+    for field, cost in vars(work_costs(priced.work, systems)).items():
+        if isinstance(cost, Many):
+            count = np.asarray(getattr(counts, field))[rows]
+            axes = "abcd"[: count.ndim - 1]  # all axes but the batch are summed
+            for name, slope in cost.slopes.items():
+                slopes[name] += np.einsum(f"n{axes},n{axes}->n", count, slope[:, 0])
+    return np.stack([*slopes.values()], axis=-1)
 
 
 def _get(tree: Any, path: tuple[str, ...]) -> Any:
@@ -254,47 +204,31 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
     num_stages = len(has_no_place)
     columns = [np.broadcast_to(leaf, num_stages) for leaf in leaves]
-    examples, stage = _distinct(columns, MIN_STAGES)
+    examples, stage = _distinct(columns)
     distinct = [np.asarray(leaf)[examples] if np.ndim(leaf) else leaf for leaf in leaves]
     unplaced, *values = jax.tree.unflatten(structure, distinct)
-    is_real = np.arange(len(examples)) <= stage.max()  # padding is no end of the pipeline
     message_bytes = np.broadcast_to(work.message_bytes, stages.senders.shape)
     links = stages.senders.ravel(), stages.receivers.ravel(), message_bytes.ravel()
-    examples, boundary = _distinct(links, MIN_BOUNDARIES)
-    senders, receivers, message_bytes = (np.append(link, 0.0)[None, examples] for link in links)
+    examples, boundary = _distinct(links)
+    senders, receivers, message_bytes = (link[None, examples] for link in links)
     distinct_work = work._replace(
-        stages=unplaced._replace(
-            first=unplaced.first * is_real,
-            last=unplaced.last * is_real,
-            senders=senders,
-            receivers=receivers,
-        ),
+        stages=unplaced._replace(senders=senders, receivers=receivers),
         message_bytes=message_bytes,
         **dict(zip(names, values, strict=True)),
     )
     return distinct_work, StagePlaces(stage, boundary.reshape(stages.senders.shape))
 
 
-def _distinct(
-    rows: Any, min_size: int
-) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
+def _distinct(rows: Any) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
     """Return the position of each distinct column, and every column's index among these."""
-    # Examples are padded to a power of two, by the last one.
-    # one row [7 5 7] and size 4: the distinct columns 5, 7 have examples [1 0 0 0], indices [1 0 1]
+    # one row [7 5 7]: the distinct columns 5, 7 are at positions [1 0]; indices are [1 0 1]
     _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
-    padding = _padded_size(len(examples), min_size) - len(examples)
-    last = examples[-1] if len(examples) else 0
-    return np.append(examples, np.full(padding, last)), indices.ravel()
+    return examples, indices.ravel()
 
 
-def _padded_size(count: int, min_size: int) -> int:
-    """Round a count up to a power of two, at least `min_size`."""
-    return max(min_size, 1 << max(count - 1, 0).bit_length())
-
-
-def _one_hot(indices: Int[NumpyArray, " columns"], min_size: int) -> Int[NumpyArray, "columns new"]:
+def _one_hot(indices: Int[NumpyArray, " columns"]) -> Int[NumpyArray, "columns new"]:
     """Encode indices as rows of zeros with a 1 at the index."""
-    return np.eye(_padded_size(int(indices.max(initial=0)) + 1, min_size))[indices]
+    return np.eye(int(indices.max(initial=-1)) + 1)[indices]
 
 
 def _map_leaves(
