@@ -19,6 +19,7 @@ from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, flag, r
 from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import command_options, value_kinds
 from pipejax.costs.model.workload_fields import WorkloadField
+from pipejax.runtimes.formats import FORMATS
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
@@ -53,6 +54,11 @@ def test_an_option_means_the_same_in_every_command():
     several = {key: kinds for key, kinds in parsed.items() if len(kinds) > 1}
     assert all(kinds == {int, str} for kinds in several.values()), several
     assert set(several) == {"microbatches", "microbatch_size", "stages_per_worker", "zero"}
+
+
+def test_every_format_of_exports_is_in_the_catalogue():
+    option = record("format", "export")
+    assert (option.head, option.names) == ("|".join(FORMATS), (*FORMATS,))
 
 
 def test_an_option_has_one_default_but_for_reasons():
