@@ -34,12 +34,6 @@ class FitOptions:
     Attributes:
       system: The fit starts from it.
       stack: The software of all runs. Default: as each row names it.
-      collectives: The runs do not fit again what these decide about links.
-      fit: As compute.efficiency,host.layer, or all. Default: those that predict held-out runs best,
-        or none where the system as it is does.
-      general: They replace the system's own numbers.
-      hold_out: Also group:h,t,b, or few:8 (all but eight).
-      layer_times: As h,t,b.
     """
 
     system: str

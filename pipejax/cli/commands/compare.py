@@ -47,8 +47,6 @@ def compare(
     Options:
       microbatches: Several are allowed, as 8,16,32. Default: as in the tables.
       labels: They replace the schedules' own names.
-      diff: Order, workers, phases, messages. Without times in units of F = I = W = 1, B = 2.
-      exchange: Each worker in turn. Large tables take long.
       figure: timelines of the runs under one time axis.
 
     Example:

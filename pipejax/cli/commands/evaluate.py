@@ -61,14 +61,7 @@ CORNERS = (
 
 @options
 class TimingSettings:
-    """Slack, corners and paths of a run.
-
-    Attributes:
-      target: Slack counts to this deadline; lateness of workers is summed up.
-      corner: Also hot:compute@worker3*1.3,F@stage0*2. May be given several times; the smallest
-        slack counts.
-      paths: With the ops on each, and the path that becomes critical next.
-    """
+    """Slack, corners and paths of a run."""
 
     slack: bool = False
     target: str | None = None
@@ -159,9 +152,6 @@ def evaluate(
     certificate: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Evaluate one schedule: step time, bubbles, memory, critical path.
-
-    Options:
-      certificate: for `pipejax verify`.
 
     Example:
       pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms

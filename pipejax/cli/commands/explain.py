@@ -62,9 +62,7 @@ def explain(
 
     Options:
       schedules: Only these are tried. Default: all.
-      stage_layers: One number, or one per stage. Remedies then move whole layers.
       out: a report as one page (.html), with the explorer in it.
-      write_tables: One for each remedy with a table of its own, for `--table`.
       search: Schedules in today's memory, layers over stages, schedules that take long to plan.
 
     Example:

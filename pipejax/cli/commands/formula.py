@@ -180,20 +180,9 @@ def formula(
     --slots and --planned-comm.
 
     Options:
-      parameters: Phases, each also with _first, _mid, _last or the number of a stage; c, latency
-        and transmit of messages, also with _F or _B.
-      family: M takes multiples of P; P keeps M / P as it is. Or give the numbers: M=8,16,24,32 or
-        M=8:80:8; the last one only checks the fit. Default parameter of messages: c. Default M: 4
-        P.
-      versus: Several are allowed, as gpipe,chimera. Workers and microbatches are the same.
-      per_worker: Each is the time of one microbatch on one worker.
-      box: F=2 fixes one; without a range a parameter is any number from 0 up. If the first
-        parameter has no range and none is fixed, the first is 1 and ranges are multiples of it;
-        else ranges are in seconds, or with units.
       figure: With --versus: the fastest schedule over the second and third parameter, in multiples
         of the first. Default: F,B,c, one column wide.
       labels: In --figure, the schedule comes before those of --versus.
-      max_facets: The certificate states the gap to the makespan.
       out: the form and its certificate (.json), for `pipejax verify`.
 
     Example:

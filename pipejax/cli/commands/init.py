@@ -49,8 +49,6 @@ def init(
     Options:
       model: The model to copy (default: llama3-70b), or for rows the model that the log trained.
       system: The system to copy (default: h100), or for rows the one that ran.
-      from_: For rows also several logs, as a.log,b.log.
-      columns: They fill every row, as tensor=2,pipeline=4.
       out: Default: model.json, system.json or rows.csv.
 
     Example:

@@ -39,13 +39,7 @@ class SamplingOptions:
     """Distributions of durations, and the number of samples.
 
     Attributes:
-      op: NAME:SPREAD. Names: lognormal, gamma, normal, uniform, exponential.
-      worker: NAME:SPREAD, one draw for all of its ops.
-      message: NAME:SPREAD.
-      straggler: PROBABILITY:SLOWDOWN in a sample.
-      op_straggler: PROBABILITY:SLOWDOWN.
       replicas: Each draws its own durations. Default: --data-parallel with --model, else 1.
-      samples: Default: 10,000; with more than 20 replicas fewer, at least 500.
     """
 
     op: str = "lognormal:0"
@@ -107,7 +101,6 @@ def jitter(
 
     Options:
       microbatches: Default: as in the tables.
-      ops: Over all samples.
       figure: the samples of each schedule as a violin.
       out: all samples (.zarr).
 

@@ -31,11 +31,7 @@ STOP_TEXTS = {"time": "time limit", "effort": "effort", "interrupted": "interrup
 
 @options
 class StoreOptions:
-    """Folder of solved problems.
-
-    Attributes:
-      store: Default: $PIPEJAX_CACHE, or the user's cache.
-    """
+    """Folder of solved problems."""
 
     store: Path | None = None
     no_store: bool = False
@@ -88,9 +84,6 @@ def optimize(
     """Find the fastest schedule within a memory limit, and a bound on any better one.
 
     Options:
-      effort: Its unit is about a second of one idle core. One thread (the default) gives the same
-        answer on any machine, if it ends before the time limit.
-      certificate: for `pipejax verify`.
       out: the best table (.csv or .json).
 
     Example:

@@ -43,13 +43,10 @@ class LayoutChoices:
     """Values of the axes that are searched, each a number or several.
 
     Attributes:
-      tensor: Default: all inside a node.
-      expert_tensor: Default: 1 and the tensor degree.
       stages_per_worker: Several are allowed, as 1,2. Default: up to 16, divisors of the layers.
       microbatch_size: Several are allowed, as 1,2.
       recompute: As in evaluate, or several, as none,layernorm+mlp.
       zero: Stages: 0, 1 (optimizer state), 2 (gradients too), 3 (weights too), or several, as 0,1.
-      edge_units: Several are allowed, as 0,1.
     """
 
     tensor: str | None = None
@@ -100,12 +97,9 @@ def plan(
     """Find the layout of a training job that takes the shortest step, among all that fit.
 
     Options:
-      minibatch: Here over all replicas; in evaluate of one pipeline.
       launcher: The search takes its schedules and defaults. Default: any launcher.
       schedules: Default: those of the launcher, or 1f1b, interleaved-1f1b and zb-h1.
       memory_limit: For the tensors of an accelerator, as 80GB. It replaces headroom.
-      headroom: Default: 10%.
-      exhaustive: Otherwise only those that can be among the best.
       out: all layouts (.zarr or .csv), or the best one as options of `evaluate` and `show` (.toml).
       figure: step time against memory, its front exact.
 

@@ -40,11 +40,6 @@ def run(
 
     Exit code 0 if the gradients are equal within the tolerance, 1 if they are not.
 
-    Options:
-      steps: 0: time nothing.
-      tolerance: Relative to the largest entry.
-      trace: One file per worker, as PyTorch's profiler writes it, for `pipejax trace`.
-
     Example:
       pipejax run -s zb-h1 -P 4 -M 8 --runtime jax
     """

@@ -31,7 +31,6 @@ def sensitivity(
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
 
     Options:
-      factor: The tornado chart has the step time at both.
       figure: the tornado chart.
 
     Example:

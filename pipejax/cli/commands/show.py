@@ -53,14 +53,6 @@ class PictureSettings:
     """Style of a timeline.
 
     Attributes:
-      from_: In slots if there are no times.
-      to: Default: the end of the longest run.
-      part: Until all workers have begun a backward; while all have forwards left; after that.
-      unit: Default: a unit that suits the longest run.
-      caption: Under or beside the runs, or in a file of the picture's name that ends in .md.
-      no_critical: Default: marked.
-      transfers: Drawings only.
-      title: Drawings and pages only.
       labels: They replace the schedules' own names.
     """
 
@@ -133,8 +125,6 @@ def show(
     Options:
       schedules: One below the other.
       out: a drawing (.png, .pdf, .svg), or a page (.html).
-      open: Pages only.
-      choose: All built-in schedules, on 2 to 16 workers.
 
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages

@@ -51,7 +51,6 @@ def sweep_run(
 
     Options:
       out: A Zarr store. --force replaces an existing sweep.
-      scheduler: As tcp://host:8786.
 
     Example:
       pipejax sweep run grid.toml --out results.zarr --resume
@@ -163,14 +162,6 @@ def sweep_show(
     Points that differ only by rounding share a row, which names the axes that do not matter there.
 
     Options:
-      by: step_time, memory_bytes, another output of the sweep, or an axis of numbers.
-      where: An axis or an output, then =, !=, <, <=, > or >=, as memory_bytes<50GB or
-        network.bandwidth>50GB/s. Without a unit numbers are in SI units, bandwidths in B/s. If
-        there are several, all must hold.
-      axes: Smaller is better, except for tokens_per_second.
-      knee: Only axes of numbers. Other axes are at their best, then at each of their values.
-      within: Only with --knee.
-      map: Across and up; all other axes are at their best.
       out: All points that --where keeps (.parquet), for DuckDB or polars.
       figure: All points over the two --axes, or the --map.
 

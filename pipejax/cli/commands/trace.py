@@ -66,21 +66,12 @@ def trace(
     profiler (one file a rank) and SQLite exports of Nsight Systems; the content says which.
 
     Options:
-      columns: Names of columns in the files, as replica=dp,start=begin, and of phases, as
-        W=param_grad.
       stages_per_worker: Needed if the files do not say it.
       microbatches: Per pipeline and step; needed if the files do not say it.
-      steps: Needed if the files do not say it.
-      world: Ranks without a file are left out.
       replicas: Copies of the pipeline among the ranks; needed if labels do not say it.
-      only_steps: As 2:20, 5: or 3,4,7.
-      all_steps: Default: odd steps are named and left out of the means.
-      against: Files of another run of the same stages. May be given several times.
-      stage_layers: One number, or one per stage. Remedies then move whole layers.
       schedules: Only these are tried. Default: all.
       launcher: Default: any.
       search: Schedules in today's memory, and schedules that take long to plan.
-      save: Table, costs, dataset and a trace for Perfetto.
       out: a report as one page (.html).
       figure: Time lost by worker and replica, and by stage and step.
 

@@ -53,7 +53,6 @@ def messages(
     """Find which transfers block others under rendezvous, and search a better order of them.
 
     Options:
-      certificate: for `pipejax verify`.
       out: the better table (.csv or .json).
       figure: runs before and after.
 
@@ -333,7 +332,6 @@ def lookahead(
     """Search how far ahead each worker gathers sharded weights, and of how many stages at once.
 
     Options:
-      weights_limit: In stages, or with --model in bytes (20GB). One number, or one per worker.
       iterations: steps of the search.
       out: the table with the cells (.json).
       figure: runs without lookahead and with it.
@@ -423,12 +421,6 @@ def chunks(
     """Cut a prompt into chunks with the earliest first token, one stage on each worker.
 
     A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
-
-    Options:
-      stage_times: a per chunk, b per token, c per pair of a token and an earlier one, g per prefix
-        token that is read or rebuilt. Default: 0.
-      num_chunks: Default: the best number from 1 to 64.
-      multiple: The last chunk takes the rest.
 
     Example:
       pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns

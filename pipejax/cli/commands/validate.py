@@ -47,8 +47,6 @@ def validate(
     Options:
       system: Default: as each row names it.
       stack: Default: as each row names it.
-      predictions: Pipejax predicts the same rows. Columns: row (of DATA.csv, from 1), seconds and
-        memory_bytes.
       figure: predicted against measured step times.
 
     Example:

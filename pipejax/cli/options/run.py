@@ -51,28 +51,9 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
     """Options of the costs of ops and messages.
 
     Attributes:
-      stage_times: Or F=1ms,I=1ms,W=1ms for split backwards; pair=2ms is the time of a whole fused
-        pair.
-      worker_times: Its stages share it evenly.
-      offload: One number, or one per stage. Default with --model: the time of the system's host
-        link. Lets a search offload activations. The order of the table follows --planned-offload.
-      load: One number, or one per stage. Default: as O.
-      minibatch: With --model only; in plan, of the whole job.
       stack: Its kernels, and which exchanges overlap with compute unless options say it.
       launcher: Its defaults hold unless options say otherwise; features that it lacks are named. Of
         several schedules, those that it lacks are left out.
-      lengths: One line per microbatch (several numbers if sequences are packed), or JSON. Times
-        hold for the mean length, or follow from the model.
-      microbatch_order: `tune microbatches` writes one.
-      stragglers: They slow everything that these workers execute.
-      scale: Places are stages, boundaries and workers.
-      measured_stages: If --stage-times or --costs have other stages than the table, they are
-        merged, or divided evenly.
-      pair_factor: With 0 the pair overlaps perfectly, with 1 not at all.
-      recompute_again: For split backwards that free the recomputed activation early.
-      workers_per_node: A second number counts those of a rack of nodes. --comm, --latency and
-        --transmit then take one time per level, as 1ms,5ms.
-      worker_places: Numbered node by node; or a file of `tune places`.
     """
 
     stage_times: str | None = None
@@ -109,12 +90,7 @@ class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields 
 
 @options
 class RendezvousOptions:
-    """Queues and host links, for commands that know no other link model.
-
-    Attributes:
-      queues: worker, pair or direction.
-      host_links: Their O and L take turns.
-    """
+    """Queues and host links, for commands that know no other link model."""
 
     queues: str = "worker"
     host_links: str | None = None
@@ -128,16 +104,7 @@ class RendezvousOptions:
 
 @options
 class LinkOptions(RendezvousOptions):
-    """The link model, and the links that messages share.
-
-    Attributes:
-      posting: early posts at the start of the step, program when its row reaches the cell. Without
-        SEND and RECV cells program posts them by producer.
-      shared_links: Pairs (both directions of each), or groups, as 0-1+1-0,2-3+1-3.
-      pair_links: Or several, as 0-1=rendezvous,1-2=queued. Both directions, unless 1-0 is given
-        too.
-      eager_below: A transmit time below this makes a message buffered, as under queued.
-    """
+    """The link model, and the links that messages share."""
 
     link: str = "delay"
     posting: str = "early"
@@ -202,11 +169,7 @@ class RendezvousRun(TableFields, CostOptions, RendezvousOptions):
 
 @options
 class SizedCostOptions(CostOptions):
-    """Times of ops and messages, and sizes of activations.
-
-    Attributes:
-      activation_sizes: As 1,1,2.
-    """
+    """Times of ops and messages, and sizes of activations."""
 
     activation_sizes: str | None = None
 
@@ -233,7 +196,6 @@ class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
     """Several schedules with times of their ops and messages.
 
     Attributes:
-      tables: May be given several times.
       workers: Default: as in the tables.
     """
 

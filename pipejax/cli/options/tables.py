@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 
 @options
 class PaperSettings:
-    """Size and font of a drawing.
-
-    Attributes:
-      size: of a drawing; 5in, 84mm and 240pt are widths too.
-      font: of a drawing.
-      font_size: of titles in a drawing; numbers have a point less.
-    """
+    """Size and font of a drawing."""
 
     size: str | None = None
     font: str | None = None
@@ -133,22 +127,7 @@ class ScheduleSettings:
     """Options of a schedule besides workers and microbatches.
 
     Attributes:
-      admission: each-stage (default) or first-stage.
-      slots: Or F=1,I=1,W=1 for split backwards. Schedules planned for times take those of the run
-        by default.
       memory_limit: Only zero-bubble and ada-offload plan their order for it.
-      planned_comm: Default: as in the run.
-      planned_offload: One number, or one per stage (ada-offload, pipe-offload). Default: as in the
-        run.
-      planned_load: One number, or one per stage. Default: as O.
-      slices: Default: 2, or P for slimpipe, which needs a multiple of P.
-      group_size: 1 to P for pipe-offload; P to M for interleaved-1f1b, as Megatron-LM's
-        microbatch_group_size_per_vp_stage.
-      recompute_cells: Under any schedule, and into a table of --table.
-      sharding_lane: Or a name of your own. Default: as in the table; net with --lookahead.
-      lookahead: Adds UNSHARD cells to any schedule, this many uses ahead. One number, or one per
-        worker. Default with --residency: 1.
-      residency: One number, or one per worker. Default: all of its stages.
     """
 
     stages_per_worker: int | None = None
