@@ -38,8 +38,8 @@ from pipejax.schedules.heuristics.building_block import (
     Waits,
     block_rows,
     building_block,
-    rows_keep_limits,
     least_interval,
+    rows_keep_limits,
 )
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import (
