@@ -76,8 +76,8 @@ def with_known_cells(
     table: ScheduleTable, unknown: tuple[Phase, ...], runtime: str
 ) -> ScheduleTable:
     """Drop the cells whose phase a runtime does not know, with a warning."""
-    count = {phase: int((table.phase == phase).sum()) for phase in unknown}
-    dropped = ", ".join(f"{count[phase]} {phase.name}" for phase in unknown if count[phase])
+    counts = {phase: int((table.phase == phase).sum()) for phase in unknown}
+    dropped = ", ".join(f"{count} {phase.name}" for phase, count in counts.items() if count)
     if not dropped:
         return table
     later = ": it updates after the whole table" if table.updates_within else ""
@@ -228,14 +228,8 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
 # (github.com/openxla/shardy, shardy/integrations/python/jax/mpmd/pipeline.py). Users choose names
 # and meshes of fragments, so the module finds fragments by stage, microbatch and direction.
 
-Fragment = tuple[int, int, int, str | None]
-# how often a fragment is transposed, and its part of a backward that is split
-PARTS = {
-    Phase.F: (0, None),
-    Phase.B: (1, None),
-    Phase.I: (1, "KEEP_TRANSFERRED"),
-    Phase.W: (1, "DROP_TRANSFERRED"),
-}
+TRANSPOSES = {Phase.F: 0, Phase.B: 1, Phase.I: 1, Phase.W: 1}  # how often a fragment is transposed
+SPLIT_TYPES = {Phase.I: "KEEP_TRANSFERRED", Phase.W: "DROP_TRANSFERRED"}  # of split backwards
 SHARDY_MODULE = Template('''"""$title.
 
     from this_module import schedule  # for mpmd.make_config(..., pipeline_schedule=schedule)
@@ -304,7 +298,13 @@ def to_shardy(table: ScheduleTable) -> str:
     table = supported_table(table, "Shardy")
     split = has_split_backwards(table)
     cells = [
-        [[_fragment(op) for op in cell_ops(cell, split=split)] for cell in row]
+        [
+            [
+                (op.stage, TRANSPOSES[op.phase], op.microbatch, SPLIT_TYPES.get(op.phase))
+                for op in ops
+            ]
+            for ops in (cell_ops(cell, split=split) for cell in row)
+        ]
         for row in table.rows()
     ]
     return SHARDY_MODULE.substitute(
@@ -317,11 +317,6 @@ def to_shardy(table: ScheduleTable) -> str:
             for row, row_is_fused in zip(cells, table.is_fused, strict=True)
         ),
     )
-
-
-def _fragment(op: Op) -> Fragment:
-    transpose_count, part = PARTS[op.phase]
-    return op.stage, transpose_count, op.microbatch, part
 
 
 # Tables for PyTorch's runtime, and reasons why it cannot run some.
@@ -341,15 +336,11 @@ _OTHERS = [phase for phase in CELL_PHASES if phase not in {*KNOWN, *ABSENT}]
 ABSENT |= dict.fromkeys(_OTHERS, "it has no such op")
 
 
-def absent(table: ScheduleTable) -> dict[Phase, int]:
-    """Count by phase the cells of a table that PyTorch's tables cannot have."""
-    count = {phase: int((table.phase == phase).sum()) for phase in ABSENT}
-    return {phase: number for phase, number in count.items() if number}
-
-
 def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Add the cells that PyTorch's runtime needs in addition to SEND and RECV, with a notice."""
-    # Every SEND needs its wait; with `sharding`, also gathers and reductions are added.
+    """Add the cells that PyTorch's runtime needs in addition to SEND and RECV, with a notice.
+
+    Every SEND needs its wait; with `sharding`, gathers and reductions of weights are added too.
+    """
     if not table.has_communication:
         return table
     result = with_sharding(table) if sharding else table
@@ -381,9 +372,9 @@ def check_exportable(table: ScheduleTable) -> None:
     """Refuse a table that PyTorch's runtime cannot execute, with the reason."""
     check_usual(table, "PyTorch's runtime")
     name = f"PyTorch's runtime cannot run {table.name}"
-    if counts := absent(table):
-        phase, number = next(iter(counts.items()))
-        raise ValueError(f"{name}: {number} {phase.name} cells, {ABSENT[phase]}")
+    for phase, reason in ABSENT.items():
+        if number := int((table.phase == phase).sum()):
+            raise ValueError(f"{name}: {number} {phase.name} cells, {reason}")
     check_ranks(table)
     last = table.num_stages - 1
     ends = [op.microbatch for op in _ops(table) if op.phase is Phase.F and op.stage == last]
@@ -413,7 +404,7 @@ def _ops(table: ScheduleTable) -> list[Op]:
 
 def _check_matching(table: ScheduleTable, name: str) -> None:
     """Check that each rank receives messages in the order in which another rank sends them."""
-    # By (sender, receiver): the RECV cells that the sender's SEND cells ask for, and those posted.
+    # by (sender, receiver): the RECV cell that belongs to each SEND cell, and the actual RECV cells
     workers = table.placement[0]
     expected: dict[tuple[int, int], list[Op]] = {}
     posted: dict[tuple[int, int], list[Op]] = {}

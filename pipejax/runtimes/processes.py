@@ -25,8 +25,6 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
-# Requests to a runtime that runs a table, and their results.
-#
 # A runtime trains a small model for one step, divided into the stages of the table, and compares
 # its gradients with those of the model without a pipeline. It may also time steps.
 
@@ -128,7 +126,13 @@ def serve(answer_to: Callable[[Any], Any]) -> None:
     """Answer a request from stdin; on failure, report the error in one line and exit."""
     # A ValueError is a refusal. The process exits at once, as ranks may wait for each other.
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+
+    def end_with_caller() -> None:
+        """End this process when stdin closes, because the calling process has ended."""
+        sys.stdin.read()
+        os._exit(3)
+
+    threading.Thread(target=end_with_caller, daemon=True).start()
     try:
         answer = answer_to(request)
     except Exception as error:
@@ -142,12 +146,6 @@ def serve(answer_to: Callable[[Any], Any]) -> None:
         sys.stderr.flush()
         os._exit(1)
     Path(request["answer"]).write_text(json.dumps(answer))
-
-
-def _end_with_the_caller() -> None:
-    """End this process when stdin closes, because the calling process has ended."""
-    sys.stdin.read()
-    os._exit(3)
 
 
 def _start(module: str, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":

@@ -216,6 +216,7 @@ class OpClock:
     # Work of the runtime after an op, such as posting a SEND, counts to the op; waiting does not.
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
+        """Set the least time of each op [s], by phase, stage and microbatch; {} for none."""
         # PyTorch's stage 0 computes both halves in W; its I is empty, as the input has no gradient
         self.min_seconds = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
@@ -223,6 +224,7 @@ class OpClock:
             self.min_seconds["I"][0] = 0.0
         self.measured: dict[tuple[int, str], list[float]] = {}
         self._last: list[float] = []  # measured times of the kind of op that ended last
+        # start of the present op, end of the last one, and time spent waiting since [s]
         self._begun = self._ended = self._waited = 0.0
 
     def forget(self) -> None:
@@ -346,7 +348,7 @@ class TableRun:
         return None if losses is None else float(sum(loss.detach() for loss in losses))
 
     def errors(self, loss: float | None) -> dict[str, Any]:
-        """Compare gradients and loss with those of a step without a pipeline."""
+        """Compare this rank's gradients, and the loss, with those of a step without a pipeline."""
         stages = [self.model.stage(k) for k in range(len(self.task["placement"]))]
         expected = unpipelined(stages, self.inputs, self.targets)
         differences = []
@@ -354,11 +356,11 @@ class TableRun:
             pairs = zip(module.parameters(), stages[number].parameters(), strict=True)
             differences += [relative_difference(ours.grad, exact.grad) for ours, exact in pairs]
         loss_error = None if loss is None else abs(loss - expected) / abs(expected)
-        errors = {"gradient_error": float(np.max(differences)), "loss": loss}
-        return errors | {"loss_error": loss_error}
+        gradient_error = float(np.max(differences))
+        return {"gradient_error": gradient_error, "loss": loss, "loss_error": loss_error}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together on all ranks; write a trace if one is requested."""
+        """Time steps that begin together on all ranks; write a trace if the task asks for one."""
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)
@@ -404,7 +406,7 @@ def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -
 
 
 def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:
-    """Send a message to another rank and back; return the time of the round trip [s]."""
+    """Send an activation from rank `source` to rank `target` and back; return the time [s]."""
     tensor = torch.ones_like(model.example(), device="cpu")
     start = time.perf_counter()
     for _ in range(ROUND_TRIPS):

@@ -52,7 +52,11 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
     tables = [add_runtime_cells(job.table, sharding=False) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]
-        timeout = START_UP + sum(map(_time_limit, jobs))
+        timeout = START_UP
+        for job in jobs:
+            messages = float(message_seconds(job).sum()) * job.table.num_microbatches
+            ops = sum(float(times.sum()) for times in op_seconds(job).values())
+            timeout += (job.steps + 1) * (PER_STEP + SLOWER * (ops + messages))
         request: dict[str, Any] = {
             "ranks": ranks,
             "model": {"hidden": first.hidden, "batch_size": first.batch_size, "seed": first.seed},
@@ -106,12 +110,6 @@ def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries
         return np.zeros(shape)
     seconds = np.asarray(job.costs.latency, float) + np.asarray(job.costs.transmit, float)
     return np.broadcast_to(seconds[:, 0] if seconds.ndim == 3 else seconds, shape)
-
-
-def _time_limit(job: RuntimeJob) -> float:
-    messages = float(message_seconds(job).sum()) * job.table.num_microbatches
-    ops = sum(float(times.sum()) for times in op_seconds(job).values())
-    return (job.steps + 1) * (PER_STEP + SLOWER * (ops + messages))
 
 
 def _result(

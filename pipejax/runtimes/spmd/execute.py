@@ -73,30 +73,30 @@ def square_loss(output: Array, target: Array) -> Array:
     return jnp.mean((output - target) ** 2) / 2
 
 
-@functools.partial(jax.jit)
+@jax.jit
 def unpipelined(
     parameters: StageParameters,
     input: Float[Array, "microbatches batch hidden"],
     target: Float[Array, "microbatches batch hidden"],
-    stage_is_there: Bool[Array, " stages"],
-    share: Float[Array, " microbatches"],
+    is_real_stage: Bool[Array, " stages"],
+    weights: Float[Array, " microbatches"],
 ) -> tuple[Float[Array, ""], StageParameters]:
-    """Return loss and gradients of the model, computed stage by stage without a schedule."""
+    """Return loss and gradients of the model, computed stage by stage without a schedule.
 
-    # Padded stages return their input and padded microbatches have weight 0, so one
-    # compilation serves models of all sizes up to this one.
+    Padding serves smaller models: stages that are not real return their input, and microbatches
+    that do not exist have weight 0 in the loss.
+    """
+
     def mean_loss(parameters: StageParameters) -> Array:
-        """Return the mean loss of all microbatches through all stages."""
-
-        def through(activation: Array, stage: tuple[StageParameters, Array]) -> tuple[Array, None]:
-            weights, is_there = stage
-            return jnp.where(is_there, run_stage(weights, activation), activation), None
+        def apply_stage(activation: Array, stage: Any) -> tuple[Array, None]:
+            stage_parameters, is_real = stage
+            return jnp.where(is_real, run_stage(stage_parameters, activation), activation), None
 
         def microbatch_loss(activation: Array, target: Array) -> Array:
-            output, _ = jax.lax.scan(through, activation, (parameters, stage_is_there))
+            output, _ = jax.lax.scan(apply_stage, activation, (parameters, is_real_stage))
             return square_loss(output, target)
 
-        return jnp.sum(share * jax.vmap(microbatch_loss)(input, target))
+        return jnp.sum(weights * jax.vmap(microbatch_loss)(input, target))
 
     return jax.value_and_grad(mean_loss)(parameters)
 
@@ -150,7 +150,10 @@ def _forward(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
 def _backward(
     step: Instructions, moving: _InFlight, target: Array, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
-    """Compute the requested gradients by running the stage again from its stored input."""
+    """Compute the input gradient (I), the weight gradient (W) or both (B) of a stage.
+
+    It runs the stage again from its stored input.
+    """
     state = moving.state
     weights, activation = _at(state.weights, step.copy), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
@@ -215,14 +218,12 @@ def _store_arrivals(
 
 def _exchange(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
     """Send activations and gradients at the end of a slot; return the worker's new state."""
-    state, shifts = moving.state, (sizes.activation_shifts, sizes.gradient_shifts)
+    state, store = moving.state, functools.partial(_store_arrivals, workers=sizes.workers)
+    activation = moving.activation, now.activation_to, sizes.activation_shifts
+    gradient = moving.gradient, now.gradient_to, sizes.gradient_shifts
     return state._replace(
-        activations=_store_arrivals(
-            state.activations, moving.activation, now.activation_to, shifts[0], sizes.workers
-        ),
-        gradients=_store_arrivals(
-            state.gradients, moving.gradient, now.gradient_to, shifts[1], sizes.workers
-        ),
+        activations=store(state.activations, *activation),
+        gradients=store(state.gradients, *gradient),
     )
 
 

@@ -75,11 +75,6 @@ class Instructions(NamedTuple):
     gradient_to: Int[NumpyArray, "slots workers shifts"]
 
 
-def without_skipped_cells(table: ScheduleTable) -> ScheduleTable:
-    """Remove the cells of a table that this runtime does not execute."""
-    return without(table, tuple(LEFT_OUT))
-
-
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     """Return the lockstep slot of each cell: the first one after all cells it waits for."""
     start, _ = run_edges(*cell_edges(table), np.ones(table.phase.size))
@@ -100,7 +95,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
         workers=workers,
-        slots=int(lockstep_slots(without_skipped_cells(table)).max()) + 1,
+        slots=int(lockstep_slots(without(table, tuple(LEFT_OUT))).max()) + 1,
         microbatches=table.num_microbatches,
         places=num_copies * table.num_microbatches,
         copies=num_copies,
@@ -111,7 +106,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
 
 def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     """Write the instructions of a table for a program compiled for given sizes."""
-    table = without_skipped_cells(table)
+    table = without(table, tuple(LEFT_OUT))
     shape = sizes.slots, sizes.workers
     unused = {  # spare entries, which nothing reads; idle devices use no weights
         **dict.fromkeys(("code", "copy"), 0),
@@ -119,14 +114,11 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
         **dict.fromkeys(("place", "seed", "gradient_to"), sizes.places),
         "microbatch": sizes.microbatches,
     }
-    lanes = {
-        "activation_to": len(sizes.activation_shifts),
-        "gradient_to": len(sizes.gradient_shifts),
-    }
-    blank = {
-        name: np.full((*shape, lanes.get(name, 2)), unused[name], np.int32)
-        for name in Instructions._fields
-    }
+    shifts = {"activation_to": sizes.activation_shifts, "gradient_to": sizes.gradient_shifts}
+    blank = {}
+    for name in Instructions._fields:
+        length = len(shifts[name]) if name in shifts else 2  # two ops in a slot, if fused
+        blank[name] = np.full((*shape, length), unused[name], np.int32)
     written = Instructions(**blank)
     _write_ops(table, sizes, written)
     _write_messages(table, sizes, written)

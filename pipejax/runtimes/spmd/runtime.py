@@ -39,8 +39,6 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json, to_json
 
-# One step of the small model under a table, and how far it is from the step without a pipeline.
-
 
 class TrainingStep(NamedTuple):
     """Results of a training step in the order of a table."""
@@ -49,21 +47,16 @@ class TrainingStep(NamedTuple):
     losses: Float[NumpyArray, " microbatches"]  # of the last stage
 
 
-def check_devices(workers: int) -> None:
-    """Raise an error if JAX has fewer devices than the table has workers."""
-    count = len(jax.devices())
-    if count < workers:
-        raise ValueError(
-            f"the table has {workers} workers, but JAX has {count} devices here: "
-            f"JAX_NUM_CPU_DEVICES={workers} must be set before JAX starts"
-        )
-
-
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
     """Run one training step in the order of a table, in a program compiled for given sizes."""
     # `local_index` (workers, stages) numbers the stages of each worker, or is NOWHERE: 0 - 1 - and
     # - 0 - 1 for stages 0 1 2 3 on workers 0 1 0 1.
-    check_devices(sizes.workers)
+    count = len(jax.devices())
+    if count < sizes.workers:
+        raise ValueError(
+            f"the table has {sizes.workers} workers, but JAX has {count} devices here: "
+            f"JAX_NUM_CPU_DEVICES={sizes.workers} must be set before JAX starts"
+        )
     local_index, data = local_stage_index(table), _data(table, model)
     state = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
@@ -132,7 +125,10 @@ def _initial_state(
 def step_errors(
     table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
 ) -> dict[str, float]:
-    """Compare a step with the step without a pipeline, which is compiled for given sizes."""
+    """Return gradient error and loss error of a step against the step without a pipeline.
+
+    The latter is compiled for `stages` and `microbatches`, at least those of the table.
+    """
     data, count = _data(table, model), table.num_microbatches
     parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
     loss, gradients = unpipelined(
