@@ -16,7 +16,7 @@ from legal_sizes import SLICED
 from test_grammar_runs import BRAID
 
 import pipejax as pj
-from pipejax.analysis.certificates import certificate_checksum
+from pipejax.checker.verify import certificate_checksum
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds

@@ -13,8 +13,8 @@ import pytest
 from certified import check_solution, get_first
 
 import pipejax as pj
-from pipejax.analysis.certificates import certificate_checksum
 from pipejax.base.files import DRAFT
+from pipejax.checker.verify import certificate_checksum
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import SolvedProblems, StoreWarning, prover, scaled_bound

@@ -18,6 +18,7 @@ from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions,
 from pipejax.plots.fronts import Shown, draw_plan, draw_results
 from pipejax.plots.heat_maps import Height, Side, draw_regions
 from pipejax.schedules import Grammar, OpKind
+from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
 
 SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009
     "all": None,
@@ -46,7 +47,7 @@ FILLS = {phase: look.fill for phase, look in palette.PHASES.items() if phase != 
 SHADES = {
     f"{phase} of the second pipe": look.shade
     for phase, look in palette.PHASES.items()
-    if phase not in palette.NO_PIPE
+    if KINDS[Phase[phase]].scope == MICROBATCH
 }
 
 

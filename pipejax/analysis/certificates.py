@@ -13,7 +13,6 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.data_files import load_json
 from pipejax.base.display import ResultDict, with_short_repr
-from pipejax.base.files import checksum
 from pipejax.checker.claims import Discrepancy
 from pipejax.checker.run import by_worker
 from pipejax.checker.verify import CheckedBound, Verdict, check
@@ -88,13 +87,6 @@ def new_certificate(
     all_costs = {"links": json.loads(json.dumps(dataclasses.asdict(links))), **costs}
     parts = {"costs": all_costs, "claim": dict(claim), "proof": dict(proof)}
     return ResultDict({"kind": kind, "version": VERSION, "table": table_content, **parts})
-
-
-def certificate_checksum(parts: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a certificate's content except the checksum, to detect damage."""
-    proof = {key: value for key, value in parts["proof"].items() if key != "checksum"}
-    text = json.dumps({**parts, "proof": proof}, sort_keys=True)
-    return checksum(text)
 
 
 def certificate(

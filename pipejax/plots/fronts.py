@@ -32,13 +32,9 @@ def draw_plan(
 ) -> None:
     """Draw layouts by memory [GB] and step time [s]; those with only a lower bound are grey.
 
-    Args:
-      axes: to draw on.
-      columns: (layouts) memory, lower bound, step time and further columns by name.
-      front: (layouts) mask of the Pareto front.
-      apart: (layouts) mask of layouts that are ranked apart, as extrapolations.
-      best: row of the best layout.
-      capacity: memory of an accelerator [B].
+    `columns` are those of the plan's layouts by name. `front` masks the Pareto front, `apart` the
+    layouts that are ranked apart as extrapolations. `best` is the row of the best layout,
+    `capacity` the memory of an accelerator [B].
     """
     memory, exact = np.asarray(columns["memory_bytes"]) / 1e9, np.asarray(columns["step_time"])
     bound, is_exact = np.asarray(columns["lower_bound"]), ~np.isnan(exact)
@@ -144,13 +140,10 @@ def draw_results(
 ) -> None:
     """Draw points by group, their front as a line of steps, and rings around the best points.
 
-    Args:
-      axes: to draw on.
-      sides: quantity drawn across, and quantity drawn up.
-      groups: (points) mask of the points of each group, by name; other points are not drawn.
-      front: indices of the points on the Pareto front, from the best in the first quantity on.
-      best: indices of the best points.
-      front_names: title of a list of the front's points, and a name for each; no list if empty.
+    `sides` are the quantities across and up, `groups` masks of points by name; other points are
+    not drawn. `front` and `best` are indices of points, the front from the best in the first
+    quantity on. `front_names` is the title of a list below the picture, and a name for each point
+    of the front.
     """
     x, y = (side.values for side in sides)
     is_grouped = np.logical_or.reduce([*groups.values()])
@@ -262,17 +255,13 @@ def _scale(
         if len(values) and 0 < LOG_RATIO * values.min() < values.max():
             getattr(axes, f"set_{name}scale")("log")
         if len(values) < is_grouped.sum():
-            getattr(axes, f"set_{name}lim")(*_with_margin(values, axis.get_scale()))
+            low, high = float(values.min()), float(values.max())
+            if axis.get_scale() == "log":
+                limits = low * (low / high) ** 0.05, high * (high / low) ** 0.05
+            else:
+                limits = low - 0.05 * (high - low), high + 0.05 * (high - low)
+            getattr(axes, f"set_{name}lim")(*limits)
         style.name_ticks(axis)
-
-
-def _with_margin(values: NumpyArray, scale: str) -> tuple[float, float]:
-    low, high = float(values.min()), float(values.max())
-    if scale == "log":
-        factor = (high / low) ** 0.05
-        return low / factor, high * factor
-    margin = 0.05 * (high - low)
-    return low - margin, high + margin
 
 
 def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipejax.schedules.cells.ops import KINDS, MICROBATCH, AnyPhase, OpKind, Phase
+from pipejax.schedules.cells.ops import KINDS, AnyPhase, OpKind, Phase
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
@@ -25,7 +25,7 @@ SECONDS = ("#FEE838", "#D6C35D", "#AEA371", "#888578", "#666970", "#424E6C", "#0
 
 # colours of lines
 MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY
-HELD, LIMIT = SKY, VERMILION
+HELD = SKY
 
 
 class Look(NamedTuple):
@@ -70,9 +70,6 @@ PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind re
     phase.name: look
     for phase, look in sorted(_LOOKS.items(), key=lambda entry: -lightness(entry[1].fill))
 }
-NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].scope != MICROBATCH)
-
-
 # phases without a colour, whose default cost is 0, are grey
 USUAL = {phase.name: PHASES.get(phase.name, Look(phase.name, GREY, GREY)) for phase in KINDS}
 _SHADE = 0.33  # share of black in the second pipe's colour, if a kind names none

@@ -296,11 +296,7 @@ class ActivationMemory(NamedTuple):
     def curve(
         self, worker: int
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
-        """Return the memory of a worker over time as a step function.
-
-        Returns:
-          (moments) times [s], and what is held from each of them on; nothing before the first.
-        """
+        """Return times (moments) [s], and the memory that a worker holds from each of them on."""
         on_worker = self.worker == worker
         return self.time[on_worker], self.held[on_worker]
 

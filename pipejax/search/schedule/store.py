@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.certificates import SIZES, certificate_checksum, new_certificate
+from pipejax.analysis.certificates import SIZES, new_certificate
 from pipejax.base.files import CACHE, cache_folder, code_hash, write_file
 from pipejax.base.progress import Notice
+from pipejax.checker.verify import certificate_checksum
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json
