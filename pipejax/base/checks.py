@@ -199,10 +199,7 @@ SYNONYMS = {"gpus": "accelerators", "devices": "accelerators", "ranks": "acceler
 
 
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
-    """Return a question for the end of an error, "; did you mean x?", or "" if no name is similar.
-
-    It suggests names with the same first word, or else one or two similar ones.
-    """
+    """Return the end of an error, "; did you mean x?", or "" if no name is similar."""
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
     if SYNONYMS.get(word) in lower_names:

@@ -123,10 +123,7 @@ def exact_float(text: str) -> float:
 
 
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
-    """Read a number with a unit behind it, such as "40us" or "100GB/s", in the SI unit `dimension`.
-
-    A text without a unit gives None. `where` names the argument in errors.
-    """
+    """Read a number with a unit, as "40us", in the SI unit `dimension`; None without a unit."""
     value, unit = _split(text.replace("\u03bc", "\u00b5"))  # a Greek letter, the sign of micro
     if not unit:
         return None

@@ -131,10 +131,7 @@ def unit_factors(name: str, dimension: str) -> dict[str, float]:
 
 
 def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None:
-    """Refuse a value that is not an object, or that has other keys than its fields.
-
-    `where` names the object in errors, and `what` a key: "key" or "column".
-    """
+    """Refuse a value that is not an object, or that has other keys than its fields."""
     keys = [key for name in fields for key in unit_factors(name, fields[name].dimension)]
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object with the keys {', '.join(keys)}")

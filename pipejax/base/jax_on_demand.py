@@ -105,13 +105,10 @@ def register(
     flatten: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]] | None = None,
     unflatten: Callable[[Any, Iterable[Tree]], Any] | None = None,
 ) -> None:
-    """Register a type as a pytree.
+    """Register a type as a pytree: a dataclass, or any type with functions for both directions.
 
-    Args:
-      kind: a dataclass, whose fields are children, except those with the metadata `static`; or any
-        type, with both functions.
-      flatten: returns names and values of a record's children, and static data, which is hashable.
-      unflatten: makes a record from the static data and the children.
+    Fields of a dataclass with the metadata `static` are no children. `flatten` returns names and
+    values of a record's children, and static data, which is hashable; `unflatten` takes both.
     """
     if flatten is None or unflatten is None:
         _records[kind] = _dataclass_record(kind)

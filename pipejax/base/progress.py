@@ -33,10 +33,7 @@ def to_nobody(done: float, total: float | None, text: str) -> None:
 
 @contextlib.contextmanager
 def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield the function that takes progress reports: the caller's, or a notebook's bar.
-
-    Elsewhere reports are ignored. `what` names the work in the bar.
-    """
+    """Yield the function that takes progress reports: the caller's, a notebook's bar, or none."""
     if on_progress is not None:
         if not callable(on_progress):
             raise ValueError(
@@ -142,13 +139,9 @@ def merge_progress(
 ) -> Generator[News, None, None]:
     """Run each job in a thread, and yield the jobs' reports of progress until all have ended.
 
-    Args:
-      jobs: each takes a function that it calls with a report; the function returns when the caller
-        has used the report. So the work does not depend on the caller's speed.
-      stop: called repeatedly, when the iterator is closed, until the jobs have ended.
-
-    Raises:
-      BaseException: the error of a job.
+    A job calls its argument with a report; the call returns when the caller has used the report, so
+    the work does not depend on the caller's speed. When the iterator is closed, `stop` is called
+    repeatedly until the jobs have ended. The error of a job is raised in the caller's thread.
     """
     reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
     reports, is_closed = queue.SimpleQueue(), threading.Event()

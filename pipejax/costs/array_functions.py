@@ -41,10 +41,7 @@ _NUMPY_TYPES = {float, int, bool, np.ndarray, np.float64}
 
 
 def _kind(arguments: Any) -> type | None:
-    """Return the type of the first argument that is not NumPy's: JAX's `Array`, `Many` or None.
-
-    Lists and tuples are searched, too.
-    """
+    """Return the type of the first argument that is not NumPy's: JAX's `Array`, `Many` or None."""
     for argument in arguments:
         if type(argument) in _NUMPY_TYPES:
             continue

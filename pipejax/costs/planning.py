@@ -35,11 +35,7 @@ def for_times(
 ) -> dict[str, Any]:
     """Return a builder's options, with times if it plans the order of ops from times.
 
-    Args:
-      builder: builder of a schedule.
-      size: its arguments `num_workers` and `num_microbatches`.
-      options: its other arguments.
-      price: returns the costs [s] of a table.
+    `size` has the numbers of workers and microbatches; `price` returns the costs [s] of a table.
     """
     if not is_planned(builder, options):
         return dict(options)
@@ -61,14 +57,8 @@ def plans(
     """Group configurations of a batch of costs that get the same plan, an order of ops.
 
     Configurations with equal mean times, in units of the mean F, get one plan: F 1 B 2 and F 2 B 4.
-
-    Args:
-      builder: builder of the schedule.
-      options: its arguments; those given here precede times from costs.
-      costs: costs [s] by field of `Costs`; the first axis of all arrays is the batch.
-
-    Yields:
-      Indices of the configurations of a group, and the builder's arguments for them.
+    The first axis of all costs is the batch; `options` precede times from costs. A group is the
+    indices of its configurations, and the builder's arguments for them.
     """
     batch_size = max(len(leaf) for leaf in costs.values())
 

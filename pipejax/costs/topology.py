@@ -124,10 +124,7 @@ def places_on(
 
 
 def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
-    """Return the level of the link between all pairs of places (places, places).
-
-    `sizes` are places per node, per rack and so on. Level 0 is within a node.
-    """
+    """Return the link level of all pairs of places (places, places), which is 0 within a node."""
     # nodes of 2, racks of 4: places 0 and 1 have level 0, places 0 and 2 level 1, 0 and 4 level 2
     levels = np.zeros((num_places, num_places), int)
     for size in sizes:

@@ -147,10 +147,7 @@ def layer_activation_bytes(
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Return the bytes per token that unfused kernels keep in addition until I of the layer.
-
-    `modules` are the parts that the layer recomputes, which keep nothing.
-    """
+    """Return the bytes per token that unfused kernels keep until I, except in `modules`."""
     # A gated MLP keeps the output of its activation function beside its product with the gate.
     # Attention keeps its output in the order of its product and in the order of the projection. A
     # norm keeps its input in float32 and the normalized one; a fused norm keeps its input.

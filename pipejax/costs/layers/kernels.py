@@ -191,12 +191,9 @@ def update_time(
 ) -> Numbers:
     """Return the time [s] of the optimizer's update, on the accelerator and on the host.
 
-    Args:
-      system: the machine.
-      volume: bytes of optimizer memory to read and write on the accelerator.
-      on_host: the same on the host, which updates at the same time.
-      exchanged: bytes that go to the host as gradients before, and come back as weights after:
-        Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    `volume` and `on_host` are bytes of optimizer memory to read and write on either. `exchanged`
+    bytes go to the host as gradients before, and come back as weights after: Megatron's hybrid
+    optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
     """
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.

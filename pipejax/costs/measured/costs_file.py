@@ -307,10 +307,7 @@ def _array(
 
 
 def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
-    """Return latency and transmit time [s] from a section of a file: (boundaries, microbatches).
-
-    The section has the transmit time itself, in units of `scale` seconds, or bytes and bandwidth.
-    """
+    """Return latency and transmit time [s] of a section: (boundaries, microbatches)."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be one object without workers_per_node, got {section!r}")
     values = {
@@ -338,10 +335,7 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Return costs of one second per slot, to draw a table.
-
-    `durations` are slots by phase, as {"F": 1, "B": 2}; by default the table's.
-    """
+    """Return costs of one second per slot, to draw a table, of its slots or of `durations`."""
     slots = durations or table.slots
     shares = np.asarray(table.stage_shares)  # a stage with more layers takes longer
     field_costs: dict[str, Any] = {}

@@ -150,9 +150,8 @@ class MegatronLog(NamedTuple):
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
         """Compare the log's model with the model that its rows name.
 
-        Returns:
-          Columns of a row that set the log's values, such as its sequence length, and notes on
-          sizes that differ although no column can set them.
+        The result is columns of a row that set the log's values, such as its sequence length, and
+        notes on sizes that differ although no column can set them.
         """
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
@@ -181,10 +180,8 @@ class MegatronLog(NamedTuple):
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return a row of measured step times per batch size, and notes on what rows leave out.
 
-        Args:
-          model: name or file of the model, for the rows' column `model`.
-          trained: that model, to compare its sizes with the log's; None for no comparison.
-          cells: further columns, which the user gives.
+        `model` and `cells` are columns of all rows. The sizes of the model `trained`, if it is
+        given, are compared with the log's.
         """
         for name in _UNSAID:
             if self.text(name):
@@ -274,10 +271,7 @@ class MegatronLog(NamedTuple):
         return max(stage, int(self.is_on("use_distributed_optimizer")))
 
     def _pipeline_layout(self, workers: int, stages_per_worker: int) -> str:
-        """Return the pipeline layout in Megatron's letters, such as Et|tL; empty for the default.
-
-        The log has the layout itself, or numbers of layers on the first and on the last worker.
-        """
+        """Return the pipeline layout in Megatron's letters, as Et|tL; empty for the default."""
         if self.text("pipeline_model_parallel_layout"):
             return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
         first = self.whole("decoder_first_pipeline_num_layers", 0)

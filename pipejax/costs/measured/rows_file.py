@@ -127,10 +127,7 @@ class RowReader:
             warnings.warn(f"{self.path}: not given in all rows, taken as {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
-        """Convert the cells of a row, with defaults, to a value for each column of `MeasuredRows`.
-
-        `number` is that of the row in its file, from 1; `cells` are its cells that are not empty.
-        """
+        """Convert the cells of row `number`, from 1, to a value for each column, with defaults."""
         columns: dict[str, Any] = {name: self._count(cells, name) for name in COUNTS}
         stack_name = self.stack or file_beside(self.path, cells.get("stack", ""))
         if not stack_name:
@@ -160,10 +157,7 @@ class RowReader:
     def _value(
         self, cells: dict[str, Any], name: str, default: Any, default_text: str | None = None
     ) -> Any:
-        """Return a cell of a row; if it is missing, note its default for a warning and return it.
-
-        `default_text` describes the default in the warning; by default, its value does.
-        """
+        """Return a cell of a row, or its default, which a warning then lists as `default_text`."""
         if name not in cells:
             self.defaults[name] = default if default_text is None else default_text
         return cells.get(name, default)
@@ -194,10 +188,7 @@ class RowReader:
         return total // per_replica
 
     def _names(self, cells: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-        """Return a row's schedule, layout, link, recomputation, precision, sequence parallelism.
-
-        `counts` are the row's whole numbers, on which two of the defaults depend.
-        """
+        """Return a row's schedule, layout, link, recomputation, precision, sequence parallelism."""
         columns = {name: cells.get(name, "") for name in ("pipeline_layout", "link")}
         schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
         rule = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
@@ -217,10 +208,7 @@ class RowReader:
         return {name: values.get(name, _SOFTWARE[name]) for name in OF_WORKLOAD}
 
     def _model(self, cells: dict[str, Any]) -> tuple[int, Model]:
-        """Return the index of a row's model among the file's models, and the model.
-
-        Rows that name the same model and sizes share one model.
-        """
+        """Return index and model of a row; rows that name the same model and sizes share one."""
         if cells.get("precision", PRECISIONS[0]) != PRECISIONS[0]:  # below 16 bits
             cells = {**NARROW, **cells}
         key = tuple(cells.get(name) for name in ("model", *SIZES))
@@ -260,10 +248,7 @@ class RowReader:
 
 
 def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
-    """Return a row's op, stage and global batch; an op without a batch gets the smallest one.
-
-    `cells` are those that the row has, `columns` include defaults.
-    """
+    """Return a row's op, stage and global batch; an op without a batch gets the smallest one."""
     op, stage = cells.get("op", STEP), cells.get("stage", 0)
     stages = columns["pipeline"] * columns["stages_per_worker"]
     whole_number(stage, "stage", minimum=0, maximum=stages - 1)

@@ -229,10 +229,7 @@ class TrainerLog(NamedTuple):
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return a row of step times per batch size, with the user's columns, and notes.
 
-        Args:
-          model: name or file of the model, for the rows' column `model`.
-          trained: that model; its sequence length turns tokens per second into sequences.
-          columns: text of each column that the log does not state, from the user.
+        The sequence length of the model `trained` turns tokens per second into sequences.
         """
         all_quantities = {name for line in self.iterations for name in line}
         # a line that was cut lacks a number that the other lines have

@@ -150,10 +150,7 @@ def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> d
 
 
 def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sliding window's tokens and its number of layers; {} if it has no effect.
-
-    `layer_types` lists the layers with the window; else a period or a first layer does.
-    """
+    """Return a sliding window's tokens and its number of layers; {} if it has no effect."""
     data, layers = config.data, content["layers"]
     types = data.get("layer_types")
     if types is not None:

@@ -533,10 +533,7 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
 
 
 def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
-    """Return the part of each mesh axis inside nodes (ici) and the rest between nodes (dcn).
-
-    `degrees` are by axis, `per_node` is the number of accelerators of a node.
-    """
+    """Return the part of each mesh axis inside nodes (ici) and the rest between nodes (dcn)."""
     # Axes fill nodes in order: tensor 4 and data 4 on nodes of 8 accelerators are ici_tensor 4,
     # ici_data 2 and dcn_data 2. Nodes stay full where the job fills them; on a node of 72, a job
     # of 64 has axes inside that are divisors of their degrees.
@@ -655,10 +652,7 @@ class Launcher(NamedTuple):
         return tuple(features)
 
     def renamed(self, options: Options) -> Options:
-        """Translate Megatron-LM's options to configuration fields, as "ddp.overlap_grad_reduce".
-
-        A launcher without groups of fields gets the options unchanged.
-        """
+        """Translate Megatron-LM's options to configuration fields, as "ddp.overlap_grad_reduce"."""
         if not self.groups:
             return options
         options = dict(options)

@@ -181,10 +181,7 @@ def _unreadable(label: str, place: object) -> ValueError:
 
 
 def _parse_lists(text: str, label: str) -> Any:
-    """Parse text with lists in JSON or Python form, which + and * may combine; return lists.
-
-    `label` names the text in errors.
-    """
+    """Parse text with lists in JSON or Python form, which + and * may combine; return lists."""
 
     def value(node: ast.AST) -> Any:
         """Evaluate a node of the syntax tree to a word, a number or a list."""
@@ -256,10 +253,7 @@ def _stage_letters(stage: Any, label: str) -> str:
 
 
 def _unroll(bare: str, label: str) -> str:
-    """Write out all repeats in a layout's text, such as ttt for t*3 and t|t| for (t|)*2.
-
-    `bare` is the text without blanks and commas, `label` names it in errors.
-    """
+    """Write out all repeats in a layout's bare text, such as ttt for t*3 and t|t| for (t|)*2."""
     parts: list[str] = []
     place = size = 0
     while place < len(bare):

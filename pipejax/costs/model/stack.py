@@ -118,10 +118,7 @@ AS_THE_SYSTEM = Stack("", "")  # software that changes no number of a system
 
 
 def machine_software(system: System, stack: Stack | str | Path | None = None) -> Stack:
-    """Return the requested software stack, or by default that of the system's calibration.
-
-    A notice warns of the fields of a workload that the calibration sets.
-    """
+    """Return the requested software stack, or by default that of the system's calibration."""
     check_types(stack=(stack, Stack, str, Path, type(None)))
     if stack is not None:
         return stack if isinstance(stack, Stack) else load_stack(stack)

@@ -465,11 +465,8 @@ def build_stages(
 ) -> Stages:
     """Describe the stages of a schedule by their layers and their workers' places.
 
-    Args:
-      table: the schedule.
-      assigned: layers of each stage.
-      mtp: (stages) share of the layers that predict further tokens; by default all on the last.
-      places: (workers) place of each worker on the machine; worker k is at place k if empty.
+    By default, layers that predict further tokens are on the last stage (shares `mtp`), and
+    worker k is at place k.
     """
     ends = np.eye(table.num_stages)  # rows: 1 0 .. 0 for the first stage, 0 .. 0 1 for the last
     is_held = np.zeros((table.num_workers, table.num_stages))
@@ -580,10 +577,7 @@ class ParameterCounts(NamedTuple):
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Count a layer's parameters per accelerator, LoRA adapters included, by kind of layer.
-
-    Without `base`, only the parameters of adapters are counted, not the model's own weights.
-    """
+    """Count a layer's parameters per accelerator by its kind; without `base`, only of adapters."""
     # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. Tensor
     # parallelism splits both factors of an adapter, one by its rank or inputs and one by its
     # outputs, as Megatron does.
@@ -606,10 +600,7 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Count each stage's parameters per accelerator, LoRA adapters included (stages).
-
-    Without `base`, only the parameters of adapters are counted.
-    """
+    """Count each stage's parameters per accelerator (stages); without `base`, only of adapters."""
     # Stages with MTP layers hold a copy of the embedding, to look up tokens. A tied head shares the
     # embedding on its stage, and is a further copy of it on a stage without one.
     weights = layer_weights(model, layout, base=base)

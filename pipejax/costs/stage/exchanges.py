@@ -54,10 +54,7 @@ class _Exchange(NamedTuple):
 def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
-    """Compute the times of all collectives of a step; messages are not included.
-
-    `within_layers` are collectives that layers, embedding and head run.
-    """
+    """Compute the times of all collectives of a step; messages are not included."""
     # Dense weights and experts are two groups with different numbers of replicas. A stage that
     # lies in two pipes (bidirectional schedules) has twice as many replicas of its gradients.
     weight_counts = stacked_trees([part.weights for part in work.parts])
@@ -257,11 +254,8 @@ def with_kinds(
 ) -> Costs:
     """Add costs for custom kinds of ops that run attention, experts or their exchanges.
 
-    Args:
-      costs: costs of whole layers.
-      kinds: cost field of whole layers and part of it, by cost of a custom kind (`LAYER_PARTS`).
-      attention: share of attention in the compute of a cost field (stages), by field.
-      exchanges: seconds of exchanges with experts in a cost field (stages), by field.
+    `kinds` are as in `LAYER_PARTS`. By cost field (stages), `attention` is its share of the compute
+    of whole layers, and `exchanges` are the seconds of their exchanges with experts.
     """
     kind_costs = {}
     for name, (field, part) in kinds.items():

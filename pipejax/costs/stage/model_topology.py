@@ -18,10 +18,7 @@ OF_COPIES = ("all_reduce", "update")  # costs with exchanges of copies, or of th
 
 
 def model_levels(workload: Workload, system: System, table: ScheduleTable) -> Levels:
-    """Return the level of the link between all pairs of places (places, places).
-
-    It is 0 within a node, and 1 between nodes.
-    """
+    """Return the link level of all pairs of places (places, places): 0 in a node, else 1."""
     place = np.arange(table.num_workers, dtype=float)
     near = workload.layout(table, 1.0).is_near(place[:, None], place, system.gpus_per_node)
     return np.where(near, 0, 1)

@@ -264,10 +264,7 @@ def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
 
 
 def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
-    """Return each part's times on the accelerator, see `_device_seconds`.
-
-    `exchanges` are the times (phases) [s] of all collectives in `_pieces`.
-    """
+    """Return each part's times on the accelerator, see `_device_seconds`."""
     priced = system.kernels.priced
     pieces = _pieces(work, priced)
     kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
@@ -292,15 +289,9 @@ def _device_seconds(
 ) -> ByPart:
     """Return the times [s] of compute and of exchanges that it does not hide, by group.
 
-    Args:
-      work: for its overlap of exchanges, and the degree of context parallelism.
-      contention: slow-downs of compute and exchanges that run at once.
-      ops: each with its seconds (phases).
-      exchanges: each with its seconds (phases) if nothing hides it.
-
-    Returns:
-      (ways, parts, phases): the ways are I and W apart, and I and W in one pass, where products of
-      W hide exchanges of I and the reverse; the parts are those of `PARTS` before "weights".
+    Ops and exchanges come with their seconds (phases), as if nothing hid them. The result is (ways,
+    parts, phases): the ways are I and W apart, and I and W in one pass, where products of W hide
+    exchanges of I and the reverse; the parts are those of `PARTS` before "weights".
     """
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
@@ -571,10 +562,7 @@ def costs_of_shape(
     *,
     offloads: bool = False,
 ) -> Costs:
-    """Compute the costs of a microbatch from numbers, all of which may be traced, and their shape.
-
-    `offloads` counts the bytes of O even if the schedule has no O.
-    """
+    """Compute the costs of a microbatch from its shape and from numbers, which may be traced."""
     work = stage_work(
         dataclasses.replace(shape.workload, model=model),
         shape.table,

@@ -156,14 +156,9 @@ def work_of_stages(
 ) -> StageWork:
     """Count the work of stages from numbers without a table; all of them may be traced.
 
-    Args:
-      model: the model.
-      layout: parallelism, precisions and microbatch size.
-      stages: layers and workers of each stage.
-      recompute: parts that a layer recomputes within I, "none" or "selective"; whole layers to
-        recompute are in `stages`.
-      offloads: whether to count the bytes of an offload.
-      has_r: (stages) whether the table has R cells, which recompute the layers instead of I.
+    `recompute` names the parts that a layer recomputes within I; whole layers to recompute are in
+    `stages`. `has_r` (stages) says whether the table has R cells, which recompute the layers
+    instead of I. `offloads` counts the bytes of O.
     """
     trained = layout.trains_base
     offload = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
@@ -329,10 +324,7 @@ def _bytes_by_slice(
 
 
 def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
-    """Return the memory of stages in inference: weights, key-value caches, activations of a layer.
-
-    There are no gradients, optimizer or backwards: the other fields are 0.
-    """
+    """Return the memory of stages in inference: weights, caches, activations of a layer."""
     model = dataclasses.replace(model, dropout=False)
     memory, zeros = bytes_of_stages(model, layout, stages), np.zeros(len(stages.last))
     layers = all_layers_by_kind(model, layout, stages)

@@ -359,10 +359,7 @@ def with_number(system: Any, name: str, value: Number) -> Any:
 
 
 def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return the record with another number at a path of fields, as ("network", "bandwidth").
-
-    A path that ends in "shares" replaces the whole curve.
-    """
+    """Return the record with another number at a path of fields, as ("network", "bandwidth")."""
     field, *subpath = path
     if subpath == ["shares"]:
         value = Efficiency((0.0,), (value,))
@@ -413,10 +410,7 @@ def system_number(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a system file's content `data` with some numbers replaced, in units such as TFLOP/s.
-
-    `values` are in SI units by name, as "network.bandwidth". All other entries stay.
-    """
+    """Return a system file's content with numbers replaced; `values` are in SI units by name."""
     content = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section_name, key = name.split(".")

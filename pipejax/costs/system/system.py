@@ -380,10 +380,7 @@ def _built_in_range(name: str) -> tuple[float, float]:
 def _warn_of_unusual_numbers(
     system: System, where: str, names: Iterable[str], far: float = FAR
 ) -> None:
-    """Warn about numbers far outside those of all built-in systems: a unit may be wrong.
-
-    Of the `names`, those of `OF_SHEETS` are compared; `far` is the factor that is too much.
-    """
+    """Warn about numbers far outside those of all built-in systems: a unit may be wrong."""
     for name in {*OF_SHEETS}.intersection(names):
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
         above, below = values.max() / high, low / values.min()
