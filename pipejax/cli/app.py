@@ -204,10 +204,7 @@ def _no_backend() -> str | None:
 
 
 def _report(message: str, details: str = "", code: int = 2) -> int:
-    """Write an error to stderr and return the exit code.
-
-    A message that ends with a suggestion is split into a line `error:` and a line `hint:`.
-    """
+    """Write an error to stderr, a suggestion at its end as a hint, and return the exit code."""
     text = " ".join(message.split())
     suggestion = _SUGGESTION.match(text)
     error, hint = suggestion.groups() if suggestion else (text, "")

@@ -128,10 +128,7 @@ def _row(
 
 
 def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
-    """Return whether a run with more stages per worker does more work.
-
-    This is so if each stage has the given time, whatever the number of stages.
-    """
+    """Return whether times are of stages, so that runs with more of them do more work."""
     counts = {
         scenario.table().num_stages / scenario.table().num_workers
         for scenario in scenarios

@@ -274,10 +274,7 @@ def _details(
 
 
 def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
-    """Return the measured runs nearest to a predicted one, for `--json`; {} without a model.
-
-    `step` is the predicted step time [s].
-    """
+    """Return the measured runs nearest to a predicted one, for `--json`; {} without a model."""
     from pipejax.analysis.step.evidence import find_evidence, workload_regime
 
     workload, system = scenario.workload, scenario.system
@@ -321,10 +318,7 @@ def _does_not_fit(result: dict[str, Any]) -> str:
 
 
 def _check_links(evaluation: "pj.Evaluation") -> None:
-    """Refuse --pair-links of workers that send no message to each other.
-
-    Warns of --shared-links and --host-links that carry nothing.
-    """
+    """Refuse --pair-links without messages; warn of --shared-links and --host-links without any."""
     sent, schedule = evaluation.program.messages, evaluation.schedule
     sent_pairs = set(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
     for (sender, other), model in evaluation.links.named_pairs:

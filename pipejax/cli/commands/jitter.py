@@ -69,10 +69,7 @@ class SamplingOptions:
     def _read(
         self, name: str, make: Callable[..., Any], parse_first: Callable[[str], Any], form: str
     ) -> Any:
-        """Make an object of the two parts of an option, such as lognormal:0.05.
-
-        `form` is the form of the option in errors.
-        """
+        """Make an object of the two parts of an option, such as lognormal:0.05."""
         text = getattr(self, name)
         head, colon, value = (part.strip() for part in text.partition(":"))
         first, number = parse_first(head), parse_ratio(value)

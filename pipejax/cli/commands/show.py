@@ -164,10 +164,7 @@ def _scene(
     memory: bool,
     limit: MemoryLimit | None,
 ) -> Scene:
-    """Evaluate the tables, and gather what a drawing or a page of them needs.
-
-    `limit` is the memory limit of a worker that the memory curves show.
-    """
+    """Evaluate the tables, and gather what a drawing or a page of them needs."""
     from pipejax.analysis.runs.timeline import time_window
     from pipejax.plots.caption import caption_of_runs
 

@@ -93,10 +93,7 @@ def sweep_run(
 def _run_answer(
     sweep: Any, out: Path, earlier_points: int, seconds: float, compile_seconds: float
 ) -> Answer:
-    """Answer with the number of points in a store by status, and the speed of this run.
-
-    `earlier_points` were evaluated before this run, which took `seconds`.
-    """
+    """Answer with the number of points in a store by status, and the speed of this run."""
     import xarray as xr
 
     from pipejax.sweep import STATUS

@@ -463,10 +463,7 @@ def chunks(
 
 
 def _parse_times(text: str) -> dict[str, Any]:
-    """Read times [s] such as a=2ms,b=5us,c=0.7ns as arguments of `pj.search.chunks`.
-
-    A letter that is not given has the time 0.
-    """
+    """Read times [s] such as a=2ms,b=5us,c=0.7ns as arguments of `pj.search.chunks`."""
     times: dict[str, Any] = dict.fromkeys(LETTERS.values(), 0.0)
     form = f"--stage-times must have each letter once, as {TIMES}"
     for letter, value in parse_pairs(text, form).items():

@@ -85,10 +85,7 @@ def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:
 
 
 def _parse(command: str, text: str) -> Assertion:
-    """Parse a condition such as "makespan < 0.75 s" for the answer of a command.
-
-    The schema of the answer says whether the value is a number with a unit, a truth or a text.
-    """
+    """Parse a condition such as "makespan < 0.75 s" by the schema of a command's answer."""
     option = f"--assert {text!r}"
     condition = split_condition(text)
     if condition is None:

@@ -56,9 +56,7 @@ BARE = ("files", "command")  # what stands on a line without the name of an opti
 class LineOptions:
     """The options that a command line, and the file of `--config`, give to a command.
 
-    Args:
-      command: its name.
-      commands: names of all commands, which have sections in such a file.
+    `commands` are the names of all commands, which have sections in such a file.
     """
 
     def __init__(self, command: str, commands: Collection[str]) -> None:

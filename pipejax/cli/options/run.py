@@ -19,10 +19,7 @@ from pipejax.schedules.table.links import LINK_OPTIONS
 
 
 def _workload_options(name: str, *, in_plan: bool) -> type:
-    """Make a record of options from the fields of a workload.
-
-    With `in_plan` it has only the fields that all layouts of a plan share.
-    """
+    """Make a record of options from the fields of a workload, `in_plan` from those of a plan."""
     kinds = {"whole": int | None, "flag": bool}
     fields = {n: f for n, f in WORKLOAD_FIELDS.items() if f.head and (f.in_plan or not in_plan)}
     entries = "".join(f"  {n}: {f.detail}\n" for n, f in fields.items() if f.detail)

@@ -287,10 +287,7 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _parse_messages(run: Any, nodes: tuple[int, ...]) -> tuple[dict[str, float], ...]:
-    """Return {"latency": s, "transmit": s} for each level of the machine, inside a node first.
-
-    A level has only the keys that options give.
-    """
+    """Return {"latency": s, "transmit": s} for each level of the machine, inside a node first."""
     texts = {"latency": run.latency, "transmit": run.transmit}
     if run.comm is not None:
         if texts != {"latency": None, "transmit": None}:
@@ -716,10 +713,7 @@ _OPTIONAL = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, 
 
 
 def _optional_times(scenario: "pj.Scenario") -> dict[str, str]:
-    """Return {letter: option} for times of ops that most tables lack, as {"R": "--stage-times: R"}.
-
-    The option is written as an error names it.
-    """
+    """Return {letter: option} for times of ops that most tables lack, such as --stage-times: R."""
     from pipejax.costs.costs import PHASE_FIELDS, TIME_FIELDS
 
     source, texts = scenario.source, {}

@@ -255,10 +255,7 @@ class ScheduleList(NamedTuple):
         workers: int | None = None,
         repair: str | None = None,
     ) -> "ScheduleList":
-        """Read the names of --schedules and the files of --tables, with folders unfolded.
-
-        Refuses a schedule that is named twice, and an option that has no effect on any of them.
-        """
+        """Read the names of --schedules and the files of --tables, with folders unfolded."""
         if schedules is None and tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
         for text in tables or ():
@@ -305,10 +302,7 @@ class ScheduleList(NamedTuple):
     def build(
         self, run: Any, points: Iterable[SizedSchedule]
     ) -> "tuple[dict[str, pj.Scenario], dict[str, str]]":
-        """Return the scenario of each schedule by name, and of impossible ones the reason by name.
-
-        `points` has each schedule once.
-        """
+        """Return the scenario of each schedule by name, and the reason of each impossible one."""
         scenarios: dict[str, pj.Scenario] = {}
         missing: dict[str, str] = {}
         for point in points:

@@ -130,10 +130,7 @@ def search_answer(
     next: tuple[str, ...] = (),
     details: Mapping[str, Iterable[object]] = {},
 ) -> Answer:
-    """Answer with the result of a search, its baselines and why it ended.
-
-    `nouns` name a candidate and several of them, and `time` the minimized time.
-    """
+    """Answer with the result of a search, its baselines and why it ended."""
     baselines = savings(nouns[0], time, result.baselines, result.value)
     view = [*first_lines, baselines, *search_end(result, nouns[1]), *last_lines]
     return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

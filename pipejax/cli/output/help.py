@@ -70,10 +70,7 @@ def all_commands_help(groups: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
-    """Return the help of a command: all options explained, or one screen.
-
-    A screen has all options if they fit, else those that are required or frequent.
-    """
+    """Return the help of a command: all options explained, or one screen of frequent ones."""
     from pipejax.cli.options.option import command_options  # loads cyclopts
 
     width, parameters = _width(), command_options(command)

@@ -163,10 +163,7 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
 
 
 def _measured_memory(plan: "PlanResult") -> Iterator[object]:
-    """Yield how measured memory of the launcher's runs compares with predictions.
-
-    If the best layout might not fit then, the line names a --memory-limit that leaves room.
-    """
+    """Yield how measured memory of the launcher's runs compares with predictions."""
     factors, predicted = plan.request.memory_factors, plan.best.memory_bytes
     if not factors:
         return
@@ -215,10 +212,7 @@ def _memory_limit(plan: "PlanResult") -> object:
 
 
 def _assumptions(plan: "PlanResult") -> Iterator[object]:
-    """Yield which traffic overlaps with compute and the bits of gradients.
-
-    A second line has the step time of the best layout with the defaults of each launcher.
-    """
+    """Yield the overlap of traffic, bits of gradients, and the layout with launchers' defaults."""
     overlaps = []
     for name, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
@@ -237,10 +231,7 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
-    """Yield the number of layouts that tie; without a tie, what would make the second one best.
-
-    This is a change of one number of the machine, called a break-even factor.
-    """
+    """Yield the layouts that tie, or changes of the machine that make the second one best."""
     from pipejax.costs.system.parts import number_dimension  # needs JAX, which help does without
 
     if plan.tied > 1:

@@ -74,14 +74,11 @@ def remedy_command(
     base: "pj.Scenario",
     saved: "pj.Scenario | None",
 ) -> str:
-    """Return the command that repeats a remedy.
+    """Return the command that repeats a remedy of the run `base`.
 
-    Args:
-      remedy: a remedy of the run `base`.
-      table: file of the remedy's table if it was written.
-      default: file to which the command writes the table otherwise; None if none can be written.
-      base: the run without remedies.
-      saved: the same run with its table and costs in saved files, which the command then names.
+    `table` is the file of the remedy's table if it was written, `default` the file to which the
+    command writes the table otherwise, if it can. `saved` is the run with its table and costs in
+    saved files, which the command then names.
     """
     scenario, search = _with_files(remedy.scenario, base, saved), remedy.search
     if search is None:

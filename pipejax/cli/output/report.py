@@ -169,10 +169,7 @@ SEARCH_FIELDS = "value lower_bound gap baselines evaluated stopped"  # of every 
 
 
 def savings(noun: str, time: str, times: Mapping[str, float | None], best: float) -> TextTable:
-    """Make a table of the best candidate of a search and its baselines, with their times [s].
-
-    The headers are `noun`, `time` and what the best saves; an illegal baseline has the time None.
-    """
+    """Make a table of the best candidate of a search and its baselines, with their times [s]."""
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())

@@ -55,14 +55,7 @@ def values_by_phase(
     node_values: Float[NumpyArray, " nodes"],
     format: Callable[[float], str],
 ) -> TextTable:
-    """Make a table of the smallest and largest value of each phase on each worker, with their ops.
-
-    Args:
-      evaluation: a run.
-      name: noun of the values, for the headers.
-      node_values: a value for each node of the run's graph.
-      format: writes a value.
-    """
+    """Make a table of the least and most of `node_values`, by worker and phase, with their ops."""
     from pipejax.analysis.runs.timeline import bars
     from pipejax.engine.lowering.program import NO_WORKER
 

@@ -206,10 +206,7 @@ def fitted(grid: TextTable, width: int) -> Iterator[Table | str]:
 
 
 def _parts(min_widths: Sequence[int], num_keys: int, width: int) -> Iterator[list[int]]:
-    """Split a table into parts within a width; yield the indices of the columns of each part.
-
-    Every part begins with the first `num_keys` columns.
-    """
+    """Split a table into parts within a width, each behind the keys; yield indices of columns."""
     keys = list(range(min(num_keys, len(min_widths))))
     part = list(keys)
     for k in range(len(keys), len(min_widths)):

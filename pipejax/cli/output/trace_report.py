@@ -185,10 +185,7 @@ def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect"
 
 
 def _paired_places(table: pj.ScheduleTable, suspect: "pj.results.Suspect") -> dict[str, int]:
-    """Return {"stage": .., "worker": ..} of a suspect if worker and stage have only each other.
-
-    Else the dictionary is empty.
-    """
+    """Return {"stage": .., "worker": ..} of a suspect if these have only each other, else {}."""
     workers = table.placement[0].tolist()
     is_place = suspect.kind in ("worker", "stage")
     if not is_place or len(table.placement) > 1 or len(workers) > table.num_workers:
@@ -240,10 +237,7 @@ def _other_suspects(analysis: "pj.results.Analysis") -> Iterator[object]:
 
 
 def _place_key(suspect: "pj.results.Suspect") -> tuple[object, ...]:
-    """Return a key that suspects of the same place share: the cost of a worker or stage [s].
-
-    Of other kinds it is kind and name.
-    """
+    """Return the cost of a worker or stage [s], equal if they are one place; else kind and name."""
     is_place = suspect.kind in ("worker", "stage")
     return (suspect.seconds,) if is_place else (suspect.kind, suspect.name)
 
