@@ -295,10 +295,7 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
 
 
 def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
-    """Read the axis of a field of the systems, such as latency_us of network, in SI units.
-
-    `entry` is a number, a list or a range; `place` names the section in errors.
-    """
+    """Read the axis of a field of the systems, such as latency_us of network, in SI units."""
     name, field = next(
         (name, field)
         for name, field in SECTIONS[section].items()

@@ -157,10 +157,7 @@ def _num_systems(systems: System) -> int:
 
 
 def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
-    """Return the positions of systems with all numbers that a workload needs, and a reason.
-
-    The reason says why another system is refused; it is empty if none is refused.
-    """
+    """Return the positions of systems that a workload can have, and why others are refused."""
     # Systems that lack the same numbers are of one kind; the first system of each kind is checked.
     # has_number (numbers, systems) [[1 0 1], [1 1 1]] -> kinds [1 0 1], examples [1 0]
     numbers = [*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth]

@@ -378,10 +378,7 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
 
 
 def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
-    """List (position of the schedule, workers P, stages per worker V) for a job.
-
-    Every stage gets at least a layer, an embedding or a head.
-    """
+    """List (position of the schedule, workers P, stages per worker V) for a job."""
     pipes = []
     num_layers = int(request.model.layers) + 2 * max(request.edge_units)
     for place, name in enumerate(request.schedules):
@@ -405,10 +402,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List degrees of parallelism that use all accelerators with this number of workers.
-
-    Each is (tensor, context, expert, parts of an expert, data).
-    """
+    """List (tensor, context, expert, parts of an expert, data) that use all accelerators."""
     if request.gpus % workers:
         return []
     num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)

@@ -169,10 +169,7 @@ def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Log
 
 
 def _find_outliers(logs: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
-    """Yield (position, median of all others [s], ratio to it, z) of each outlier in log times.
-
-    z is the excess over the median in standard errors; `errors` are those of the log times.
-    """
+    """Yield (position, median of all others [s], ratio to it, z) of each outlier in log times."""
     medians, excess, z = _compare_others(logs, errors)
     for k in np.flatnonzero((excess > np.log(MIN_RATIO)) & (z > MIN_Z)).tolist():
         yield k, float(np.exp(medians[k])), float(np.exp(excess[k])), float(z[k])
@@ -275,10 +272,7 @@ class _MicrobatchTimes(NamedTuple):
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield, kind by kind, the slow workers, stages and replicas, then slow microbatches.
-
-        Microbatches are slow in all runs, in a replica, or in a single run.
-        """
+        """Yield, kind by kind, the slow workers, stages and replicas, then slow microbatches."""
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
         microbatches = _places("microbatch", range(count))
@@ -550,10 +544,7 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
 
 
 def _late_op(trace: Trace, ops: PipelineOps, step: int, excess: float) -> str:
-    """Return the end of a sentence on the op that took most of a step's excess time; else "".
-
-    `excess` is the time by which the step is longer than usual [s].
-    """
+    """Return the end of a sentence on the op that took most of a step's excess [s]; else ""."""
     kinds, kind = np.unique(ops.stage * len(OPS) + ops.phase, return_inverse=True)
     usual = np.array([np.median(ops.seconds[kind == k]) for k in range(len(kinds))])
     delays = np.where(trace.step[ops.slices] == step, ops.seconds - usual[kind], -np.inf)

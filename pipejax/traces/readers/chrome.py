@@ -325,10 +325,7 @@ def _number_ranks(files: Sequence[RankFile], cells: Sequence[Cell]) -> list[Rank
 def _read_file(
     path: Path, names: dict[str, int], request: Request, left_out: list[LeftOut]
 ) -> tuple[list[Rows], int | None]:
-    """Read the slices of each rank in a file, and the zero of its clock [ns] if stated.
-
-    `names` numbers the labels of all files; new labels are added.
-    """
+    """Read the slices of each rank in a file, and the zero of its clock [ns] if stated."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])

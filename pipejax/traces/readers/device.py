@@ -26,13 +26,9 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide time windows, such as steps, into the five times of a `StepBudget` [us].
+    """Divide windows of time, from `begin` to `end`, into the five times of a `StepBudget` [us].
 
-    Args:
-      work: work of the device.
-      syncs: starts and ends of host calls that wait for the device [us].
-      begin: starts of the windows [us].
-      end: ends of the windows [us].
+    `syncs` are starts and ends of host calls that wait for the device [us].
     """
     # All starts and ends cut time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8.
     # Each piece has one cause: the first condition that holds.

@@ -266,12 +266,8 @@ def place_ranks(
 ) -> Trace:
     """Assign ranks to replicas so that every op starts after its inputs; return that trace.
 
-    Args:
-      ranks: numbers of the recorded ranks.
-      parts: (ranks) columns of each rank's ops.
-      world: number of ranks of the run.
-      replicas: number of replicas that the user states; 0 if unknown.
-      build: function that makes the trace from (replica, worker) of each rank, and the workers.
+    `parts` are the columns of each rank's ops; `replicas` is 0 if the user states none. `build`
+    makes the trace from (replica, worker) of each rank, and the number of workers.
     """
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}

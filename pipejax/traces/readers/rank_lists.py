@@ -201,10 +201,7 @@ def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -
 
 
 def _read_series(entry: Mapping[str, Any], name: str) -> Columns | None:
-    """Return columns start, end [s], microbatch and chunk of a step's ops; None if damaged.
-
-    `name` is fwd, bwd or wgrad, with which the keys of `entry` begin.
-    """
+    """Return columns start, end [s], microbatch and chunk of a step's ops; None if damaged."""
     lists = {key: entry.get(f"{name}_{suffix}") or [] for key, suffix in _KEYS.items()}
     if not all(isinstance(values, list) for values in lists.values()):
         return None

@@ -234,13 +234,8 @@ def join_ranks(
 ) -> Trace:
     """Join the slices of all ranks into a trace, with times counted from the first slice.
 
-    Args:
-      files: slices of the ranks in each file.
-      cells: ops of each label, by its number.
-      sizes: sizes of the run that the user states.
-      left_out: receives what is not used.
-      keys: collectives by number, for the clocks of files.
-      inferred: notes on numbers that no file states.
+    `cells` are the ops of each label by its number, `keys` the collectives by number, for the
+    clocks of files. `inferred` are notes on numbers that no file states.
     """
     ranks, notes = _merge_files(files, keys, left_out)
     if not ranks:

@@ -369,10 +369,7 @@ def _rows(
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op that starts earliest before its input ends; None if within rounding.
-
-    `lead` is the time by which each slice of the trace starts before its input ends [s].
-    """
+    """Describe the op that starts earliest before its input ends; None if within rounding."""
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
     tolerance = float(MAX_LEAD * np.median(trace.end[slices] - trace.start[slices]))

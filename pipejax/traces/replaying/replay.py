@@ -236,10 +236,7 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
 def _span_errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], times: Float[NumpyArray, "candidates links"]
 ) -> Float[NumpyArray, "candidates pipelines"]:
-    """Return replayed / recorded time of each pipeline, minus 1; NaN for pipelines not in `runs`.
-
-    `times` are candidates for the message times of links [s].
-    """
+    """Return replayed / recorded time of each pipeline, minus 1; NaN for those not in `runs`."""
     errors = np.full((len(times), len(pipelines.pipelines)), np.nan)
     for run in runs:
         _, spans = run.replay(times)
@@ -255,10 +252,7 @@ MAX_PLACES = 0.05  # share of the ops of a step; more stalls are a fault of the 
 
 
 def replay_late_launches(pipelines: Pipelines, link: str | Links | None) -> Replay:
-    """Replay pipelines; ops that start late in most steps are delayed if that fits better.
-
-    The fit is the mean error of the replay; `link` is the link model, or None for the best one.
-    """
+    """Replay pipelines; ops that start late in most steps are delayed if that fits better."""
     first = replay(pipelines, link=link)
     late = find_late_launches(first)
     second = first if late is first.pipelines else replay(late, link=link)
