@@ -1,8 +1,7 @@
 """Compiled functions that drop XLA's programs before memory maps run out.
 
-A compiled program of the recurrence takes some 40 memory maps, and JAX keeps it as long as the
-function. Linux kills a process at 65,530 maps. So a process with hundreds of schedules drops the
-programs of our functions, and compiles them again when it needs them. Other functions keep theirs.
+A compiled program takes some 40 memory maps as long as its function lives, and Linux kills a
+process at 65,530. Programs that are dropped are compiled again when they are needed.
 """
 
 import functools

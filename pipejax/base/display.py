@@ -1,11 +1,8 @@
 """Display of results: a short `repr`, and HTML tables and pictures in notebooks.
 
-A record has a list of facts: names of fields and properties, the most important ones first.
-Without a list, the facts are the first field and all fields that differ from their defaults. `repr`
-shows as many facts as fit, a notebook all of them; arrays show type and shape.
-
-Tables in HTML take their colours from the page, so they are readable on light and dark pages. They
-fetch nothing and run no script. Every text is escaped, and the markup is XML as well.
+A record lists its facts, the most important ones first; else they are the first field and all that
+differ from their defaults. `repr` shows as many as fit. Tables take their colours from the page,
+fetch nothing and run no script; every text is escaped, and the markup is XML as well.
 """
 
 import html

@@ -1,10 +1,7 @@
 """Import of JAX at first use, because it is slow, and pytrees that work before the import.
 
-A module that often runs without JAX imports `jax` and `jnp` from here; their attributes import JAX.
-It tests for an array of JAX by `is_array`.
-
-The registration of a record as a pytree imports JAX. The command line calls `defer`: then all
-registrations wait until this module imports JAX, or sees that another module has.
+A module that often runs without JAX imports `jax` and `jnp` from here. The command line calls
+`defer`: then registrations of pytrees wait until a module imports JAX.
 """
 
 import dataclasses

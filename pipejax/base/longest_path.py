@@ -2,11 +2,9 @@
 
     finish[v] = duration[v] + max over u of (finish[u] + lag[u, v])
 
-Nothing is compiled here. It adds in the same order and takes the first of equals, as the recurrence
-under JAX does (engine/recurrence.py), so the results are equal bit by bit.
-
-A graph is a table of predecessors: nodes in topological order, node 0 the source, to which unused
-entries point. Without lags, all lags are 0.
+It adds in the same order and takes the first of equals, as the recurrence under JAX does
+(engine/recurrence.py): results are equal bit by bit. A graph is a table of predecessors: nodes in
+topological order, node 0 the source, to which unused entries point.
 """
 
 import operator

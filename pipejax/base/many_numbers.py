@@ -1,11 +1,8 @@
 """Arrays of a batch of configurations with their derivatives, in NumPy: nothing is compiled.
 
-`Many` evaluates a function as `jax.vmap` and `jax.jvp` would, while the function runs. Every
-configuration gets the same bits as it would get alone. Slopes are derivatives by named inputs. An
-array that all configurations share is computed once, and has slopes only for the inputs that it
-depends on: costs are a few thousand operations, of which a batch of systems changes few.
-
-`array_functions` of costs calls `FUNCTIONS` for these arrays; the class has the operators.
+`Many` evaluates a function as `jax.vmap` and `jax.jvp` would, with the bits that a configuration
+gets alone. An array that all configurations share is computed once, and has slopes only for the
+inputs that it depends on. `array_functions` of costs calls `FUNCTIONS` for these arrays.
 """
 
 import itertools

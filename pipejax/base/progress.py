@@ -1,10 +1,7 @@
 """Support for long calls: progress, notices, interruption, jobs in threads.
 
-A long call reports the amount of work done, the total if known, and a text. The report goes to the
-caller's function; without one, to a progress bar in a notebook once the call has taken a second,
-and nowhere in a script.
-
-The library handles no signals: a KeyboardInterrupt unwinds like any exception. The command line
+A report has the amount of work done, the total if known, and a text. It goes to the caller's
+function; without one, to a bar in a notebook. The library handles no signals; the command line
 ends without unwinding (`pipejax.cli.process`), and runs the actions of `if_interrupted` instead.
 """
 

@@ -2,8 +2,7 @@
 
 A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p: what any chunk takes,
 what each token takes, what each pair of a token and one that it attends to takes, and what each
-token of the prefix takes that is read or rebuilt. With g = 0, what all chunks take beyond a each
-does not depend on where a prompt is cut.
+token of the prefix takes that is read or rebuilt.
 """
 
 from collections.abc import Sequence

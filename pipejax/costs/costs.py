@@ -1,8 +1,7 @@
-"""Costs in seconds.
+"""Costs in seconds: what an op takes on each stage, and a message over each stage boundary.
 
-`Costs` holds what an op takes on each stage and what a message takes over each stage boundary.
-Its leaves are arrays, so costs can be batched, differentiated and optimised; their values never
-cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `system/`.
+The leaves of `Costs` are arrays, so costs can be batched, differentiated and optimised; their
+values never cause a recompilation.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Schedules whose order is planned from the times of a run.
 
-Commands, sweeps and Python all build schedules here, so they use the same table. Planned times are
-in units of the mean F, rounded to a millionth: costs that differ only in scale or by rounding give
-one plan.
+Planned times are in units of the mean F, rounded to a millionth: costs that differ only in scale
+or by rounding give one plan.
 """
 
 from collections.abc import Callable, Iterator, Mapping

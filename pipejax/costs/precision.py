@@ -1,9 +1,8 @@
 """Floating-point types of results, and checks that times and results are finite.
 
-JAX's default knows no float64, and float32 loses what a person reads: after 20,000 additions the
-fourth digit may be wrong. So numbers are solved in float64 whatever the default, and come back as
-NumPy's, which no later operation of JAX cuts unasked. A batch of float32 arrays stays in float32.
-In a trace JAX's own rules hold, for what it traces has one of its types already.
+float32 loses what a person reads: after 20,000 additions the fourth digit may be wrong. So numbers
+are solved in float64 whatever JAX's default, and come back as NumPy's, which no later operation of
+JAX cuts unasked. A batch of float32 arrays stays in float32; in a trace JAX's own rules hold.
 """
 
 import dataclasses

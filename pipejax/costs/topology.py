@@ -1,9 +1,8 @@
 """Places of workers on a machine of nodes, with fast links in nodes and slower links between.
 
-A machine has a place for each worker, numbered node by node. The places of workers decide which
-messages leave a node, and nothing else: rows, programs and op times stay the same. So costs are
-computed once for each level of the machine, as if all messages used links of that level, and a
-placement selects a level for each stage boundary. Many placements are one gather.
+Places decide which messages leave a node, and nothing else. So costs are computed once for each
+level of the machine, as if all messages used links of that level, and a placement selects a level
+for each stage boundary. Many placements are one gather.
 """
 
 import dataclasses

@@ -1,13 +1,10 @@
 """Collectives: the time of each by algorithm, and the collectives that a layer runs.
 
-The hops and bytes on each kind of link decide the seconds. An algorithm is a function from numbers
-to a `Route`: hops and bytes on links inside a node and between nodes. A system lists the algorithms
-it may use; the fastest is used, as NCCL does. A group of n accelerators has q of them in each of
-n / q nodes. Data to other nodes uses the NIC shares of the q accelerators; other groups of the same
-node use their own shares at the same time.
+An algorithm is a function from numbers to a `Route`: hops and bytes on links inside a node and
+between nodes. The fastest that a system lists is used, as NCCL does. A group of n accelerators has
+q of them in each of n / q nodes, and sends to other nodes over the NIC shares of all q.
 
-The volume is the size of the whole tensor: on each accelerator before an all-reduce or a
-reduce-scatter, after an all-gather. For an all-to-all it is the data of one accelerator, of which
+The volume is the size of the whole tensor; for an all-to-all the data of one accelerator, of which
 1 / n stays; for a ring exchange the data of one round, 1 / n of it in each step.
 """
 

@@ -1,13 +1,9 @@
 """Published formulas for transformers: FLOP, activation bytes and message bytes.
 
-FLOP are those of all accelerators of a worker together: F, I and W per layer as in the zero-bubble
-paper (arXiv:2401.10241, Table 1). Bytes are those on each accelerator: the activations of a layer
-as in Korthikanti et al. (arXiv:2205.05198, Table 2). Both are written so that grouped queries,
-heads of their own width, latent attention, gated MLPs, experts and flash attention fit in.
-
-b is the microbatch size in sequences, s the sequence length, h the hidden size, a the number of
-heads, t the tensor-parallel degree; context parallelism divides bytes by c, for it divides the
-tokens.
+FLOP are those of all accelerators of a worker together, as in the zero-bubble paper
+(arXiv:2401.10241, Table 1); activation bytes those on each, as in Korthikanti et al.
+(arXiv:2205.05198, Table 2). b is the microbatch size in sequences, s the sequence length, h the
+hidden size, a the number of heads, t the tensor-parallel degree, c that of context parallelism.
 """
 
 from collections.abc import Callable, Set

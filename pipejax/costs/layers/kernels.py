@@ -1,14 +1,9 @@
 """Kernels of layers: FLOP and bytes of each kind of kernel, and their times.
 
-Where a system prices every kernel of a layer (`kernels` in its file):
-
-- a product takes FLOP / rate + bytes / bandwidth + latency. The sum, not the maximum: the share of
-  the rate that a product reaches grows smoothly with all of its sides, m n k / (m n + n k + m k).
-- all else (norms, softmax, activation functions) takes bytes / bandwidth + latency.
-- the host starts kernels and collectives one by one. A device that waits for its host takes as
-  long as the host, so a phase takes the maximum of both, which a norm makes smooth.
-
-A system without that section has one roofline op per layer and phase, and a host that is free.
+A product takes FLOP / rate + bytes / bandwidth + latency: the sum, not the maximum, for the share
+of the rate that it reaches grows smoothly with all of its sides, m n k / (m n + n k + m k). All
+else takes bytes / bandwidth + latency. A device that waits for its host takes as long as the host,
+so a phase takes the maximum of both, which a norm makes smooth.
 """
 
 import dataclasses

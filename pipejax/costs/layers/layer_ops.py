@@ -1,14 +1,9 @@
 """Kernels of a transformer layer: the FLOP, bytes and launches of each on an accelerator.
 
-A layer is a list of ops: products (`gemm`), attention (`attention`: batched products, or one flash
-kernel), and ops that only move bytes (`memory`: norms, softmax, activation functions, residuals).
-The list depends on shapes that are fixed at tracing (gated or not, flash or not); all numbers may
-be traced and batched. b is the microbatch size, s the sequence length, t and c the degrees of
-tensor and context parallelism.
-
-The products of a layer count as in the published formulas (`formulas.py`), and so does attention in
-batched products, which computes the pairs of tokens that a causal mask hides. A flash kernel skips
-them: its FLOP are half under a causal mask, fewer under a sliding window.
+The list of ops depends on shapes that are fixed at tracing; all numbers may be traced and batched.
+b is the microbatch size, s the sequence length, t and c the degrees of tensor and context
+parallelism. Attention in batched products computes the pairs of tokens that a causal mask hides,
+as published formulas count it. A flash kernel skips them, and those outside a sliding window.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Training logs of Megatron: read the model's sizes and rows of measured step times.
 
-A log holds the arguments of the run, each as `name ..... value`, and then lines of iterations with
-their time. `costs/data/arguments/megatron.json` lists the arguments of all years: their older
-names, which of them nothing reads, and what the reader assumes instead.
+`costs/data/arguments/megatron.json` lists the arguments of all years: their older names, which of
+them nothing reads, and what the reader assumes instead.
 """
 
 import ast

@@ -1,8 +1,7 @@
 """Conversion of a Hugging Face config.json to the content of a model file.
 
-Each architecture names its sizes and what it takes where a key is left out; one that is not here is
-refused by name, because a size that is guessed is wrong in silence. An architecture is told by the
-class in `architectures` first, for models of a known class may have a name of their own.
+An architecture that is not here is refused by name, because a size that is guessed is wrong in
+silence. The class in `architectures` comes first, for such models may have a name of their own.
 """
 
 import re

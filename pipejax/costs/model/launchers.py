@@ -1,8 +1,7 @@
 """Launchers of training, such as Megatron-LM: the options that make them run a layout.
 
-`LAUNCHERS` has one record for each. Number formats of products and kernels are not here: options
-say who holds what, in which order it runs, and which exchanges run beside compute. Names and
-defaults of options are data, in `costs/data/arguments/launchers.json`.
+Number formats of products and kernels are not here. Names and defaults of options are data, in
+`costs/data/arguments/launchers.json`.
 """
 
 import dataclasses

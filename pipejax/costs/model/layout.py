@@ -1,11 +1,8 @@
 """Layout of a job on accelerators: degrees of parallelism, and the groups that they form.
 
-Ranks are numbered so that the groups named first in the rank order are neighbours: tensor, context
-and data parallelism vary fastest, pipelines slowest ("tp-cp-ep-dp-pp", Megatron's default), or
-replicas of the whole pipeline do ("tp-pp-dp"). Experts are spread over the accelerators that hold
-one stage, t c d of them; each expert is split by the expert-tensor degree over neighbours.
-
-Everything here is arithmetic on numbers, so that many layouts are priced as one batch.
+Groups named first in the rank order are neighbours. Experts are spread over the accelerators that
+hold one stage; each expert is split by the expert-tensor degree over neighbours. Everything here
+is arithmetic on numbers, so that many layouts are priced as one batch.
 """
 
 import dataclasses

@@ -1,9 +1,7 @@
 """Models: the shape of a transformer, its parameters, and the files that hold it.
 
-h is the hidden size, a the number of attention heads. Parameters are those of Megatron
-(arXiv:2104.04473, eq. 2), written so that grouped-query and latent attention, gated MLPs and
-mixtures of experts fit in. FLOP, and what a microbatch leaves in memory, follow in
-`layers/formulas.py`, what a layer's kernels do in `layers/layer_ops.py`.
+Parameters are those of Megatron (arXiv:2104.04473, eq. 2), written so that grouped-query and
+latent attention, gated MLPs and mixtures of experts fit in.
 """
 
 import dataclasses

@@ -1,9 +1,7 @@
 """Software stacks: properties of training software that affect times, from data files.
 
-A stack says which kernel computes attention, how much more than fused kernels move its norms and
-activation functions move, what the host takes to start kernels, and what its exchanges run beside.
-How fast a kernel of attention is on an accelerator is a number of the accelerator: `kernels:
-attention` of a system's file. So every stack goes with every system.
+How fast a kernel of attention is on an accelerator is a number of the accelerator (`kernels:
+attention` of a system's file), so every stack goes with every system.
 """
 
 import dataclasses

@@ -1,8 +1,6 @@
 """Table of the fields of a workload, which Python, files and commands share.
 
-The table is data, `costs/data/workload_fields.json`. Who adds a field to `Workload` adds it there:
-the checks of `Workload`, the options of the command line, the declaration of sweeps, the cells of
-measured rows and the request of a plan are made from it.
+Who adds a field to `Workload` adds it to the data, `costs/data/workload_fields.json`.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Times of all collectives of a step, and the part of them that compute does not hide.
 
-Exchanges of one kind are priced as one array. Links and compute are two resources that work at
-once, each on one piece at a time and in order. The longest path through equal pieces stays on one
-resource, or switches at an end: its length is linear in the point of the switch, so a few paths
-suffice. All arguments may be batched.
+Links and compute are two resources that work at once, each on one piece at a time and in order.
+The longest path through equal pieces stays on one resource, or switches at an end, for its length
+is linear in the point of the switch: a few paths suffice.
 """
 
 from collections.abc import Mapping, Sequence

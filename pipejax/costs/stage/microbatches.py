@@ -1,8 +1,7 @@
 """Microbatches of different lengths: costs by number of tokens, and their order.
 
-Where sequences are packed, or sorted into microbatches by length, no two microbatches need take
-the same time. Lengths are tokens: one number for each microbatch, or the lengths of the sequences
-that are packed into it, which do not attend to each other.
+Lengths are tokens: one number for each microbatch, or the lengths of the sequences that are packed
+into it, which do not attend to each other.
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 """Microbatches in slices: slice k of K is priced as a part of a shorter sequence.
 
-A slice has s / K tokens, which attend to (k + 1/2) s / K tokens in the mean, those of all slices
-before it among them: as the tokens of a sequence of (2k + 1) s / K do. So it is priced as the
-(2k + 1)-th part of one, as sequences of a packed microbatch are priced as some of one length. All
-slices together have the tokens of a microbatch, and its pairs of tokens that meet.
+A slice has s / K tokens, which attend to (k + 1/2) s / K tokens in the mean, as the tokens of a
+sequence of (2k + 1) s / K do. So it is priced as the (2k + 1)-th part of one. All slices together
+have the tokens of a microbatch, and its pairs of tokens that meet.
 """
 
 import dataclasses

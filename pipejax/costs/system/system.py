@@ -1,8 +1,7 @@
 """Systems: compute peaks, bandwidths and memory sizes of machines, read from data files.
 
-Rooflines and Hockney's message model turn FLOP and bytes into seconds. A `System` is a pytree of
-plain numbers in SI units, so any of its fields can be swept or differentiated. A calibrated one
-also says what its numbers were fitted to.
+A `System` is a pytree of plain numbers in SI units: any of its fields can be swept or
+differentiated.
 """
 
 import dataclasses
