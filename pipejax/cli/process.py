@@ -1,10 +1,8 @@
 """The process of the command line: its streams, its late start of JAX, and how it ends.
 
 Python runs handlers of signals in the main thread and between two of its instructions: never while
-XLA compiles there. The exception that a handler may raise is swallowed by some libraries, meets C++
-that cannot pass it on in others, and threads of both make an early end of the interpreter crash. So
-no exception is raised here: the handler stops the main thread, and a second thread, which the
-interpreter wakes through a pipe, says what there is to say and ends the process.
+XLA compiles there, and libraries swallow what a handler raises, or crash. So the handler stops the
+main thread, and a second thread, which the interpreter wakes through a pipe, ends the process.
 """
 
 import atexit

@@ -1,8 +1,7 @@
 """Dataset of a sweep: its variables, its blocks, and its Zarr store.
 
-A block is a part of the grid that is evaluated and written at once, a chunk of the store. Its
-checksum is written after its values. A block without a correct checksum is evaluated again. The
-content of the store does not depend on the times or the order of writes.
+A block is evaluated and written at once, its checksum last; one without a correct checksum is
+evaluated again. The content of the store does not depend on the times or the order of writes.
 """
 
 import contextlib

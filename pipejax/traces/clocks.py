@@ -1,8 +1,7 @@
 """Offsets between the clocks of workers, and a trace on one clock.
 
-No message arrives before it was sent. So messages from one worker to another bound the lead of the
-second clock from above, and messages back bound it from below. Like NTP, we estimate the middle of
-both bounds, which is exact if the fastest messages of both directions take equal times.
+No message arrives before it was sent: messages bound the lead of a clock from above, and messages
+back from below. Like NTP, we take the middle of both bounds.
 """
 
 import dataclasses

@@ -1,9 +1,4 @@
-"""Every option: kind of value, line of help, short letter, and its panel.
-
-The table is data, `catalogue.json`: kinds of values, the options of each panel, options that mean
-something else in a command (a plan, say, has the minibatch of the whole job), and options that
-stand in another panel there.
-"""
+"""Every option: kind of value, line of help, short letter, panel, and what differs in a command."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,12 +1,8 @@
 """Tables and programs of layouts, each made once, and lower bounds on their step times.
 
-A bound needs costs only, no program. The makespan is the longest of many paths, so each of them is
-a bound. Three kinds are cheap for all layouts at once:
-
-- the row of one worker: the shortest path to its first op, all its work, and the shortest path
-  from its last op to the end of the step;
-- one microbatch: down all stages and back again;
-- the work of all workers, divided evenly, which also holds for two pipes.
+The makespan is the longest of many paths, so each of them is a bound. Three kinds are cheap for
+all layouts at once: the row of one worker, one microbatch down all stages and back, and the work
+of all workers divided evenly, which also holds for two pipes.
 """
 
 import functools

@@ -1,10 +1,8 @@
 """Branch and bound over all layouts: exact, with few exact evaluations.
 
-All layouts are priced, which gives memory and a lower bound on the step time. They are evaluated
-exactly in the order of bounds, each with all layouts of its program that may still be among the
-best. The search ends when the next bound exceeds the last of the best.
-
-The best are different ideas: of layouts with the same `Layouts.idea` only the fastest counts.
+Layouts are evaluated exactly in the order of lower bounds, each with all of its program that may
+still be among the best, until the next bound exceeds the last of the best. Of layouts with the
+same `Layouts.idea` only the fastest counts.
 """
 
 import dataclasses

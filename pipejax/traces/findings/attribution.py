@@ -1,8 +1,7 @@
 """Time that each worker, stage, phase, replica, microbatch and link costs per step.
 
-The normal time of an op is the mean of its kind over all stages, replicas, steps and microbatches.
-The normal time of a message or a collective is the median of its kind, because of long tails; both
-as in the what-if analysis of arXiv 2505.05713. The whole job is run again for each place.
+The normal time of an op is the mean of its kind; that of a message or a collective the median,
+because of long tails, as in the what-if analysis of arXiv 2505.05713.
 """
 
 import dataclasses

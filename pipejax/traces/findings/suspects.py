@@ -1,9 +1,8 @@
 """Outliers of a measured run: slow workers, stages, links, microbatches and steps, wrong clocks.
 
-Each place is compared with the median of all others of its kind. Common delays of all stages or all
-microbatches are subtracted first, so a slow worker makes no microbatch slow. A suspect takes at
-least 1.1 times the time of the others, and differs by at least five standard errors. The job runs
-again with the suspect as fast as the others, so its cost is a difference of two steps.
+Common delays of all stages or all microbatches are subtracted first, so a slow worker makes no
+microbatch slow. The job runs again with the suspect as fast as the others: its cost is a
+difference of two steps.
 """
 
 import math

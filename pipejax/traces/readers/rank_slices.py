@@ -1,9 +1,8 @@
 """Slices of labelled ops by rank, with their times, steps, replicas and workers.
 
 In PyTorch's runtime, F, I and B contain the wait for their RECV, which we subtract. A SEND lasts
-as long as its posting; its transfer has no slice. A RECV lasts until an op has waited for it. If
-kernels were traced, the time of an op is that of its kernels on the busiest stream, and a RECV ends
-with its kernels.
+as long as its posting; a RECV until an op has waited for it, or until its kernels end. If kernels
+were traced, the time of an op is that of its kernels on the busiest stream.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Inference of steps, workers, stages and microbatches that files do not state.
 
-A reading assigns step, worker, stage and microbatch to the k-th op of a worker. It is possible if
-no two ops of a worker overlap, steps follow each other, and every op starts after its inputs end.
-If recorded clocks allow no reading, they are corrected first.
+A reading is possible if no two ops of a worker overlap, steps follow each other, and every op
+starts after its inputs end. If recorded clocks allow none, they are corrected first.
 """
 
 from collections import Counter

@@ -1,9 +1,7 @@
 """Estimation of message times from the starts of ops that waited for messages.
 
-A trace may not record when a message was sent or arrived. But it could be sent when its producer
-and the messages before it had ended, and it had arrived when an op took it. An op that waited for
-a message started at its arrival. Message times follow from the ends of messages, and these from
-message times: we alternate until nothing changes.
+An op that waited for a message started at its arrival. Message times follow from the ends of
+messages, and these from message times: we alternate until nothing changes.
 """
 
 import dataclasses

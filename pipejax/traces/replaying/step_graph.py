@@ -1,8 +1,7 @@
 """Graph of one step of a job: all its pipelines, and slices that are not pipeline ops.
 
-The ops and messages of each replica are the program of its table under a link model. Other slices
-stand in the row of their worker where they ran. Members of a collective begin together, when the
-last one is ready.
+Other slices stand in the row of their worker where they ran. Members of a collective begin
+together, when the last one is ready.
 """
 
 from collections import Counter
