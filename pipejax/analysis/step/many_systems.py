@@ -210,7 +210,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     message_bytes = np.broadcast_to(work.message_bytes, stages.senders.shape)
     links = stages.senders.ravel(), stages.receivers.ravel(), message_bytes.ravel()
     examples, boundary = _distinct(links)
-    senders, receivers, message_bytes = (link[None, examples] for link in links)
+    senders, receivers, message_bytes = (np.asarray(link)[None, examples] for link in links)
     distinct_work = work._replace(
         stages=unplaced._replace(senders=senders, receivers=receivers),
         message_bytes=message_bytes,
