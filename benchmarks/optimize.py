@@ -112,7 +112,7 @@ def measure(case, variant, seconds):
     value = plan_objective(plain, plan)
     horizon = value if variant.start else 2 * value
     began = time.perf_counter()
-    model = ScheduleModel(problem, variant.parts * horizon, in_order=True)
+    model = ScheduleModel(problem, variant.parts * horizon)
     if variant.start:
         model.hint(plan.with_starts(lambda starts: variant.parts * starts))
     values, bound, proof = [], 0, None
@@ -122,7 +122,7 @@ def measure(case, variant, seconds):
             bound = max(bound, step.bound)
             if step.plan is not None:
                 values.append((now, plan_objective(problem, step.plan) * problem.unit))
-            if step.closed:
+            if proof is None and values and bound * problem.unit >= values[-1][1]:
                 proof = now
     best = values[-1][1] if values else None
     return {

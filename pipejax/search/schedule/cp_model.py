@@ -38,12 +38,10 @@ class ScheduleModel:
     # worker's first start and all its work, gradients that free a forward's memory, and the path of
     # an input gradient to the first stage.
 
-    def __init__(
-        self, problem: Problem, horizon: int, *, has_microbatch_order: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, horizon: int) -> None:
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
-        self.has_microbatch_order = has_microbatch_order or problem.offload is None
+        self.has_microbatch_order = problem.offload is None
         # variables by (stage, microbatch); the start of a whole backward B is that of its I
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
         self.is_unsplit: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
@@ -204,17 +202,14 @@ class ScheduleModel:
         for pipe, stage in np.ndindex(problem.placement.shape):
             microbatches = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
             ordered_phases = "F" if stage == 0 else ""
-            if self.has_microbatch_order:
-                ordered_phases = "FI"
-            for letter in ordered_phases:
+            for letter in "FI" if self.has_microbatch_order else ordered_phases:
                 for first, second in itertools.pairwise(microbatches):
                     first_end = self.end(letter, (stage, first))
                     self.model.add(self.start[letter][stage, second] >= first_end)
             if self.has_microbatch_order:
                 self._add_order_of_weight_grads(stage, microbatches)
-            # The cumulative resource implies this order, but propagates it only once starts are
-            # fixed; as an order of ops it moves bounds at once. Offloads free memory otherwise.
-            if problem.offload is None:
+                # The cumulative resource implies the next order, but propagates it only once starts
+                # are fixed; as an order of ops it moves bounds at once.
                 worker = int(problem.placement[pipe, stage])
                 order = memory_order(problem, stage, worker, len(microbatches))
                 for microbatch, (num_inputs, _) in zip(microbatches, order, strict=True):
@@ -274,7 +269,7 @@ class ScheduleModel:
                 model.add(total >= self._input_end[stage, microbatch] + tail)
 
     def _may_be_last(self, stage: int, microbatch: int) -> bool:
-        """Return whether this gradient may be the last to end on its stage and pipe."""
+        """Return whether the gradient of a microbatch may be the last of its stage and pipe."""
         if not self.has_microbatch_order or self.is_unsplit:
             return True
         later_pipes = self.problem.microbatch_pipes[microbatch + 1 :]
@@ -334,7 +329,6 @@ class SolverState(NamedTuple):
 
     plan: Plan | None  # a better plan, or None where only the bound is new
     bound: int  # units that no plan of the model can go below
-    closed: bool  # whether the search has ended with a proof that nothing better exists
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):
@@ -350,7 +344,7 @@ class _Listener(cp_model.CpSolverSolutionCallback):
     def on_solution_callback(self) -> None:
         self._progress(self.deterministic_time)
         bound = round_up(self.best_objective_bound)
-        self._tell(SolverState(self._model.plan(self), bound, False))
+        self._tell(SolverState(self._model.plan(self), bound))
 
 
 def round_up(bound: float) -> int:
@@ -369,13 +363,12 @@ def search(
 
     def solve(tell: Callable[[SolverState], None]) -> None:
         """Run the solver; report plans and bounds on the way."""
-        solver.best_bound_callback = lambda bound: tell(SolverState(None, round_up(bound), False))
+        solver.best_bound_callback = lambda bound: tell(SolverState(None, round_up(bound)))
         listener = _Listener(model, tell, progress)
         status = budget.solve(solver, model.model, model.num_ops, listener=listener)
-        is_closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         has_bound = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
         bound = round_up(solver.best_objective_bound) if has_bound else 0
-        tell(SolverState(None, bound, is_closed))
+        tell(SolverState(None, bound))
 
     return merge_progress([solve], solver.stop_search)
 

@@ -23,7 +23,6 @@ from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.effort import Budget
 from pipejax.search.schedule.plan import (
     NEVER,
-    PerOp,
     Plan,
     gradient_end,
     input_grad_end,
@@ -55,28 +54,31 @@ PATIENCE_SHARE = 1.0  # of the effort until the last gain
 GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten the plan
 
 
-def _microbatches(
+def _free_microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of consecutive microbatches; the window may extend past the ends."""
+    """Mark as free all ops of a share of the microbatches: consecutive ones, chosen at random."""
     count = max(2, round(share * problem.num_microbatches))
+    # microbatches at both ends are chosen as often as others: the window may extend past the ends
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
     microbatch = np.arange(problem.num_microbatches)
     is_inside = (microbatch >= first) & (microbatch < first + count)
     return dict.fromkeys("FIWOL", np.broadcast_to(is_inside, plan.forward.shape))
 
 
-def _workers(
+def _free_workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of some consecutive workers."""
+    """Mark as free all ops of a share of the workers: consecutive ones, chosen at random."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     is_inside = (problem.worker >= first) & (problem.worker < first + count)
     return dict.fromkeys("FIWOL", is_inside)
 
 
-def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> dict[str, Ops]:
+def _free_time(
+    problem: Problem, plan: Plan, share: float, rng: np.random.Generator
+) -> dict[str, Ops]:
     """Mark as free all ops that start in a time window, and offloads of activations held then."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
@@ -86,31 +88,19 @@ def _time(problem: Problem, plan: Plan, share: float, rng: np.random.Generator) 
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])
 
 
-def _random_ops(
-    phases: str, _: Problem, plan: Plan, share: float, rng: np.random.Generator
-) -> dict[str, Ops]:
-    """Mark as free the ops of these phases, of random microbatches on random stages."""
-    return dict.fromkeys(phases, np.asarray(rng.random(plan.forward.shape) < 2 * share))
-
-
-KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], dict[str, Ops]]] = {
-    "microbatches": _microbatches,
-    "workers": _workers,
-    "time": _time,
-    "offloads": functools.partial(_random_ops, "OL"),  # all compute keeps its order
-    "weight grads": functools.partial(_random_ops, "WOL"),
+# functions that draw the free ops of a neighbourhood, whose size is a share of the plan
+KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], Free]] = {
+    "microbatches": _free_microbatches,
+    "workers": _free_workers,
+    "time": _free_time,
 }
-
-
-def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.Generator) -> Free:
-    """Draw the free ops of a neighbourhood; `share` is its size relative to the plan."""
-    no_ops = np.zeros(plan.forward.shape, bool)
-    return dict.fromkeys("FIWOL", no_ops) | KINDS[kind](problem, plan, share, rng)
 
 
 def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
     """Yield pairs of ops that are not free and follow each other on a worker or a host link."""
-    ends = _ends(problem, plan)
+    ends = {"I": input_grad_end(problem, plan), "W": gradient_end(problem, plan)}
+    for letter in "FOL":
+        ends[letter] = plan.starts[letter] + problem.times[Phase[letter]][:, None]
     worker_by_op, first_of_link = problem.worker, np.arange(problem.num_workers)
     for workers in problem.host_links:
         first_of_link[list(workers)] = min(workers)
@@ -129,33 +119,11 @@ def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, 
             yield first, second
 
 
-def microbatch_order(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
-    """Yield pairs of consecutive ops of one phase on one stage and pipe."""
-    ends = _ends(problem, plan)
-    for letter, stage in itertools.product("FIW", range(problem.num_stages)):
-        for pipe in np.unique(problem.microbatch_pipes):
-            microbatches = np.flatnonzero(problem.microbatch_pipes == pipe)
-            start, end = plan.starts[letter][stage], ends[letter][stage]
-            order = np.lexsort((end[microbatches], start[microbatches]))
-            ops = ((letter, (stage, microbatch)) for microbatch in microbatches[order].tolist())
-            yield from itertools.pairwise(ops)
-
-
-def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
-    """Return the end times of all ops by phase letter [units]."""
-    return {
-        "I": input_grad_end(problem, plan),
-        "W": gradient_end(problem, plan),
-        **{letter: plan.starts[letter] + problem.times[Phase[letter]][:, None] for letter in "FOL"},
-    }
-
-
 class Arm:
     """An arm of a bandit: kind and size of neighbourhoods, with the gains from them so far."""
 
-    def __init__(self, kind: str, has_microbatch_order: bool, share: float) -> None:
-        self.kind, self.has_microbatch_order, self.share = kind, has_microbatch_order, share
-        self.spent, self.gains = 0.0, 0
+    def __init__(self, kind: str, share: float) -> None:
+        self.kind, self.share, self.spent, self.gains = kind, share, 0.0, 0
 
     @property
     def weight(self) -> float:
@@ -163,7 +131,7 @@ class Arm:
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
     def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
-        """Update the arm after a step: solving counts as a gain, ending enlarges the share."""
+        """Update the arm after a step: a better plan is a gain, a timeout shrinks the share."""
         self.spent += spent
         self.gains += is_solved
         share = self.share * GROWTH if ended else self.share / GROWTH
@@ -179,23 +147,17 @@ class NeighbourhoodSearch:
         self._rng = np.random.default_rng(seed)
         self._base = ScheduleModel(problem, horizon)
         self._base.model.clear_objective()  # type: ignore[no-untyped-call]  # it has no types
-        kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
-        orders = (True,) if self._base.has_microbatch_order else (True, False)
-        pairs = itertools.product(sorted(kinds), orders)
-        self._arms = [
-            Arm(kind, has_microbatch_order, share) for kind, has_microbatch_order in pairs
-        ]
+        self._arms = [Arm(kind, share) for kind in KINDS]
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0  # deterministic time since the last gain
 
     def step(self, budget: Budget, num_parallel: int = 1) -> bool:
-        """Search one neighbourhood; return whether the plan is better now."""
+        """Draw an arm and free some ops; let the solver improve the plan, and return if it does."""
         # `num_parallel` searches make steps at the same time.
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
-        free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
-        model = self._model(free, arm)
+        model = self._model(KINDS[arm.kind](self.problem, self.plan, arm.share, self._rng))
         time_limit = max(STEP, STEP_SHARE * self.idle)
         solver = self._solver = budget.new_solver(1, time_limit)
         solver.parameters.random_seed = int(self._rng.integers(2**31))
@@ -220,12 +182,10 @@ class NeighbourhoodSearch:
         if self._solver is not None:
             self._solver.stop_search()
 
-    def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
-        """Copy the model, fix all ops that are not free, and require a better plan."""
+    def _model(self, free: Free) -> cp_model.CpModel:
+        """Copy the model, keep the order of ops that are not free, and require a better plan."""
         base, model = self._base, self._base.model.clone()
         order = fixed_order(self.problem, self.plan, free)
-        if arm.has_microbatch_order and not base.has_microbatch_order:
-            order = itertools.chain(order, microbatch_order(self.problem, self.plan))
         for (letter, key), (next_letter, next_key) in order:
             model.add(base.start[next_letter][next_key] >= base.end(letter, key))
         for key, is_out in base.is_offloaded.items():
@@ -270,7 +230,7 @@ def search_grids(problem: Problem) -> list[Problem]:
 def search_neighbourhoods(
     problem: Problem, start: ScheduleTable, budget: Budget, num_threads: int
 ) -> Generator[ScheduleTable, None, None]:
-    """Yield better and better tables until the budget ends or the iterator is closed."""
+    """Improve a table by neighbourhood searches in threads; yield each better table."""
     # Each thread begins on a grid of its own, and changes to the next one when it gets stuck. All
     # continue from the best table. The search ends early without a gain for half its budget.
     best, is_stopped, effort_before = Best(problem, start, budget), threading.Event(), budget.spent
@@ -295,25 +255,20 @@ def search_neighbourhoods(
                 adopted = best.table
                 search.take(to_plan(grid, adopted))
 
-    def job(thread: int) -> Callable[[Tell], None]:
-        """Return the work of one thread: visits of all grids in turn."""
-
-        def run(tell: Tell) -> None:
-            """Visit each grid in turn, starting from the best table, for longer in each round."""
-            for visits in itertools.count(thread):
-                if is_over():
-                    return
-                round_number, number = divmod(visits, len(grids))
-                seed = visits * num_threads + thread
-                plan = to_plan(grids[number], best.table)
-                search = running[thread] = NeighbourhoodSearch(grids[number], plan, seed)
-                visit(search, STUCK * (1 + round_number) if len(grids) > 1 else np.inf, tell)
-
-        return run
+    def run(thread: int, tell: Tell) -> None:
+        """Visit each grid in turn, starting from the best table, for longer in each round."""
+        for visits in itertools.count(thread):
+            if is_over():
+                return
+            round_number, number = divmod(visits, len(grids))
+            seed = visits * num_threads + thread
+            plan = to_plan(grids[number], best.table)
+            search = running[thread] = NeighbourhoodSearch(grids[number], plan, seed)
+            visit(search, STUCK * (1 + round_number) if len(grids) > 1 else np.inf, tell)
 
     def stop() -> None:
         is_stopped.set()
         for search in [*running.values()]:
             search.stop()
 
-    return merge_progress([job(thread) for thread in range(num_threads)], stop)
+    return merge_progress([functools.partial(run, k) for k in range(num_threads)], stop)
