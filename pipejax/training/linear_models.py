@@ -21,6 +21,7 @@ from pipejax.training.objective import Blocks, DataPartition, Leaf, Linear, Line
 MINIMISERS = ("solved", "normal")
 
 
+@jax.tree_util.register_dataclass
 @short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quadratic(Linear):
@@ -170,14 +171,10 @@ def nesterov_quadratic(
       >>> round(pj.training.smoothness(objective), 2)
       99.94
     """
-    if not is_number(condition_number) or condition_number <= 1:
-        raise wrong(
-            "condition_number", f"must be a finite number above 1, got {condition_number!r}"
-        )
-    if not is_number(strong_convexity) or strong_convexity <= 0:
-        raise wrong(
-            "strong_convexity", f"must be a finite number above 0, got {strong_convexity!r}"
-        )
+    numbers = ("condition_number", condition_number, 1), ("strong_convexity", strong_convexity, 0)
+    for name, value, bound in numbers:
+        if not is_number(value) or value <= bound:
+            raise wrong(name, f"must be a finite number above {bound}, got {value!r}")
     is_solved = resolve_choice(minimiser, MINIMISERS, "minimiser") == "solved"
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", minimum=0))
@@ -216,12 +213,10 @@ def _examples(
     return np.sqrt(n) * _orthonormal(random, n, dimension, uniform=uniform) @ root
 
 
-jax.tree_util.register_dataclass(Quadratic)
-
-
 LARGEST_GRADIENT = 1e-8  # norm at the minimum; the value is then off by about its square / 2 l2
 
 
+@jax.tree_util.register_dataclass
 @short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Logistic(Linear):
@@ -375,6 +370,3 @@ def _hessian(objective: Logistic, blocks: Blocks) -> Float[Array, "dimension dim
     margins = objective.targets.ravel() * (x @ blocks.ravel())
     curvature = jax.nn.sigmoid(margins) * jax.nn.sigmoid(-margins) / len(x)
     return (x.T * curvature[None, :]) @ x + objective.l2 * jnp.eye(blocks.size)
-
-
-jax.tree_util.register_dataclass(Logistic)

@@ -188,7 +188,6 @@ class DataPartition:
                 "dimension",
                 f"must be a multiple of num_stages {self.num_stages}, got {self.dimension}",
             )
-
         size = f"{self.num_examples} examples of dimension {self.dimension} need"
         check_fits(8 * self.num_examples * self.dimension, size)
 
@@ -197,16 +196,11 @@ class DataPartition:
         """Number n of examples in all batches."""
         return self.num_batches * self.batch_size
 
-    @property
-    def width(self) -> int:
-        """Number of coordinates in the block of a stage."""
-        return self.dimension // self.num_stages
-
     def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
         """Return the arguments of `Linear` for given examples, in JAX's default precision."""
         examples = (self.num_batches, self.batch_size)
         return {
-            "features": jnp.asarray(x.reshape(*examples, self.num_stages, self.width)),
+            "features": jnp.asarray(x.reshape(*examples, self.num_stages, -1)),
             "targets": jnp.asarray(y.reshape(examples)),
             "minimum": jnp.asarray(minimum),
         }

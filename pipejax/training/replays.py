@@ -135,28 +135,31 @@ def sweep_replay(
     deviation = checked_noise(noise)
     sizes, seed_array = check_runs(objective, step_sizes, seeds, num_samples)
     _, finish = op_times(table, costs, link=link)
-    plan = make_plan(table, finish, _check_times(times, float(finish.max())))
+    sample_times = _check_times(times, float(finish.max()))
+    plan = make_plan(table, finish, sample_times)
     batch_orders = [
         batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)
         for seed in seed_array
     ]
-    events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
-    events |= {name: events[name] % plan.depth for name in ("read", "newest")}
-    is_sample = plan.sample != NO_SAMPLE
+    events = _ReplayEvents(*map(_narrow, plan.events))
+    events = events._replace(read=events.read % plan.depth, newest=events.newest % plan.depth)
+    is_sample = np.asarray(plan.events.sample) != NO_SAMPLE
     gap, losses, diverged, blocks, largest = _train_all(
         objective,
         sizes,
         seed_array,
-        np.stack(batch_orders)[:, plan.microbatch].astype(np.int32),
+        np.stack(batch_orders)[:, plan.events.microbatch].astype(np.int32),
         deviation,
-        _ReplayEvents(**events),
+        events,
         _narrow(plan.sampled % plan.depth),
         (np.flatnonzero(is_sample), np.flatnonzero(~is_sample)),
         _ReplaySettings(plan.depth, each_run, deviation > 0),
     )
     loss = _mean_losses(np.asarray(losses), is_sample)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
-    return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time, loss, minimum)
+    return TrainingRun(
+        plan.update, gap, diverged, blocks, largest, None, sample_times, loss, minimum
+    )
 
 
 def _mean_losses(
@@ -218,18 +221,9 @@ def batch_order(
 class ReplayPlan:
     """Plan of a replay: gradients and samples (events) in the order of their computation."""
 
-    microbatch: Int[NumpyArray, " events"]  # of the gradient, or before the sample
-    run: Int[NumpyArray, " events"]  # run that it belongs to
-    read: Int[NumpyArray, "events stages"]  # version that the gradient reads
-    newest: Int[NumpyArray, "events stages"]  # newest version of the run before the gradient
-    applies: Bool[NumpyArray, "events stages"]  # the update that follows applies what was collected
-    collected: Int[NumpyArray, "events stages"]  # gradients that it applies together
-    averages: Bool[NumpyArray, " events"]  # runs are averaged before it
-    sample: Int[NumpyArray, " events"]  # taken instead of a gradient, or `NO_SAMPLE`
+    events: "_ReplayEvents"
     sampled: Int[NumpyArray, "samples runs stages"]  # versions at the time of each sample
-    time: Float[NumpyArray, " samples"]  # time of each sample
-    update: Int[NumpyArray, " samples"]  # block updates that have been done by then, over all runs
-    runs: int  # R
+    update: Int[NumpyArray, " samples"]  # block updates before each sample, over all runs
     depth: int  # versions to keep
 
 
@@ -238,7 +232,8 @@ def make_plan(
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
 ) -> ReplayPlan:
-    """Plan a replay by merging a table's gradients with samples of the gap at given times."""
+    """Order a table's gradients and the samples of the gap (at `time`) for their computation."""
+    # `finish` is when each cell ends. A version of a stage is its number of updates so far.
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
     check_usual(on_lane(table, COMPUTING), "training")  # wherever weights are gathered
@@ -274,13 +269,11 @@ def make_plan(
     events = {name: values[source] for name, values in gradients.items()}
     is_sample = merged >= len(order)
     events["averages"] &= ~is_sample
+    sample = np.where(is_sample, merged - len(order), NO_SAMPLE)
     return ReplayPlan(
-        **events,
-        sample=np.where(is_sample, merged - len(order), NO_SAMPLE),
+        events=_ReplayEvents(**events, sample=sample),
         sampled=sampled,
-        time=time,
         update=sampled.sum(axis=(1, 2)),
-        runs=table.weights.runs,
         depth=1 << largest_lag.bit_length(),  # few different depths: each is compiled anew
     )
 
@@ -288,7 +281,7 @@ def make_plan(
 def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
-    """Return the order of microbatches by their gradients, and the fields of these gradients."""
+    """Return the microbatches in the order of their gradients, and fields of `_ReplayEvents`."""
     # Fields have the shape (microbatches) or (microbatches, stages). An update of a stage collects
     # gradients; the last of them applies it. A run is one of LocalSGD's models.
     versions, rule = find_versions(table), table.weights
@@ -348,16 +341,16 @@ def _update_ends(
 
 
 class _ReplayEvents(NamedTuple):
-    """The events of a plan, with weight versions as places in the ring buffer."""
+    """Gradients and samples in the order of their computation; a run is one of several models."""
 
-    microbatch: Int[Array, "*events"] | Int[NumpyArray, "*events"]
-    run: Int[Array, "*events"] | Int[NumpyArray, "*events"]
-    read: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
-    newest: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
-    applies: Bool[Array, "*events stages"] | Bool[NumpyArray, "*events stages"]
-    collected: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
-    averages: Bool[Array, "*events"] | Bool[NumpyArray, "*events"]
-    sample: Int[Array, "*events"] | Int[NumpyArray, "*events"]
+    microbatch: Any  # (events) of the gradient, or before the sample
+    run: Any  # (events) run that it belongs to
+    read: Any  # (events, stages) weight version that the gradient reads, or its place in a ring
+    newest: Any  # (events, stages) newest version of the run before the gradient, or its place
+    applies: Any  # (events, stages) whether the update that follows applies what was collected
+    collected: Any  # (events, stages) gradients that it applies together
+    averages: Any  # (events) whether runs are averaged before it
+    sample: Any  # (events) number of the sample taken instead of a gradient, or `NO_SAMPLE`
 
 
 def _narrow(values: NumpyArray) -> NumpyArray:

@@ -176,7 +176,7 @@ def _stages(
 def _delay_law(
     objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None
 ) -> Table:
-    """Check delays; return one or several largest delays, or a table of delays to draw from."""
+    """Check `delta` or `delays`; return largest delays, or a table of delays to draw from."""
     counts = {"num_stages": objective.num_stages + 2, "num_batches": objective.num_batches}
     for name, count in counts.items():
         if count > LARGEST_COUNT:

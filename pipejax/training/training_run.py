@@ -353,9 +353,6 @@ def choose_step_size(
     return int(np.where(is_eligible, cost, np.inf).argmin()) if is_eligible.any() else None
 
 
-# Runs with every step size and seed: their checks, their vmap, and a single run.
-
-
 BYTES_PER_SAMPLE, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
