@@ -183,7 +183,9 @@ def test_greedy_orders_are_legal_from_either_end(case, data, urgency):
     graph = transfer_graph(case.table, case.costs, links)
     times, waits = heads_and_tails(graph), WaitsFor.from_preds(graph.preds)
     forth, forth_end = priority_order(graph, waits, times.tail, urgency)
-    back, back_end = priority_order(graph, waits.reverse, times.head, urgency)
+    back, back_end = priority_order(
+        graph, WaitsFor(waits.successors, waits.preds), times.head, urgency
+    )
     runs = [
         pj.evaluate(pj.links.insert_transfers(case.table, order), case.costs, link=links).makespan
         for order in (forth, back[::-1])

@@ -16,18 +16,15 @@ from pipejax.base.checks import MismatchError, check_local_search, check_types, 
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.jax_on_demand import leaves, mapped
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, differs_by_microbatch, unchecked_costs
+from pipejax.costs.costs import FIELDS, Costs, differs_by_microbatch, unchecked_costs
 from pipejax.costs.stage.microbatches import in_order, map_microbatches
-from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
-from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import (
     BATCH,
     PATIENCE,
-    SHAKES,
     LocalSearch,
     Orders,
     batched_makespans,
@@ -35,6 +32,7 @@ from pipejax.search.orders.permutations import (
     order_bound,
     orders_of_longest,
     packed_bound,
+    shaken,
     with_shortest,
 )
 
@@ -59,12 +57,10 @@ class StepCosts(NamedTuple):
     step_members: int  # members of a step
 
     @classmethod
-    def stack(cls, step_costs: list[Costs], program: Program, step_members: int) -> "StepCosts":
+    def stack(cls, step_costs: list[Costs], step_members: int) -> "StepCosts":
         """Stack the costs of steps; each step gets an artificial microbatch of least costs."""
-        # Members number the microbatches of all steps: step 1 of 4 microbatches and an artificial
-        # one has the members 5 to 9. Fields that the program does not read are dropped.
-        phases = {*program.layout.phases, *program.layout.paired_phases}
-        unread = {PHASE_FIELDS[phase.name] for phase in TIMED if phase not in phases}
+        # The artificial one serves lower bounds. Members number the microbatches of all steps: of 4
+        # and an artificial one per step, step 0 has the members 0 to 4, step 1 those from 5 to 9.
         by_member, by_step = {}, {}
         fields_by_step = [vars(with_shortest(costs)) for costs in step_costs]
         for name in FIELDS:
@@ -74,7 +70,7 @@ class StepCosts(NamedTuple):
             if not differs_by_microbatch(name, times[0]):
                 are_equal = all(np.array_equal(time, times[0]) for time in times)
                 by_step[name] = np.stack(times[:1] if are_equal else times)
-            elif name not in unread:
+            else:
                 all_times = np.concatenate(times, axis=-1)
                 by_member[name] = np.ascontiguousarray(np.moveaxis(all_times, -1, 0))
         return cls(by_member, by_step, step_members)
@@ -208,9 +204,8 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
 class DealSearch(LocalSearch[list[Deal]]):
     """State of the search for deals; its value is the mean makespan over the steps.
 
-    Members are microbatches, numbered over all steps. After the members of each step comes an
-    artificial one with the least of all times. `_order` and `_times` are the present deal of each
-    step and the makespans of its replicas.
+    Members are microbatches, numbered over all steps as in `StepCosts`. `_order` and `_times` are
+    the present deal of each step and the makespans of its replicas.
     """
 
     values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
@@ -226,10 +221,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
         first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, first_replica, links)
-        # Members of a step are its microbatches, of all replicas, and behind them an artificial one
-        # with the least costs of all, for lower bounds. Steps follow one another.
-        num_members = replicas * size + 1
-        self._costs = StepCosts.stack(exact, self.program, num_members)
+        num_members = replicas * size + 1  # of a step, with the artificial one
+        self._costs = StepCosts.stack(exact, num_members)
         self._first_member = np.arange(len(step_costs))[:, None, None] * num_members
         # runs that are evaluated at once: a power of two that fits into memory
         runs_within_memory = MAX_COSTS // sum(np.size(leaf) for leaf in leaves(first_replica))
@@ -280,13 +273,10 @@ class DealSearch(LocalSearch[list[Deal]]):
 
     def times(self, orders: Int[NumpyArray, "*some microbatches"]) -> Float[NumpyArray, "*some"]:
         """Return the makespan [s] of a replica for each order of its microbatches."""
-        # Batches have one size, so the engine compiles once: the last one is padded by repetition.
-        size = orders.shape[-1]
-        rows = orders.reshape(-1, size)
-        padded = np.resize(rows, (math.ceil(len(rows) / self.batch) * self.batch, size))
-        makespans = batched_makespans(self.program, self._costs.order_costs, padded, self.batch)
+        rows = orders.reshape(-1, orders.shape[-1])
+        makespans = batched_makespans(self.program, self._costs.order_costs, rows, self.batch)
         self._runs += np.bincount(self._costs.step_index(rows), minlength=len(self._runs))
-        return makespans[: len(rows)].reshape(orders.shape[:-1])
+        return makespans.reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
         """Improve all pairs of replicas once."""
@@ -340,8 +330,8 @@ class DealSearch(LocalSearch[list[Deal]]):
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
         """List the moves of a group's microbatches: no change first, then swaps and insertions."""
-        # `groups` is the shape (steps, groups, replicas). A move is the new sequence of positions.
-        # If there are too many moves, some are chosen at random.
+        # `groups` is the shape (steps, groups, replicas). A move is the new sequence of positions:
+        # 0 3 2 1 swaps two of four. If there are too many moves, some are chosen at random.
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
@@ -355,11 +345,7 @@ class DealSearch(LocalSearch[list[Deal]]):
     def _shake(self, steps: Steps) -> None:
         """Restart some steps from their best deals, with random swaps of microbatches."""
         for step in steps.tolist():
-            order = self.best[step].flatten()
-            for _ in range(SHAKES):
-                pair = self.rng.choice(len(order), 2, replace=False)
-                order[pair] = order[pair[::-1]]
-            self._order[step] = order.reshape(self._shape[1:])
+            self._order[step] = shaken(self.best[step].ravel(), self.rng).reshape(self._shape[1:])
         self._times[steps] = self.times(self._order[steps])
         self._idle_rounds[steps] = 0
 

@@ -5,12 +5,11 @@ there are few different orders, all of them are tried.
 """
 
 import abc
-import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic
+from typing import Generic
 
 import numpy as np
 
@@ -63,7 +62,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         deadline = np.inf if time_limit is None else self._start_time + time_limit
         try:
             for iteration in range(1, iterations + 1):
-                if self._is_optimal() or self._gap <= gap:
+                if self._is_optimal() or gap_of(self.value, self.lower_bound) <= gap:
                     break
                 if time.monotonic() >= deadline:
                     return self.result("time")
@@ -73,16 +72,13 @@ class LocalSearch(abc.ABC, Generic[Best]):
             return self.result("interrupted")
         if self._is_optimal():
             return self.result("optimal")
-        return self.result("gap" if self._gap <= gap else "iterations")
+        is_close = gap_of(self.value, self.lower_bound) <= gap
+        return self.result("gap" if is_close else "iterations")
 
     def result(self, stopped: str) -> Found[Best]:
         """Return the result of the search so far."""
         best, value = self.best_so_far()
         return Found(best, value, self.lower_bound, self.baselines, self.evaluated, stopped)
-
-    @property
-    def _gap(self) -> float:
-        return gap_of(self.value, self.lower_bound)
 
     def _is_optimal(self) -> bool:
         return self.value <= self.lower_bound * (1 + self.precision)
@@ -113,8 +109,8 @@ class PermutationSearch(LocalSearch[Best]):
         """Return a batch of costs for `makespans`, one entry per order."""
 
     def start_from(self, named: Mapping[str, Order], *unnamed: Order, random: str) -> None:
-        """Start from the fastest of the passed and of random orders; set the baselines."""
-        # Baselines are the named orders, and "best of" and "mean of" `random`.
+        """Start from the fastest of the passed orders and of random ones; set the baselines."""
+        # Baselines are the named orders, and with random "x" the "best of x" and the "mean of x".
         members = np.tile(np.arange(len(self.kind)), (NUM_RANDOM, 1))
         orders = np.stack([*named.values(), *unnamed, *self.rng.permuted(members, axis=1)])
         times = self.times(orders)
@@ -122,6 +118,8 @@ class PermutationSearch(LocalSearch[Best]):
         self.best = self.current = orders[fastest]
         self.value = self._current_time = float(times[fastest])
         self._num_tried = 0  # orders so far, if all are tried
+        self._is_exhaustive = num_orders(self.kind) <= EXHAUSTIVE
+        self._batches = self._all_orders() if self._is_exhaustive else self._neighbours()
         random_times = times[-NUM_RANDOM:]
         self.baselines = dict(zip(named, times.tolist(), strict=False)) | {
             f"best of {random}": float(random_times.min()),
@@ -134,9 +132,10 @@ class PermutationSearch(LocalSearch[Best]):
         return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
     def step(self, iteration: int) -> None:
-        """Move to the best neighbour; after steps without a gain, restart near the best order."""
+        """Move to the best neighbour, or try the next orders of all; restart if that is stuck."""
         if self.stale >= PATIENCE:
-            self._shake()
+            self.current, self._current_time = shaken(self.best, self.rng), np.inf
+            self.stale = 0
         orders = next(self._batches)
         times = self.times(orders)
         row = int(np.lexsort((self.rng.random(len(times)), times))[0])  # the least, ties at random
@@ -145,20 +144,8 @@ class PermutationSearch(LocalSearch[Best]):
         if self._current_time < self.value:
             self.best, self.value = self.current, self._current_time
         self._num_tried += len(orders)
-        if self._is_exhaustive() and self._num_tried == num_orders(self.kind):
+        if self._is_exhaustive and self._num_tried == num_orders(self.kind):
             self.lower_bound = self.value
-
-    @functools.cached_property
-    def _batches(self) -> Iterator[Orders]:
-        return self._all_orders() if self._is_exhaustive() else self._neighbours()
-
-    def _shake(self) -> None:
-        """Restart from the best order with random swaps."""
-        order = self.best.copy()
-        for _ in range(SHAKES):
-            pair = self.rng.choice(len(order), 2, replace=False)
-            order[pair] = order[pair[::-1]]
-        self.current, self._current_time, self.stale = order, np.inf, 0
 
     def _neighbours(self) -> Iterator[Orders]:
         """Yield endless batches of orders, a swap or insertion away from the present order."""
@@ -172,14 +159,19 @@ class PermutationSearch(LocalSearch[Best]):
             is_new = (self.kind[orders] != self.kind[self.current]).any(axis=1)
             yield orders[self.rng.permutation(np.flatnonzero(is_new))[: self.batch]]
 
-    def _is_exhaustive(self) -> bool:
-        """Return whether there are few enough different orders to try them all."""
-        return num_orders(self.kind) <= EXHAUSTIVE
-
     def _all_orders(self) -> Iterator[Orders]:
         orders = different_orders(self.kind.tolist())
         while batch := list(itertools.islice(orders, self.batch)):
             yield np.array(batch)
+
+
+def shaken(order: Order, rng: np.random.Generator) -> Order:
+    """Return an order with some random swaps, for a restart of a search."""
+    order = order.copy()
+    for _ in range(SHAKES):
+        pair = rng.choice(len(order), 2, replace=False)
+        order[pair] = order[pair[::-1]]
+    return order
 
 
 def batched_makespans(
@@ -207,19 +199,12 @@ def neighbours(order: Order, start: Places, target: Places) -> Orders:
     low, high = start[is_swap, None], target[is_swap, None]
     swapped = np.where(place == low, high, np.where(place == high, low, place))
     is_insertion = abs(start - target) > 1
-    inserted = insertions(order, start[is_insertion], target[is_insertion])
-    return np.concatenate([order[swapped], inserted])
-
-
-def insertions(order: Order, start: Places, target: Places) -> Orders:
-    """Return an order for each pair of places, with the member at `start` moved to `target`."""
-    place = np.arange(len(order))
-    start, target = start[:, None], target[:, None]
+    start, target = start[is_insertion, None], target[is_insertion, None]
     # members between both places move by one: from 0 to 2, 0 1 2 3 becomes 1 2 0 3
     moves_down = (start <= place) & (place < target)
     moves_up = (target < place) & (place <= start)
-    source = place + moves_down - moves_up
-    return order[np.where(place == target, start, source)]
+    inserted = np.where(place == target, start, place + moves_down - moves_up)
+    return order[np.concatenate([swapped, inserted])]
 
 
 def num_orders(kind: Order) -> int:
@@ -247,9 +232,6 @@ def different_orders(kind: list[int]) -> Iterator[list[int]]:
                 members.insert(0, order.pop())
 
     return complete()
-
-
-Workers = Float[NumpyArray, " workers"]
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
@@ -290,11 +272,9 @@ def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int
 
 def with_shortest(costs: Costs) -> Costs:
     """Append the costs of an artificial microbatch, each the least over all microbatches."""
-
-    def extend(time: Any) -> Any:
-        return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
-
-    return map_microbatches(extend, costs)
+    return map_microbatches(
+        lambda time: np.append(time, time.min(axis=-1, keepdims=True), axis=-1), costs
+    )
 
 
 def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
@@ -307,9 +287,10 @@ def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
 
 def _shortest_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
-) -> tuple[Program, float, Workers]:
+) -> tuple[Program, float, Float[NumpyArray, " workers"]]:
     """Run a table in which every op takes the mean of its `replicas` shortest times."""
-    # Return the program, the makespan, and per worker the time before, between and after ops [s].
+    # Return the program, the makespan [s], and per worker the sum [s] of the times before its first
+    # op, of blocking sends between its ops, and after its last op.
     shortest_costs = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )
@@ -321,15 +302,15 @@ def _shortest_run(
     return program, float(run.finish.max()), seconds_around
 
 
-def _blocked_times(program: Program, run: HostRun) -> Workers:
-    """Return the time [s] that each worker's ops wait for a message of the worker's previous op."""
+def _blocked_times(program: Program, run: HostRun) -> Float[NumpyArray, " workers"]:
+    """Return per worker the total time [s] for which blocking sends of an op delay its next op."""
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
     blocked = np.zeros(program.num_workers)
     for worker in range(program.num_workers):
         op_nodes = np.flatnonzero(_on_workers(program) & (program.worker == worker))
         preds = run.preds[op_nodes[1:]]
-        # whether a predecessor is a message of the previous op of the worker
+        # an op that waits for messages of the previous op has these as predecessors
         is_message = (preds != SOURCE) & (producer[preds] == op_nodes[:-1, None])
         times = np.where(is_message, run.duration[preds], 0.0)
         blocked[worker] = times.max(axis=1, initial=0.0).sum()
@@ -339,7 +320,7 @@ def _blocked_times(program: Program, run: HostRun) -> Workers:
 def _worker_ops(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
-    """Yield a worker, its number of ops of a phase and stage, and their time [s] per microbatch."""
+    """Yield, by phase and stage, a worker, its number of ops, and their times by microbatch [s]."""
     shape = table.num_stages, table.num_microbatches * replicas
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)

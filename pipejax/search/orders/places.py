@@ -181,7 +181,8 @@ def _check_eager(placed: PlacedCosts, links: Links) -> None:
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:
-    """Return a lower bound on the makespans of all placements [s]."""
+    """Return a lower bound [s] on all placements, from the number of edges that these cut."""
+    # An edge joins two workers that exchange messages; a placement on two nodes cuts it.
     graph = _WorkerGraph.from_placed(placed)
     num_edges = graph.edges.shape[1]
     num_nodes = int(placed.nodes.max()) + 1
@@ -195,7 +196,7 @@ def cut_bound(placed: PlacedCosts, program: Program) -> float:
     # the last column is for boundaries inside a worker, which are never cut
     is_cut = np.zeros((len(cut_edges), num_edges + 1), np.int32)
     np.put_along_axis(is_cut, cut_edges, 1, axis=1)
-    return float(batched_makespans(program, graph.order_costs, is_cut, BATCH).min())
+    return float(batched_makespans(program, graph.cut_costs, is_cut, BATCH).min())
 
 
 class _WorkerGraph(NamedTuple):
@@ -217,8 +218,8 @@ class _WorkerGraph(NamedTuple):
         boundary_edge[is_crossed] = edge.ravel()
         return cls(placed, edges, boundary_edge)
 
-    def order_costs(self, is_cut: Int[NumpyArray, "sets edges"]) -> Costs:
-        """Return the batch of costs in which only messages over the cut edges leave a node."""
+    def cut_costs(self, is_cut: Int[NumpyArray, "sets edges"]) -> Costs:
+        """Return costs for each set of cut edges: only messages over these leave a node."""
         is_far: Bool[NumpyArray, "sets 1 pipes boundaries"] = (
             is_cut[:, None, self.boundary_edge] > 0
         )
@@ -234,7 +235,7 @@ class _WorkerGraph(NamedTuple):
 
 
 def _min_num_cuts(edges: Edges, workers: int, nodes: int) -> int:
-    """Return a lower bound on the number of graph edges that any placement cuts."""
+    """Return the least number of worker pairs with messages that a placement puts on two nodes."""
     if nodes == 1 or not _is_connected(edges, workers):
         return 0
     has_bridge = any(

@@ -36,11 +36,7 @@ class TransferGraph:
     preds: Int[NumpyArray, "nodes max_preds"]
     duration: Float[NumpyArray, " nodes"]  # [s]
     queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
-
-    @property
-    def num_queues(self) -> int:
-        """Return the number of queues that have transfers."""
-        return int(self.queues.max(initial=-1)) + 1
+    num_queues: int  # queues that have transfers
 
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
@@ -53,18 +49,20 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     preds[messages.carrier] = SOURCE
     preds[messages.carrier, 0] = messages.producer
     is_backward = (messages.phase == Phase.SEND_B).astype(int)
-    queues = queue_keys(links.queues, messages.sender, messages.receiver, is_backward)
+    keys = queue_keys(links.queues, messages.sender, messages.receiver, is_backward)
+    queue_names, queues = np.unique(keys, return_inverse=True)
     return TransferGraph(
         table=ops_table,
         program=program,
         preds=preds,
         duration=vector[program.duration_index],
-        queues=np.unique(queues, return_inverse=True)[1].reshape(queues.shape),
+        queues=queues.reshape(keys.shape),
+        num_queues=len(queue_names),
     )
 
 
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
-    """Return each node's predecessors, including previous transfers of its queues in an order."""
+    """Return each node's predecessors; a transfer's include the previous one in each queue."""
     # Order a b c, with a and c in queue 0 and b in queue 1: c has a as an additional predecessor.
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
     last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue
@@ -151,11 +149,6 @@ class WaitsFor(NamedTuple):
             preds_by_node[node].append(pred)
             successors[pred].append(node)
         return cls(preds_by_node, successors)
-
-    @property
-    def reverse(self) -> "WaitsFor":
-        """Return the graph with all edges reversed."""
-        return WaitsFor(self.successors, self.preds)
 
 
 def priority_order(

@@ -9,7 +9,7 @@ References:
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -23,14 +23,10 @@ from pipejax.search.orders.transfer_graph import Order, TransferGraph, WaitsFor,
 # A change gives nodes other predecessors. The nodes have a topological order, with a dirty flag
 # for every position in it: a search for the next byte of 1 runs at the speed of memory. A node
 # whose finish time does not change marks no successors. The sums are those of `finish_times`, to
-# the last bit.
-#
-# An edge against the order moves few nodes: those before its tail, or those behind its head,
-# whichever search ends first (Pearce and Kelly: A dynamic topological sort algorithm, 2007).
+# the last bit. Source: Pearce and Kelly: A dynamic topological sort algorithm (2007).
 
 SOURCE = 0
 Waits = tuple[int, ...]  # nodes that a node waits for; (SOURCE,) if there are none
-Slices = list[tuple[int, list[int]]]  # parts of an order: the first position, and the nodes there
 
 
 class IncrementalPath:
@@ -41,48 +37,36 @@ class IncrementalPath:
         self.finish: list[float] = finish_times(preds, duration).tolist()
         self._duration: list[float] = duration.tolist()
         self.waits = [to_waits(row) for row in preds.tolist()]
-        self._successors: list[list[int]] = [[] for _ in self.finish]
+        self.successors: list[list[int]] = [[] for _ in self.finish]  # of the source none
         for node, waits in enumerate(self.waits):
             for pred in waits:
                 if pred != SOURCE:  # it never changes
-                    self._successors[pred].append(node)
-        self._ends = {node for node, nodes in enumerate(self._successors) if not nodes}
-        self._order = list(range(len(self.finish)))
-        self._positions = list(self._order)  # position of each node in the order
+                    self.successors[pred].append(node)
+        self.order = list(range(len(self.finish)))  # the nodes in a topological order
+        self._positions = list(self.order)  # position of each node in the order
 
     @property
     def makespan(self) -> float:
         """Latest finish time."""
-        return max(map(self.finish.__getitem__, self._ends))
-
-    @property
-    def order(self) -> Sequence[int]:
-        """The nodes in a topological order."""
-        return self._order
-
-    @property
-    def successors(self) -> Sequence[Sequence[int]]:
-        """Return the nodes that wait for each node; waits for the source are not listed."""
-        return self._successors
+        return max(self.finish)
 
     def change(self, waits: Mapping[int, Waits]) -> None:
         """Replace the predecessors of nodes; if that makes a cycle, raise and change nothing."""
         old_waits = {node: self.waits[node] for node in waits}
-        old_slices: Slices = []
+        old_order = self.order[:], self._positions[:]
         try:
-            self._connect(waits, old_slices)
+            self._connect(waits)
         except CycleError:
             for node, preds in reversed(old_waits.items()):
                 self._set_waits(node, preds)
-            for start, nodes in reversed(old_slices):
-                self._set_order(start, nodes)
+            self.order, self._positions = old_order
             raise
         self._recompute(waits)
 
     def _recompute(self, nodes: Iterable[int]) -> None:
         """Recompute finish times of nodes and, if they change, of their successors."""
         finish, duration, waits = self.finish, self._duration, self.waits
-        order, positions, finish_time = self._order, self._positions, self.finish.__getitem__
+        order, positions, finish_time = self.order, self._positions, self.finish.__getitem__
         is_dirty = bytearray(len(order))  # flags by position in the order
         for node in nodes:
             is_dirty[positions[node]] = 1
@@ -92,38 +76,35 @@ class IncrementalPath:
             end = max(map(finish_time, waits[node])) + duration[node]
             if end != finish[node]:
                 finish[node] = end
-                for successor in self._successors[node]:
+                for successor in self.successors[node]:
                     is_dirty[positions[successor]] = 1
             position = is_dirty.find(1, position + 1)
 
-    def _connect(self, waits: Mapping[int, Waits], old_slices: Slices) -> None:
+    def _connect(self, waits: Mapping[int, Waits]) -> None:
         """Replace the predecessors of nodes: remove old edges, then add each new edge."""
         for node, preds in waits.items():
             self._set_waits(node, to_waits(pred for pred in self.waits[node] if pred in preds))
         for node, preds in waits.items():
             for new_pred in [pred for pred in preds if pred not in self.waits[node]]:
                 if self._positions[new_pred] > self._positions[node]:
-                    self._reorder(new_pred, node, old_slices)
+                    self._reorder(new_pred, node)
                 self._set_waits(node, to_waits((*self.waits[node], new_pred)))
             self._set_waits(node, preds)  # the same predecessors, in the order of `waits`
 
     def _set_waits(self, node: int, waits: Waits) -> None:
-        """Set the predecessors of a node; update successors, and `_ends` (nodes without any)."""
+        """Set the predecessors of a node, and update their successors."""
         if waits == self.waits[node]:
             return
         for pred in self.waits[node]:
             if pred != SOURCE:
-                self._successors[pred].remove(node)
-                if not self._successors[pred]:
-                    self._ends.add(pred)
+                self.successors[pred].remove(node)
         self.waits[node] = waits
         for pred in waits:
             if pred != SOURCE:
-                self._successors[pred].append(node)
-                self._ends.discard(pred)
+                self.successors[pred].append(node)
 
-    def _reorder(self, tail: int, head: int, old_slices: Slices) -> None:
-        """Move `tail` before `head` in the topological order, with as few nodes as possible."""
+    def _reorder(self, tail: int, head: int) -> None:
+        """Restore the topological order for a new edge from `tail` to `head` (Pearce and Kelly)."""
         # head x tail becomes x tail head if x does not depend on head; a path back makes a cycle
         positions, low, high = self._positions, self._positions[head], self._positions[tail]
         # two searches between both positions: ancestors of the tail, descendants of the head
@@ -134,23 +115,19 @@ class IncrementalPath:
                 if positions[node] >= low and node not in ancestors:
                     ancestors.add(node)
                     ancestor_stack.append(node)
-            for node in self._successors[descendant_stack.pop()]:
+            for node in self.successors[descendant_stack.pop()]:
                 if positions[node] <= high and node not in descendants:
                     descendants.add(node)
                     descendant_stack.append(node)
         if head in ancestors or tail in descendants:
             raise CycleError([tail, head])
-        nodes = self._order[low : high + 1]
-        old_slices.append((low, nodes))
+        nodes = self.order[low : high + 1]
         # move the set whose search ended: descendants to the end, or ancestors to the start
         last_nodes = descendants if ancestor_stack else {*nodes} - ancestors
-        self._set_order(low, sorted(nodes, key=last_nodes.__contains__))  # stable, False first
-
-    def _set_order(self, start: int, nodes: list[int]) -> None:
-        """Write nodes into the order from position `start` on."""
-        self._order[start : start + len(nodes)] = nodes
-        for position, node in enumerate(nodes, start):
-            self._positions[node] = position
+        nodes.sort(key=lambda node: node in last_nodes)  # stable, False first
+        self.order[low : high + 1] = nodes
+        for position, node in enumerate(nodes, low):
+            positions[node] = position
 
 
 def to_waits(nodes: Iterable[int]) -> Waits:
@@ -228,11 +205,6 @@ class SwapSearch:
         for queue, node in enumerate(last_node):
             self._next[queue][node] = SOURCE
 
-    def _run(self, changed: set[int]) -> None:
-        """Update the forward and the backward run after the predecessors of some nodes changed."""
-        self._forward.change({n: self._waits(n) for n in changed})
-        self._backward.change({self._size - n: self._waits_back(n) for n in changed})
-
     def step(self, best: float) -> bool:
         """Make the best swap that makes no cycle; return whether such a swap exists."""
         # A swap that is tabu comes last, unless it beats the makespan `best`; ties at random.
@@ -289,13 +261,9 @@ class SwapSearch:
         duration, previous, next_node = self._duration, self._previous, self._next
         # tail[-node] is the longest path from the start of a node on, 0 for the source
         head, tail = self._forward.finish, self._backward.finish
-        second_head = first_head = first_tail = second_tail = 0.0
-        for node in self._dependencies.preds[second]:
-            if head[node] > second_head:
-                second_head = head[node]
-        for node in self._dependencies.preds[first]:
-            if head[node] > first_head:
-                first_head = head[node]
+        (first_producer,), (second_producer,) = (self._dependencies.preds[k] for k in swap[:2])
+        first_head, second_head = head[first_producer], head[second_producer]
+        first_tail = second_tail = 0.0
         for node in self._dependencies.successors[first]:
             if tail[-node] > first_tail:
                 first_tail = tail[-node]
@@ -334,7 +302,8 @@ class SwapSearch:
             changed |= {self._previous[queue][first], self._next[queue][second]} - {SOURCE}
             self._swap_neighbours(first, second, queue)
         try:
-            self._run(changed)
+            self._forward.change({n: self._waits(n) for n in changed})
+            self._backward.change({self._size - n: self._waits_back(n) for n in changed})
         except CycleError:
             for queue in queues:
                 self._swap_neighbours(second, first, queue)

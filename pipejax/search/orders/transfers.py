@@ -5,6 +5,7 @@ neighbours in a queue (`transfer_swaps`); where it gets stuck, it restarts from 
 some random swaps.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -143,7 +144,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         _, by_pytorch = self._run(None, waits=True)
         times = heads_and_tails(self.graph)
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
-        by_need = [*self._greedy(times)]
+        by_need = [*self._greedy_orders(times)]
         starts = [*([] if table_order is None else [table_order]), by_producer, *by_need]
         makespans = [order_makespan(self.graph, order) for order in starts]
         self.evaluated += len(starts)
@@ -157,16 +158,14 @@ class TransferSearch(LocalSearch[TransferOrder]):
         }
         self._swaps: SwapSearch | None = None  # made at first use
 
-    def _greedy(self, times: HeadsTails) -> Iterator[Order]:
+    def _greedy_orders(self, times: HeadsTails) -> Iterator[Order]:
         """Yield greedy orders, built forwards and backwards, until an order reaches the bound."""
         waits = WaitsFor.from_preds(self.graph.preds)
-        for urgency in URGENCIES:
-            order, end = priority_order(self.graph, waits, times.tail, urgency)
-            yield order
-            if end <= self.lower_bound * (1 + self.precision):
-                return
-            order, end = priority_order(self.graph, waits.reverse, times.head, urgency)
-            yield order[::-1]
+        reverse = WaitsFor(waits.successors, waits.preds)
+        directions = (waits, times.tail, 1), (reverse, times.head, -1)
+        for urgency, (edges, tail, direction) in itertools.product(URGENCIES, directions):
+            order, end = priority_order(self.graph, edges, tail, urgency)
+            yield order[::direction]
             if end <= self.lower_bound * (1 + self.precision):
                 return
 
