@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from pipejax.search.remedies.candidates import (
     step_launchers,
 )
 
+_step_time = operator.attrgetter("step_time")
 Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,
 # because scaling rules of single stages hold for one table only
@@ -58,11 +60,7 @@ KINDS: Mapping[str, Changes] = {
     "in flight": changes.in_flight,
 }
 COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
-SMALLER_FIRST = (
-    "microbatches",
-    "schedule",
-    *(kind for kind in COMBINED[1:] if kind != "microbatches"),
-)
+SMALLER_FIRST = ("microbatches", "schedule", "settings", "layers", "places", "order", "messages")
 COMBINED_KIND = "combined"
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
 # kinds of which the best of each launcher and of no launcher are reported
@@ -308,15 +306,16 @@ def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple
 
 
 def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> Effect:
-    """Compare the time saved by a change with the part of the fault."""
-    # If they differ, the effect names the other part of the step that accounts for most of it.
+    """Return the time that a change saves, and why it is not all the time of the fault's part."""
+    # If the part takes 10 s and the change saves 6 s, another part grows by 4 s, or 4 s stay. The
+    # effect names what accounts for most of this difference.
     saved, parts = base.step_time - changed.step_time, changed.parts
-    missing = base.parts[fault_part] - saved
-    if abs(missing) <= MIN_DIFFERENCE * max(abs(saved), base.parts[fault_part]):
+    difference = base.parts[fault_part] - saved
+    if abs(difference) <= MIN_DIFFERENCE * max(abs(saved), base.parts[fault_part]):
         return Effect(what, saved)
     growths = {part: parts[part] - seconds for part, seconds in base.parts.items()}
     growths[fault_part] = parts[fault_part]  # time that stays of the fault
-    sign = math.copysign(1.0, missing)
+    sign = math.copysign(1.0, difference)
     part = max(growths, key=lambda part: sign * growths[part])
     can_be_removed = part in WHY and part != fault_part and growths[part] > 0
     without = saved + parts[part] if can_be_removed else None
@@ -436,13 +435,15 @@ class _Shelves:
         return self._candidates[kind, old]
 
     def select(self, kind: str) -> list[Remedy]:
-        """Keep remedies that shorten the step or make it fit; of alternatives, the best."""
+        """Keep remedies that shorten the step or make it fit; of some kinds one per launcher."""
         base, memory, remedies = self.memory.begin, self.memory, []
-        min_gain = changes.MIN_GAIN * base.step_time if memory.fits(base) else -math.inf
+        min_gain = changes.MIN_GAIN * base.step_time
+        if not memory.fits(base):  # any remedy that fits will do, also a slower one
+            min_gain = -math.inf
         order = self.built_in_order() if kind == "schedule" else None
         if order is not None and not memory.fits(order):
             remedies.append(self.remedy(kind, order, self.launchers(kind, base, order)))
-        served: set[str] = set()  # launchers that have a remedy, "" for none
+        served: set[str] = set()  # launchers that have a remedy; "" stands for no launcher
         for candidate in sorted(self.candidates(kind, base), key=_step_time):
             if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
                 continue
@@ -450,9 +451,10 @@ class _Shelves:
                 self.skipped.append(candidate)
                 continue
             launchers = self.launchers(kind, base, candidate)
-            if kind in BEST_ONLY and served.issuperset(launchers or [""]):
+            candidate_launchers = {*launchers} or {""}
+            if kind in BEST_ONLY and candidate_launchers <= served:
                 continue
-            served.update(launchers or [""])
+            served |= candidate_launchers
             remedies.append(self.remedy(kind, candidate, launchers))
         return remedies
 
@@ -486,22 +488,23 @@ class _Shelves:
         return [c for c in few if self.launcher is None or self.launchers(kind, base, c)]
 
     def built_in_order(self) -> Candidate | None:
-        """Return the schedule of the same sizes that fills the gaps of the run's order best."""
-        # A table of its own may leave gaps to save memory: without a limit, it is no limit here.
+        """Return the schedule that saves half of the time of gaps, with the least memory."""
+        # It has as many stages as the run's table. A table of the user may leave gaps to save
+        # memory: without a limit, a schedule may need more.
         memory, base = self.memory, self.memory.begin
         step, gaps = base.step_time, base.parts["gaps"]
-        is_free = memory.limit is None and not isinstance(base.scenario.schedule, str)
-        rivals = self.allowed("schedule") if gaps > NEGLIGIBLE * step else ()
-        fillers = (c for c in rivals if c.step_time < step - gaps / 2)
-        same = (c for c in fillers if c.table.num_stages == base.table.num_stages)
-        orders = [c for c in same if is_free or memory.fits(c)]
-        orders.sort(key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time))
-        return next(iter(orders), None)
+        ignores_memory = memory.limit is None and not isinstance(base.scenario.schedule, str)
+        rivals = self.allowed("schedule") if gaps > NEGLIGIBLE * step else []
+        faster = [c for c in rivals if c.step_time < step - gaps / 2]
+        orders = [c for c in faster if c.table.num_stages == base.table.num_stages]
+        fitting = [c for c in orders if ignores_memory or memory.fits(c)]
+        fitting.sort(key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time))
+        return next(iter(fitting), None)
 
     def faults(self) -> tuple[list[Fault], Fault]:
         """Return the faults, those that cost most first, and the first that is a single cause."""
         memory, base = self.memory, self.memory.begin
-        # a launcher is not blamed for what it cannot change
+        # settings that the launcher lacks are no fault
         lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
         settings = [c for c in settings if _lacks(c, self.launcher) <= lacks]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
@@ -529,7 +532,7 @@ class _Shelves:
         return faults, first or _schedule_fault(base)
 
     def combine(self, has_options: bool) -> Remedy | None:
-        """Combine candidates of several kinds; return the best combination, if two kinds help."""
+        """Combine changes of several kinds; return the best combination, if two kinds help."""
         # If memory rules out good changes, a second order starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]
@@ -566,10 +569,6 @@ class _Shelves:
             return None
         combined = best.changed(f"combined: {'; '.join(titles)}", best.scenario)
         return self.remedy(COMBINED_KIND, combined, sorted(names or ()))
-
-
-def _step_time(candidate: Candidate) -> float:
-    return candidate.step_time
 
 
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:
