@@ -53,7 +53,7 @@ _SHARES = {
     "blocks": 0.2,
     "many blocks": 0.6,  # if the complete problem is not searched
     "brief": 0.05,  # at least MIN_BRIEF, but not more than
-    "most brief": 0.15,
+    "brief at most": 0.15,
     "first": 0.5,
     "neighbourhoods": 0.8,
     "few neighbourhoods": 0.4,  # without offloads, where the complete search makes progress too
@@ -87,6 +87,11 @@ class AnytimeSearch:
         self.evaluated = 0  # plans and tables that were compared with the best
         self.baselines: dict[str, float | None] = {}
         self.is_answered = False
+        num_ops, has_offloads = 3 * problem.worker.size, problem.offload is not None
+        max_ops = MAX_PARTS_OPS_OFFLOAD if has_offloads else MAX_PARTS_OPS
+        self._searches_parts = num_ops <= max_ops  # by `search_neighbourhoods`
+        self._searches_parts_with_offloads = self._searches_parts and has_offloads
+        self._is_huge = num_ops >= HUGE
 
     @property
     def is_closed(self) -> bool:
@@ -114,7 +119,7 @@ class AnytimeSearch:
         return *starts, *bound, self._brief_search, self._neighbourhoods, self._search
 
     def _use_store(self) -> None:
-        """Start from stored solutions of this problem or, without any, of similar problems."""
+        """Start from the stored solution; unless it is optimal, also from similar problems."""
         if self.store is None:
             return
         stored = self.store.get(self.problem)
@@ -148,7 +153,7 @@ class AnytimeSearch:
             self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> None:
-        """Evaluate the tables of published schedules, even if no effort remains."""
+        """Evaluate published schedules as baselines and first tables, even without effort left."""
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
@@ -167,7 +172,7 @@ class AnytimeSearch:
             self._offer("greedy", plan)
 
     def _blocks(self) -> None:
-        if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
+        if self._searches_parts_with_offloads and is_pipe(self.problem):  # blocks know no offloads
             return
         share = "many blocks" if self._is_huge else "blocks"
         for plan in block_starts(self.problem, self._share(share), self.bound):
@@ -186,9 +191,9 @@ class AnytimeSearch:
 
     def _neighbourhoods(self) -> None:
         """Search the neighbourhoods of the best plan within a share of the budget."""
-        if not self._has_parts or self.best is None:
+        if not self._searches_parts or self.best is None:
             return
-        share = "neighbourhoods" if self._offloads_parts else "few neighbourhoods"
+        share = "neighbourhoods" if self._searches_parts_with_offloads else "few neighbourhoods"
         limits = self._share(share), self.num_threads
         with closing(search_neighbourhoods(self.problem, self.best.best.table, *limits)) as tables:
             for table in tables:
@@ -200,29 +205,14 @@ class AnytimeSearch:
         """Return the part of the remaining budget that a step may take."""
         return self.budget.part(self.budget.remaining * _SHARES[name])
 
-    @property
-    def _has_parts(self) -> bool:
-        """Return whether there are few enough ops to search parts of a plan."""
-        has_offloads = self.problem.offload is not None
-        max_ops = MAX_PARTS_OPS_OFFLOAD if has_offloads else MAX_PARTS_OPS
-        return 3 * self.problem.worker.size <= max_ops
-
-    @property
-    def _offloads_parts(self) -> bool:
-        return self._has_parts and self.problem.offload is not None
-
     def _brief_search(self) -> None:
-        """Search the complete problem briefly, which is enough to solve small problems."""
-        if self._offloads_parts:
+        """Search the complete problem before its parts; do nothing if parts are not searched."""
+        if self._searches_parts_with_offloads:
             remaining = self.budget.remaining
-            min_limit = min(MIN_BRIEF, remaining * _SHARES["most brief"])
+            min_limit = min(MIN_BRIEF, remaining * _SHARES["brief at most"])
             self._search_for(self.budget.part(max(min_limit, remaining * _SHARES["brief"])))
-        elif self._has_parts:  # a large share: without offloads the solver often ends with a proof
+        elif self._searches_parts:  # without offloads the solver often ends with a proof
             self._search_for(self._share("first"))
-
-    @property
-    def _is_huge(self) -> bool:
-        return 3 * self.problem.worker.size >= HUGE
 
     def _search(self) -> None:
         if not self._is_huge:

@@ -87,7 +87,7 @@ def stage_bounds(problem: Problem) -> PerStage:
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """Return how many (input, weight) gradients memory requires before each microbatch's F."""
+    """Return, for each microbatch, how many (I, W) of others must end before its F fits."""
     # With i input and w weight gradients done, w <= i, the stage still holds at least what its
     # other microbatches take. F of microbatch k finds room where
     # (k + 1) size - i (size - weight_size) - w weight_size <= limit.
@@ -160,7 +160,7 @@ class _Memory(NamedTuple):
     kinds: Sequence[_Kind]  # its activations
 
     def link_time(self, end: int) -> float:
-        """Return the least host-link time of a run that ends at `end`; inf if it is too short."""
+        """Return the least time of O and L in a run that ends at `end`; inf if none can end so."""
         window = end - min(k.head for k in self.kinds) - min(k.tail for k in self.kinds)
         if window < sum(k.num_activations * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf
@@ -219,7 +219,7 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 
 def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
-    """Return a worker's usable memory and least demand for it, counting whole activations."""
+    """Return a worker's memory that whole activations can fill, and their least memory x time."""
     # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
     # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
     # window, and the limit is never above all activations. While a W runs, its memory is not free

@@ -56,23 +56,16 @@ def is_pipe(problem: Problem) -> bool:
 
 def ada_offload_plan(problem: Problem) -> Plan:
     """Return AdaOffload's plan of a pipe for the times and limits of each stage."""
-    ops = ada_offload_starts(
-        _limited_pipe(problem),
-        offload=problem.offload,
-        load=problem.load,
-        host_links=problem.host_links,
-    )
-    return to_plan_starts(problem, ops)
-
-
-def _limited_pipe(problem: Problem) -> LimitedPipe:
-    """Convert a problem with one stage per worker to the input of heuristics."""
     there, back = (problem.lag + problem.transmit)[:, 0]
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
     options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
     share = float((problem.weight_sizes / problem.sizes).max())
     size = problem.num_stages, problem.num_microbatches
-    return LimitedPipe.from_numbers(*size, weight_share=share, **options)
+    pipe = LimitedPipe.from_numbers(*size, weight_share=share, **options)
+    ops = ada_offload_starts(
+        pipe, offload=problem.offload, load=problem.load, host_links=problem.host_links
+    )
+    return to_plan_starts(problem, ops)
 
 
 def to_plan_starts(problem: Problem, ops: TimedOps) -> Plan:
@@ -216,10 +209,13 @@ class BlockDraw(NamedTuple):
 
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
-    """Yield ever better plans until a plan takes at most `enough` units."""
+    """Yield ever better plans from building blocks until one takes at most `enough` units."""
     best = FOREVER
-    counts = sorted({_short_run(problem, per_worker) for per_worker in FEW}, reverse=True)
-    for number, count in enumerate(counts):
+    all_microbatches = problem.num_microbatches
+    few = [per_worker * problem.num_workers for per_worker in FEW]
+    # short runs are of all microbatches if these are hardly more
+    counts = {n if all_microbatches > n + n // 2 else all_microbatches for n in few}
+    for number, count in enumerate(sorted(counts, reverse=True)):
         share = budget.part(budget.remaining / (len(counts) - number))
         for plan in _starts_by_short_runs(problem, count, share, enough, best):
             best = plan_objective(problem, plan)
@@ -229,8 +225,9 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan
 def _starts_by_short_runs(
     problem: Problem, count: int, budget: Budget, enough: int, best: float
 ) -> Iterator[Plan]:
-    """Yield ever better plans; runs of `count` microbatches select the draws that run in full."""
-    # `best` is the objective to beat, `enough` the one at which the search ends [units].
+    """Draw building blocks at random, and yield each plan that is shorter than those before."""
+    # A run of `count` microbatches selects the draws that run in full. `best` is the objective to
+    # beat, `enough` the one at which the search ends [units].
     effort_before, full_effort = budget.spent, 0.0
     is_full = count == problem.num_microbatches
     pipes = np.resize(problem.microbatch_pipes, count)
@@ -254,16 +251,11 @@ def _starts_by_short_runs(
             yield plan
 
 
-def _short_run(problem: Problem, per_worker: int) -> int:
-    """Return a short run's number of microbatches; all microbatches if they are hardly more."""
-    count = per_worker * problem.num_workers
-    return count if problem.num_microbatches > count + count // 2 else problem.num_microbatches
-
-
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
     """Schedule all ops in the order of a draw: building block, interval and priorities."""
     # A building block has the ops of one microbatch, and is repeated at an interval. The draw says
-    # how long it waits in each leg, a series of stages on different workers, and between legs.
+    # how long it waits in each leg, a series of stages on different workers, and between legs:
+    # waits of L legs of forwards, L legs of gradients, and the 2 L - 1 moments between these.
     work = list_work(problem, problem.limits)
     legs = num_legs(work)
     half_op = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2
@@ -272,7 +264,8 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
     block = building_block(work, block_waits, least_interval(work))
     interval = block_draw.stretch * least_interval(work, block)
     block = building_block(work, block_waits, interval)
-    order = Order(block, block_draw.delay * interval, *block_draw[3:])
+    _, _, delay, is_delayed_at_end, runs_ahead, prefers_weights = block_draw
+    order = Order(block, delay * interval, is_delayed_at_end, runs_ahead, prefers_weights)
     by_span = problem.objective == "span"
     run = list_schedule(work, Rules(order=order), shorter_than, by_span=by_span)
     return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
@@ -290,7 +283,8 @@ class BlockSearch:
         """Start without good draws; `num_dropped` microbatches are not in this problem."""
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
-        self.legs, self.min_interval = num_legs(work), least_interval(work)
+        self.min_interval = least_interval(work)
+        self.legs = num_legs(work)
         # least objective of the complete problem since the last restart, and in total [units]
         self.best = self.best_of_all = FOREVER
         self.elite: list[BlockDraw] = []

@@ -40,17 +40,17 @@ def optimize(
     """Search for the fastest schedule under a memory limit, with a lower bound on all schedules.
 
     Args:
-      run: a scenario; or its table, with costs and link. The table places stages and pipes of
-        microbatches; its order is a start if it fits.
+      run: a scenario; or its table, with costs and link. Stages and microbatches stay on the
+        table's workers; the search starts from its order if that keeps the limit.
       costs: unbatched costs [s].
       memory_limit: memory of a worker, or one entry per worker, in the unit of `sizes`.
       sizes: size of an activation, or one entry per stage; 1 counts activations.
-      weight_share: share of an activation that W needs after I, or one entry per stage.
+      weight_share: share of an activation that stays for W after I, or one entry per stage.
       offload: whether activations may go to the host and back, at the costs of O and L.
       link: link model "delay" or "queued", or `Links` with one of them.
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
-      time_limit: time after which the search ends [s]; its steps take shares of it.
+      time_limit: time after which the search ends [s].
       effort: deterministic work after which the search ends, about seconds of one idle core. With
         one thread the answer is deterministic, unless the time ends first.
       num_threads: threads of the solver; default: one per processor, or one if effort is set.
@@ -61,9 +61,9 @@ def optimize(
       on_best: called with every solution that is shorter or has a better bound.
 
     Returns:
-      The best schedule: `best.table`, its makespan or span, and the bound on all others. It stopped
-      with "optimal", "time", "effort", or "iterations" if nothing was left to try. Baselines are
-      None if they exceed the limits; the others are not better.
+      The best schedule: `best.table`, its makespan or span, and a lower bound on all schedules. It
+      stopped with "optimal", "time", "effort", or "iterations" if nothing was left to try.
+      Baselines are the objectives of published schedules; None if they exceed the limits.
 
     Raises:
       InfeasibleError: if no schedule stays within the limit.
@@ -90,10 +90,8 @@ def optimize(
     host_link_ids(links, table.num_workers)
     memory = memory_limit, sizes, weight_share
     problem = build_problem(table, costs, *memory, offload, links, objective)
-    limits = {"time_limit": (time_limit, " seconds")}
-    if effort is not None:
-        limits["effort"] = (effort, "")
-    for name, (limit, unit) in limits.items():
+    seconds, work = ("time_limit", time_limit, " seconds"), ("effort", effort, "")
+    for name, limit, unit in (seconds,) if effort is None else (seconds, work):
         if not (isinstance(limit, int | float) and limit > 0):
             raise wrong(name, f"must be above 0{unit}, got {abbreviated(limit)}")
     if num_threads is None:

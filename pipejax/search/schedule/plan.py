@@ -86,11 +86,6 @@ class Plan:
         starts = {phase: np.where(at == NEVER, NEVER, change(at)) for phase, at in pairs}
         return Plan.from_starts(starts, self.whole)
 
-    @property
-    def offloaded(self) -> int:
-        """Count the activations that are offloaded to the host."""
-        return int((self.offload != NEVER).sum())
-
 
 def gradient_end(problem: Problem, plan: Plan) -> PerOp:
     """Return when the whole gradient is ready: the end of W, or of B [units]."""
@@ -141,7 +136,7 @@ def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
-    """Convert a plan to a table that keeps the memory limits for any op times."""
+    """Convert a plan to a table whose rows keep the memory limits whatever the ops take."""
     rows = rows_from_starts(
         timed_ops(problem, plan),
         sizes=problem.sizes.astype(float),
@@ -231,7 +226,7 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
 
 def broken_limit(problem: Problem, plan: Plan) -> str | None:
     """Return the first broken limit of a plan as a text, or None."""
-    if plan.offloaded and problem.offload is None:
+    if (plan.offload != NEVER).any() and problem.offload is None:
         return "its schedule offloads, which the problem does not allow"
     for worker, (peak, limit) in enumerate(zip(peaks(problem, plan), problem.limits, strict=True)):
         if peak > limit:

@@ -13,11 +13,10 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
 from fractions import Fraction
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,47 +42,24 @@ class StoreWarning(Notice):
 @functools.cache
 def prover() -> dict[str, str]:
     """Return the versions of the code that a bound depends on."""
-    try:
-        solver = version("ortools")
-    except PackageNotFoundError:
-        solver = "none"
-    return {"ortools": solver, "code": code_hash(Path(__file__).parent)}
+    return {"ortools": version("ortools"), "code": code_hash(Path(__file__).parent)}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Entry:
+class Entry(NamedTuple):
     """A solved problem with unit 1, valid for equal problems in any unit of time."""
 
     problem: Problem
-    data: Mapping[str, Any]  # the certificate
-
-    @property
-    def objective(self) -> int:
-        """Return the objective of the schedule [units]."""
-        return int(self.data["claim"]["value"])
-
-    @property
-    def proven_bound(self) -> int:
-        """Return the bound if this version of the code proved it, else 0 [units]."""
-        is_ours = self.data["proof"]["prover"] == prover()
-        return int(self.data["claim"]["lower_bounds"][0]["value"]) if is_ours else 0
-
-    @functools.cached_property
-    def table(self) -> ScheduleTable:
-        """Return the schedule, after a check of limits and objective."""
-        table = from_json(self.data["table"])
-        if fault := broken_limit(self.problem, to_plan(self.problem, table)):
-            raise ValueError(fault)
-        objective = table_objective(self.problem, table)
-        if not self.proven_bound <= objective == self.objective:
-            raise ValueError(f"its schedule reaches {objective}, not {self.objective}")
-        return table
+    table: ScheduleTable  # its schedule, which has run within the memory limits
+    objective: int  # of the schedule [units]
+    proven_bound: int  # lower bound if this version of the code proved it, else 0 [units]
+    seconds: float  # time that searches have spent on the problem
+    source: str  # step of a search that found the schedule
 
 
 def certify(
     problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
 ) -> dict[str, Any]:
-    """Write a solution as a certificate; times are whole units of the problem."""
+    """Return a solution as the JSON content of a certificate, in units of the problem."""
     times = {key: getattr(problem, name) for key, name in PRICES.items()}
     memory = problem.sizes, problem.weight_sizes / problem.sizes, np.zeros_like(problem.sizes)
     data = new_certificate(
@@ -124,22 +100,21 @@ def _starts(plan: Plan) -> dict[str, int]:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read a stored entry, without running its schedule."""
+    """Read a stored entry, after a run of its schedule; damaged files raise any error."""
     data = json.loads(path.read_bytes())
-    if data["proof"]["checksum"] != certificate_checksum(data):
+    table, costs, claim, proof = (data[key] for key in ("table", "costs", "claim", "proof"))
+    if proof["checksum"] != certificate_checksum(data):
         raise ValueError("its content does not agree with its checksum")
-    costs, claim = data["costs"], data["claim"]
     fields = {name: costs["seconds"].get(key) for key, name in PRICES.items()}
-    fields |= {"placement": data["table"]["placement"], "limits": claim["limits"]}
-    fields |= {"microbatch_pipes": data["table"]["pipe_of_microbatch"]}
-    fields |= {"sizes": costs["memory"]["sizes"]}
+    fields |= {"placement": table["placement"], "microbatch_pipes": table["pipe_of_microbatch"]}
+    fields |= {"limits": claim["limits"], "sizes": costs["memory"]["sizes"]}
     arrays: dict[str, Any] = {
         name: None if value is None else np.array(value, np.int64) for name, value in fields.items()
     }
-    shares = np.array(costs["memory"]["weight_share"])
+    weight_sizes = np.round(np.array(costs["memory"]["weight_share"]) * arrays["sizes"])
     problem = Problem(
         **arrays | {"step_end": arrays.pop("all_reduce") + arrays["update"]},
-        weight_sizes=np.round(shares * arrays["sizes"]).astype(np.int64),
+        weight_sizes=weight_sizes.astype(np.int64),
         host_links=tuple(map(tuple, costs["links"]["host_links"])),
         objective=claim["objective"],
         unit=1.0,
@@ -147,7 +122,14 @@ def read_entry(path: Path) -> Entry:
     )
     if problem.key != path.stem:
         raise ValueError("it is about another problem than its name says")
-    return Entry(problem, data)
+    schedule = from_json(table)
+    if fault := broken_limit(problem, to_plan(problem, schedule)):
+        raise ValueError(fault)
+    bound = int(claim["lower_bounds"][0]["value"]) if proof["prover"] == prover() else 0
+    objective = table_objective(problem, schedule)
+    if not bound <= objective == claim["value"]:
+        raise ValueError(f"its schedule reaches {objective}, not {claim['value']}")
+    return Entry(problem, schedule, objective, bound, proof["seconds"], proof["source"])
 
 
 class SolvedProblems:
@@ -166,7 +148,7 @@ class SolvedProblems:
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
     ) -> None:
-        """Store the shorter schedule and the higher bound among this and the stored solution."""
+        """Store a solution; of it and the stored one, the shorter schedule and higher bound."""
         # A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         if fault := broken_limit(problem, to_plan(problem, table)):
@@ -182,10 +164,9 @@ class SolvedProblems:
                 if old is not None:
                     if objective >= old.objective and bound <= old.proven_bound:
                         return
-                    proof = old.data["proof"]
-                    seconds += proof["seconds"]
+                    seconds += old.seconds
                     if objective >= old.objective:
-                        table, objective, source = old.table, old.objective, proof["source"]
+                        table, objective, source = old.table, old.objective, old.source
                     bound = min(max(bound, old.proven_bound), objective)
                 new = certify(problem, table, bound, seconds=seconds, source=source)
                 write_file(self._file(problem), json.dumps(new), is_locked=True)
@@ -193,11 +174,11 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def similar(self, problem: Problem) -> tuple[list[ScheduleTable], int]:
-        """Return the tables that keep the limits, and a bound [units] or 0, of similar problems."""
+        """Return schedules of problems of this shape that fit here, and a lower bound [units]."""
         path = self._file(problem)
         others = [other for other in path.parent.glob(f"{problem.shape}-*.json") if other != path]
-        newest = sorted(others, key=lambda other: (_time(other), other.name), reverse=True)
-        entries = [entry for other in newest[:MAX_READ] if (entry := self._read(other))]
+        newest = sorted(others, key=lambda x: (x.stat().st_mtime, x.name), reverse=True)
+        entries = [*filter(None, map(self._read, newest[:MAX_READ]))]
         bounds = [scaled_bound(entry.problem, entry.proven_bound, problem) for entry in entries]
         tables = [entry.table for entry in entries]
         legal = [table for table in tables if not broken_limit(problem, to_plan(problem, table))]
@@ -209,14 +190,10 @@ class SolvedProblems:
     def _read(self, path: Path) -> Entry | None:
         """Return the entry of a file if its schedule runs as the file claims, else None."""
         try:
-            entry = read_entry(path)
-            _ = entry.table  # runs the schedule
-            return entry
+            return read_entry(path)
         except (FileNotFoundError, NotADirectoryError):  # `put` says the latter of the folder
             return None
-        except OSError as error:
-            self._warn(path, error.strerror or str(error))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             self._warn(path, str(error))
         except Exception:  # a damaged file may hold anything
             self._warn(path, "it is no solved problem")
@@ -229,18 +206,10 @@ class SolvedProblems:
         self._reported.add(path)
 
 
-def _time(path: Path) -> float:
-    """Return the modification time of a file [s]; a deleted file counts as the oldest."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def scaled_bound(other: Problem, bound: int, problem: Problem) -> int:
-    """Return a bound of a problem from that of another one that differs in its times; 0 if none."""
+    """Return the bound of a problem that follows from that of `other`; 0 if none does."""
     # If no time of `other` is above 3 times that of `problem`, its bound 60 gives the bound 20.
-    both = problem, other
+    both = other, problem
     names = [
         name
         for name in (*TIMES, *HOST_TIMES)
@@ -249,11 +218,12 @@ def scaled_bound(other: Problem, bound: int, problem: Problem) -> int:
     fields = {field.name for field in dataclasses.fields(Problem)} - {*names, "unit", "exact"}
     if any(not np.array_equal(getattr(other, name), getattr(problem, name)) for name in fields):
         return 0
-    times, other_times = (
-        np.concatenate([np.ravel(getattr(source, name)) for name in names]).tolist()
-        for source in both
-    )
-    pairs = [pair for pair in zip(other_times, times, strict=True) if any(pair)]
-    if any(time == 0 for _, time in pairs):
-        return 0
-    return math.ceil(bound / max((Fraction(*pair) for pair in pairs), default=Fraction(1)))
+    largest_ratio = Fraction(0)
+    for name in names:
+        times = (getattr(source, name).ravel().tolist() for source in both)
+        for other_time, time in zip(*times, strict=True):
+            if other_time and not time:
+                return 0
+            if time:
+                largest_ratio = max(largest_ratio, Fraction(other_time, time))
+    return math.ceil(bound / largest_ratio) if largest_ratio else 0  # without times, no bound
