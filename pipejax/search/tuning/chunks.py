@@ -181,7 +181,7 @@ class _ChunkSearch:
         # The path bound is a mean over chunks: all chunks before it on the first stage, the chunk
         # through all stages, all later chunks on the last one. The work bound is the work of one
         # stage, and the first and last chunk on all others.
-        a, b, c, _ = self.times
+        a, b, c, _ = self.times  # times of a chunk, a token, a pair of tokens, by stage [s]
         stage_work = count * a + b * self.tokens + c * self.tokens**2 / 2  # without prefixes
         hops = self.num_workers - 1
         min_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
@@ -195,7 +195,7 @@ class _ChunkSearch:
         # With h(L) = b L + c L^2 / 2, whose growth over a chunk is at most t, the prefixes before
         # all chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its
         # prefix by no more than its n tokens, so the integral by no more than n t.
-        a, b, c, g = (time.min() for time in self.times)
+        a, b, c, g = (time.min() for time in self.times)  # g: of a token before the chunk
         work = b * self.tokens + c * self.tokens**2 / 2
         integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
         hops = self.num_workers - 1
@@ -276,7 +276,7 @@ class _ChunkSearch:
         return best
 
     def _value_and_grad(self, points: Points) -> tuple[Float[NumpyArray, " starts"], Points]:
-        """Return the makespans of cuts, given logarithms of sizes, and their relative gradients."""
+        """Return makespans [s] of cuts, given logarithms of sizes, and gradients over makespans."""
         # Chain rule: the engine gives d makespan / d time, the count of ops on the longest path.
         # Factors: d time / d size, of the chunk and of later chunks (prefix), d size / d logarithm.
         sizes, (_, b, c, g) = self._sizes(points), self.times

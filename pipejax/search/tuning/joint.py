@@ -71,7 +71,7 @@ class JointProblem:
     launcher: str | None = None  # the only one that must run a setting
 
     def workload(self, setting: "Settings") -> Workload | None:
-        """Return the workload with options for one setting; None if no options express it."""
+        """Return the workload whose options give one setting; None if no options do."""
         workload, (layers, recomputed) = self.problem.workload, setting[1:]
         if not np.array_equal(layers, self.problem.assigned.layers):
             workload = with_stage_layers(workload, layers.tolist())
@@ -146,8 +146,8 @@ class JointProblem:
         return np.where(usage <= 1, times, NO_ROOM * usage)
 
     def pick(self, settings: Settings, times: PerConfiguration, evaluated: int) -> BestSetting:
-        """Return the setting of least time; fail if it exceeds memory, as then all tried do."""
-        # `times` come from the method `times`, so they contain penalties for exceeded memory
+        """Return the setting of least time; raise if it does not fit, as then none does."""
+        # `times` are from the method `times`: a setting that exceeds memory has a large penalty
         best = int(times.argmin())
         (step_time,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)
@@ -214,7 +214,7 @@ def plain_settings(joint: JointProblem) -> Settings:
 
 
 def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
-    """Yield the best plain setting each time it improves, beginning with few microbatches."""
+    """Evaluate plain settings, those of few microbatches first; yield each that is a new best."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
     times, best_time = np.full(len(counts), np.inf), NO_ROOM
@@ -290,21 +290,18 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
 def search_jointly(joint: JointProblem) -> BestSetting:
     """Find the best setting by evaluating all settings."""
     count = count_settings(joint)
-    # for one part, `all_assignments` checks the number
-    if count > MAX_JOINT_SETTINGS and len(joint.parts) > 1:
-        raise TooManyError(f"{count:.3g} settings: at most {MAX_JOINT_SETTINGS} are tried")
-    block_bests: list[Settings] = []
-    best_times: list[PerConfiguration] = []
-    evaluated = 0
+    limit = MAX_JOINT_SETTINGS if len(joint.parts) > 1 else MAX_EXHAUSTIVE
+    if count > limit and joint.parts != ("layers",):  # `compositions` refuses too many of these
+        raise TooManyError(f"{count:.3g} settings: at most {limit} are tried")
+    best, best_times, evaluated = None, np.array([np.inf]), 0
     for block in all_settings(joint):
         times = joint.times(block)
         evaluated += len(times)
         row = [times.argmin()]
-        block_bests.append(block.at(row))
-        best_times.append(times[row])
-    settings = Settings(*map(np.concatenate, zip(*block_bests, strict=True)))
-    best = joint.pick(settings, np.concatenate(best_times), evaluated)
-    return best._replace(is_proven=True)
+        if best is None or times[row] < best_times:
+            best, best_times = block.at(row), times[row]
+    assert best is not None  # a model has a microbatch size and layers
+    return joint.pick(best, best_times, evaluated)._replace(is_proven=True)
 
 
 def all_settings(joint: JointProblem) -> Iterator[Settings]:
@@ -326,9 +323,6 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
         return layers, layers * (recomputed > 0)
     if joint.launcher is not None:
         return _equally_recomputed(layers)
-    count = math.prod((even_layers + 1).tolist())
-    if joint.parts == ("recompute",) and count > MAX_EXHAUSTIVE:
-        raise TooManyError(f"{count:.3g} ways to recompute: at most {MAX_EXHAUSTIVE} are tried")
     return _all_recomputed(layers)
 
 

@@ -185,7 +185,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._branches: Iterator[None] | None = None
 
     def step(self, iteration: int) -> None:
-        """Choose the best option of one worker; once no choice changes, run branch and bound."""
+        """Choose the best option of one worker; when no choice changes, run branch and bound."""
         if self._unchanged < len(self.options):
             worker, old_best = next(self._turns), self.best
             for k in range(len(self.options[worker])):
@@ -200,7 +200,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 return
 
     def best_so_far(self) -> tuple[Gathering, float]:
-        """Return the combination of least makespan [s] and, at equal makespan, least memory."""
+        """Return the best table so far, and its makespan [s]."""
+        # Worker by worker, an option of less memory replaces the best one if the makespan stays.
         options = [choices[k] for choices, k in zip(self.options, self.best, strict=True)]
         value = self._evaluate(options)
         for worker, choices in enumerate(self._all_options):
@@ -223,7 +224,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
             self.best, self.value = choices, makespan
 
     def _branch(self, prefix: tuple[int, ...]) -> Iterator[None]:
-        """Search all combinations with this prefix, depth first; yield once per node."""
+        """Search all combinations that begin with these option indices, by branch and bound."""
+        # The search is depth first, and yields once per partial combination.
         worker = len(prefix)
         if worker == len(self.options):
             self._try(prefix)

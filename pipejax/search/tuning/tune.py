@@ -5,14 +5,13 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.base.checks import ArgumentError, check_types, resolve_choice, whole_number, wrong
+from pipejax.base.checks import check_types, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.edits import PairFactor, SlowWorkers
@@ -37,7 +36,6 @@ from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
 METHODS = ("local", "exhaustive")
 MAX_JOINT_EXHAUSTIVE = 1_000_000  # settings of several parts up to which all are evaluated
-NO_BASELINES: Mapping[str, float | None] = MappingProxyType({})
 
 
 class TuningTask(NamedTuple):
@@ -52,10 +50,10 @@ class TuningTask(NamedTuple):
     tell: Callable[[BestSetting], object] = id  # called with each better setting
 
     def problem(self) -> TuningProblem:
-        """Return the tuning problem without cached programs, so that timings of methods compare."""
-        family = dataclasses.replace(self.family)
+        """Return the tuning problem."""
+        limit = self.memory_limit
         return TuningProblem.from_workload(
-            family, self.workload, self.system, memory_limit=self.memory_limit
+            self.family, self.workload, self.system, memory_limit=limit
         )
 
     def joint(self, what: str) -> JointProblem:
@@ -162,12 +160,8 @@ def tune(
     if workload.pipeline_layout and "layers" in parts:
         raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
     if (eager_below := scenario.links.eager_below) > 0:
-        raise ArgumentError(
-            "eager_below",
-            eager_below,
-            f"tune knows no eager_below, got {eager_below:g}: what it tunes changes which messages "
-            "are buffered",
-        )
+        reason = "tuning changes which messages are buffered"
+        raise wrong("eager_below", f"must be 0, got {eager_below:g}: {reason}", eager_below)
     family = ScheduleFamily(
         schedule,
         num_workers,
@@ -203,7 +197,7 @@ def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _microbatches(task: TuningTask, over: str, size: int | None) -> int:
-    """Return the number of microbatches for a microbatch size; default: the best size alone."""
+    """Return the number of microbatches for a size; default: the best size with even layers."""
     if size is None:
         # if recomputation is tuned later, the size must fit with full recomputation
         recompute = "full" if "recompute" in over else task.workload.recompute
@@ -231,7 +225,7 @@ def _tune(
     start = time.perf_counter()
 
     def answer(
-        result: BestSetting, stopped: str, baselines: Mapping[str, float | None] = NO_BASELINES
+        result: BestSetting, stopped: str, baselines: Mapping[str, float | None]
     ) -> Found[TunedSetting]:
         """Convert a setting to the public result."""
         size, layers, recomputed = (numbers.tolist() for numbers in result.setting)
@@ -266,7 +260,7 @@ def _tune(
         return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
 
     def tell(result: BestSetting) -> None:
-        best = answer(result, "interrupted")
+        best = answer(result, "interrupted", {})
         tell_progress(best.evaluated, None, f"evaluated, best {best.value:.6g} s")
         if on_best is not None:
             on_best(best)
@@ -274,9 +268,13 @@ def _tune(
     task = task._replace(tell=tell)
     if over == "size":
         result = _tune_size(task)
+    elif task.family.is_planned:
+        result = _recompute_planned(task)
     else:
-        is_planned = task.family.is_planned
-        result = _recompute_planned(task) if is_planned else _tune_parts(task, method, over)
+        joint = task.joint(over)
+        for plain in plain_answers(joint):
+            tell(plain)
+        result = search_jointly(joint) if method == "exhaustive" else search_locally(joint)
     tell(result)
     return answer(result, "iterations", _baselines(task, over))
 
@@ -323,7 +321,7 @@ def _tune_size(task: TuningTask) -> BestSetting:
 
 
 def _recompute_planned(task: TuningTask) -> BestSetting:
-    """Try every number of recomputed layers, equal on all stages, with its planned schedule."""
+    """Try each number of recomputed layers, equal on all stages, with a schedule planned for it."""
     layers = task.problem().assigned.layers
     answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
     if task.launcher is not None:
@@ -342,7 +340,7 @@ def _recompute_planned(task: TuningTask) -> BestSetting:
 
 
 def _planned_setting(task: TuningTask, count: int) -> BestSetting:
-    """Evaluate a step with `count` recomputed layers per stage, and its planned schedule."""
+    """Plan the schedule for `count` recomputed layers per stage, and evaluate the step."""
     recompute = "full" if count else "none"
     workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
     new_price = functools.partial(price, workload, task.system)
@@ -352,14 +350,6 @@ def _planned_setting(task: TuningTask, count: int) -> BestSetting:
     size = np.array(workload.minibatch // task.microbatches)
     setting = Settings(size, *(np.asarray(stages, int) for stages in assigned))
     return BestSetting(setting, *problem.evaluate(task.microbatches, assigned), 1, workload)
-
-
-def _tune_parts(task: TuningTask, method: str, what: str) -> BestSetting:
-    """Tune one or several parts together, after reporting plain settings."""
-    joint = task.joint(what)
-    for plain in plain_answers(joint):
-        task.tell(plain)
-    return search_jointly(joint) if method == "exhaustive" else search_locally(joint)
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
