@@ -218,22 +218,18 @@ class _Fitting(NamedTuple):
     after_step: Callable[[], object] = lambda: None
 
     @property
-    def independent_share(self) -> float:
-        """Return the weight of each configuration; the sum is the number of layer shapes."""
+    def weights(self) -> Float[NumpyArray, " rows"]:
+        """Return the weight of each row; repeated runs of a configuration share one weight."""
         # The model's error for a layer shape is common to all its rows. With full weights, many
         # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
         # Shapes with a fitted layer time have no such error.
-        if len(self.parameters.names) > self.num_system_numbers:
-            return 1.0
-        shapes, runs = (fold_by_columns(self.rows, columns) for columns in (LAYER_SHAPE, RUN))
-        return len(shapes.names) / len(runs.names)
-
-    @property
-    def weights(self) -> Float[NumpyArray, " rows"]:
-        """Return the weight of each row; repeated runs of a configuration share one weight."""
-        is_member = fold_by_columns(self.rows, RUN).left_out  # (configurations, rows)
+        runs, configuration_weight = fold_by_columns(self.rows, RUN), 1.0
+        if len(self.parameters.names) == self.num_system_numbers:
+            shapes = fold_by_columns(self.rows, LAYER_SHAPE)
+            configuration_weight = len(shapes.names) / len(runs.names)
+        is_member = runs.left_out  # (configurations, rows)
         repetitions = is_member.sum(axis=1)[is_member.argmax(axis=0)]
-        return self.independent_share * row_weights(self.rows.variance, NOISE) / repetitions
+        return configuration_weight * row_weights(self.rows.variance, NOISE) / repetitions
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
         """Return each row's step time, predicted by the unchanged system as in all fits [s]."""
@@ -245,7 +241,7 @@ class _Fitting(NamedTuple):
         return seconds[0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
-        """Return log(predicted / measured) by row, and its slopes by whitened parameters."""
+        """Return log(predicted / measured) by row, and its derivatives by whitened parameters."""
         names = self.parameters.names[: self.num_system_numbers]
         values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
@@ -296,7 +292,7 @@ UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows whose measured times are all off by a common factor, as after a wrong unit."""
+    """Refuse rows whose measured times are all off by a common factor, as with a wrong unit."""
     # a unit such as tokens per second is recognized by its factor
     factor = float(np.median(rows.seconds / as_is))
     # distance of the factor from that of each unit, on a logarithmic scale
@@ -335,8 +331,12 @@ def _choose_fitted_numbers(
         sample_rows = np.sort(np.random.default_rng(seed).permutation(num_rows)[:MAX_ROWS])
         rows = problem.rows.take(sample_rows)
         sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
-    folds = _random_folds(sample.rows, seed)
-
+    # random folds of complete configurations
+    row_configuration = fold_by_columns(sample.rows, RUN).left_out.argmax(axis=0)
+    num_configurations = row_configuration.max() + 1
+    random = np.random.default_rng(seed)
+    folds = random_parts(num_configurations, min(num_configurations, MAX_FOLDS), random)
+    folds = folds._replace(left_out=folds.left_out[:, row_configuration])
     best_residual = np.log(as_is / problem.rows.seconds)[sample_rows]
     best_free = np.zeros(len(problem.free), bool)
     if len(folds.names) > 1:
@@ -348,15 +348,6 @@ def _choose_fitted_numbers(
                 best_free, best_residual = candidate.free, residual
     choice = _FitChoice(sample_rows, best_residual, len(folds.names))
     return problem._replace(free=best_free), choice
-
-
-def _random_folds(rows: MeasuredRows, seed: int) -> Folds:
-    """Divide the rows into at most `MAX_FOLDS` random folds of complete configurations."""
-    row_configuration = fold_by_columns(rows, RUN).left_out.argmax(axis=0)
-    num_configurations = row_configuration.max() + 1
-    num_folds = min(num_configurations, MAX_FOLDS)
-    folds = random_parts(num_configurations, num_folds, np.random.default_rng(seed))
-    return folds._replace(left_out=folds.left_out[:, row_configuration])
 
 
 def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
@@ -400,7 +391,8 @@ def _result(
     seconds: float,
 ) -> Calibration:
     """Assemble the result of the best fit, with errors on fitted and on left-out rows."""
-    # `fold_residual` has the residuals of all rows in the fit without a fold's rows
+    # A residual is log(predicted / measured). Row k of `fold_residual` has those of all rows by the
+    # fit without the rows of fold k; `best` is the number of the best start.
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)
@@ -487,10 +479,6 @@ def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
     )
 
 
-# whose presence means that kernels are priced, as they were in the fit of whole runs
-PRICED: Mapping[str, Any] = {"kernels": {}}
-
-
 def calibrated_file(
     base: Mapping[str, Any],
     records: Sequence[CalibrationRecord],
@@ -506,8 +494,9 @@ def calibrated_file(
     evidence = [list(row) for record in records for row in record.evidence]
     parameters = {fit.name: fit for record in records for fit in record.parameters}
     bands = [band for record in records for band in record.bands]
+    # a section of kernels means that they are priced, as they were in the fit of whole runs
     content = written_with(
-        {**(PRICED if bands else {}), **base},
+        {**({"kernels": {}} if bands else {}), **base},
         {**stack_numbers, **{name: parameter.value for name, parameter in parameters.items()}},
     )
     fitted = {fitted_name: parameter._asdict() for fitted_name, parameter in parameters.items()}

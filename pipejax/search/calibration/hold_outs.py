@@ -124,7 +124,7 @@ PERCENTS = (80, 90)
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
-    """Return the range of the ratio measured / predicted time that covers `percent` of new rows."""
+    """Return the range of measured over predicted time that covers `percent` of new rows."""
     # `residual` is log(predicted / measured) of left-out rows. Errors in one of K groups are
     # correlated, so the band is an order statistic of groups. A new group is the farthest of K + 1
     # with probability 1 / (K + 1), so the band must hold a share (K + 1) / K times larger.

@@ -15,7 +15,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import resolve_name, wrong
 from pipejax.costs.system.parts import number_dimension, system_number
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
-from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
+from pipejax.search.calibration.robust_fit import Points, RobustFit, uncertainty
 
 
 class Prior(NamedTuple):
@@ -79,7 +79,6 @@ LADDER: tuple[tuple[str, ...], ...] = (
 )
 
 PerParameter = Float[NumpyArray, " parameters"]
-Points = Float[NumpyArray, "batch parameters"]
 
 
 class Parameters(NamedTuple):
@@ -157,7 +156,7 @@ def with_factors(parameters: Parameters, names: Sequence[str], spread: float) ->
 def fitted_numbers(
     parameters: Parameters, minimum: RobustFit, best: int = 0, num_system_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
-    """Return the fitted numbers with standard errors, linearised at the minimum of the fit."""
+    """Return the fitted numbers with standard errors, from the linearised fit at its minimum."""
     # The first `num_system_numbers` parameters belong to a system and have units; the others are
     # factors on layer times. `best` is the row of the best start in the batch of fits.
     error, is_identified = uncertainty(minimum)
