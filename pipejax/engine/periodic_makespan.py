@@ -92,7 +92,7 @@ def extrapolated_makespans(
     num_bits = -(-max(exponents).bit_length() // BIT_BLOCK) * BIT_BLOCK
     bits = [[exponent >> bit & 1 for bit in range(num_bits)] for exponent in exponents]
     arguments = pieces, steady.last_piece, np.array(bits, bool)
-    return _map_batch(_last_end, program, costs, batch_size, *arguments)
+    return _map_batch(_periodic_makespan, program, costs, batch_size, *arguments)
 
 
 @in_float64
@@ -136,7 +136,7 @@ def _map_batch(
     batch_size: int | None,
     *arguments: Any,
 ) -> Float[Array, " batch"]:
-    """Apply a function of node costs to each configuration of a batch; return results (batch)."""
+    """Return a function of node costs for each configuration of a batch, (batch)."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     if costs.per_microbatch(batch_axes=1):
         raise ValueError(
@@ -162,13 +162,17 @@ def _map_leaves(
     return jax.vmap(solve)(batched) if batched else solve({})[None]
 
 
-def _last_end(
+def _periodic_makespan(
     costs: NodeCosts,
     pieces: list[tuple[Piece, Piece]],
     last_piece: Piece,
     exponents: Bool[Array, "periods bits"],
 ) -> Float[Array, ""]:
-    """Return the makespan [s]; `pieces` has each period's lead-in and one repetition of it."""
+    """Return the makespan [s]: per period, times = period matrix^exponent @ lead-in @ times.
+
+    Products are of the max-plus algebra; `exponents` are bits, the lowest first. `pieces` has each
+    period's lead-in (the columns before it) and one repetition of the period.
+    """
     times = jnp.zeros(2, costs.duration.dtype)  # of the first frontier: the source and no end yet
     for (lead_in, piece), exponent in zip(pieces, exponents, strict=True):
         times = _max_plus_product(_matrix(lead_in, costs), times)

@@ -97,8 +97,7 @@ def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> 
 def cost_vector(program: Program, costs: Costs) -> Vector:
     """Flatten costs to a vector (costs) [s], in the order of `CostLayout`.
 
-    Costs that are plain numbers or NumPy arrays are priced by NumPy, on the host: a single
-    evaluation then has nothing to compile here.
+    NumPy does so on the host, without compilation, if no cost is a JAX array.
     """
     layout = program.layout
     # the check asks for a pair's time by stage, and here it may be by kind of pair
@@ -126,7 +125,8 @@ def checked_vector(program: Program, costs: Costs) -> Vector:
     pair_op_times = op_times[program.pair_index]  # (pairs, 2) of forward and backward
     pair_times = pair_op_times.sum(axis=1)
     if costs.pair is not None:
-        pair_times = flatten(costs.pair, layout.pair_shape)[program.pair_stage]
+        shape = (layout.num_pairs, 1) if layout.has_pair_times else layout.op_shape
+        pair_times = flatten(costs.pair, shape)[program.pair_stage]
     elif costs.pair_factor is not None:
         factor = flatten(costs.pair_factor, layout.op_shape)[program.pair_stage]
         pair_times = overlapped(pair_op_times[:, 0], pair_op_times[:, 1], factor, xp)
@@ -155,8 +155,7 @@ def by_microbatch(program: Program) -> Program:
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program
-    # a fused pair joins two microbatches: each pair in the table gets a position of its own, where
-    # the old layout has one for all pairs of the same stages and phases
+    # each fused pair of the table gets its own position, as it joins two microbatches
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
 
     def translate(position: Positions, microbatch: Positions) -> Positions:
@@ -206,9 +205,8 @@ def _microbatch_positions(
     position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
 ) -> Positions:
     """Translate cost positions to a layout by microbatch; -1 counts as microbatch 0."""
-    # Entry k of a part of the vector (ops from 1 on, messages from `first_link` on) becomes the
-    # entries k * M to k * M + M - 1 of that part: with M = 2, op position 1 becomes 1 and 2, op
-    # position 2 becomes 3 and 4. Positions of fused pairs are replaced later.
+    # Each entry for ops (from 1 on) and messages (from `first_link` on) becomes M entries: with
+    # M = 2, op position 1 becomes 1 and 2, position 2 becomes 3 and 4. Fused pairs come later.
     position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
     is_link = position >= old.first_link
     old_start, new_start = (np.where(is_link, layout.first_link, 1) for layout in (old, new))
@@ -221,8 +219,7 @@ def message_edges(
 ) -> Int[NumpyArray, "2 selected"]:
     """Return the edge that each message delays, (2, selected): node, and column in its `preds`."""
     # Ends and lag identify an edge (fused pairs may send each other an activation and a gradient),
-    # as one number: (head * num_nodes + tail) * num_positions + lag. Edges are sorted by it, and a
-    # binary search finds the edge of each message.
+    # as one number, by which a binary search finds the edge of each message.
     messages = MessageTable(*(np.asarray(field)[selected] for field in program.messages))
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     tails = np.where(messages.carrier == SOURCE, messages.producer, messages.carrier)
@@ -243,8 +240,7 @@ class PerOpCosts(NamedTuple):
     """A program with a separate cost column for every op and message, and their times [s]."""
 
     # Columns are sorted by phase, stage and microbatch, so that schedules of the same ops have the
-    # same columns: column 0 is no cost, then come ops, then each time that a message takes (one, or
-    # transmit time and latency apart), which the messages' link model decides.
+    # same columns: 0 is no cost, then come ops, then each time that a message takes.
 
     program: Program
     ops: Positions  # (ops) node of each op

@@ -64,11 +64,9 @@ class SteadyState(NamedTuple):
 @cached_method
 def steady_state(program: Program) -> SteadyState:
     """Find the repeating columns of a program, and cut it into these periods."""
-    # Columns are compared by their signature: kinds of nodes, and for each edge how many
-    # microbatches and columns back it leads. Equal signatures at a fixed distance form a run; a run
-    # in which the frontier repeats too is a period. Its frontiers are matched node by node, so the
-    # next period reads its inputs from the outputs of this one.
-    # source: Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
+    # Columns with equal signatures at a fixed distance form a run; if the frontier (nodes before a
+    # column that later nodes wait for) repeats too, it is a period. Frontiers are matched node by
+    # node, so the next period reads its inputs from the outputs of this one.
     columns = _Columns(program)
     spans = sorted(_select_spans(columns, program.num_microbatches), key=lambda span: span.cut)
     microbatches = math.lcm(*(span.microbatches for span in spans))
@@ -94,9 +92,7 @@ class _PeriodSpan(NamedTuple):
 
     cut: int  # first column
     length: int  # columns
-    # by which microbatches rise from one repetition to the next; if they alternate between pipes,
-    # it is more than the microbatches that one pipe has in a period
-    shift: int
+    shift: int  # by which microbatches rise from one repetition to the next
     repeats: int
     microbatches: int = 0  # of one period, of all pipes
 
@@ -159,11 +155,11 @@ class _Columns:
         return columns
 
     def signature(self, column: int) -> Hashable:
-        """Describe a column's nodes and edges, so that repeated columns compare equal."""
+        """Return a tuple for a column's nodes and edges; equal for columns that repeat it."""
         return tuple(sorted(self._node_signature(node) for node in self.nodes[column]))
 
     def _node_signature(self, node: int) -> tuple[object, ...]:
-        """Describe a node and its edges; the same op in a later period compares equal."""
+        """Return a tuple for a node and its edges; equal for the same op in a later period."""
         edges: list[tuple[object, ...]] = []
         for pred, lag in zip(self.preds[node], self.lags[node], strict=True):
             if pred == SOURCE:
@@ -238,7 +234,6 @@ class _Columns:
 
 def _backwards_of_pairs(program: Program) -> dict[int, Key]:
     """Return the kind and microbatch of each fused pair's backward, by the pair's node."""
-    # A kind is phase, stage, pipe, worker, sender and receiver. The pipe is that of the microbatch.
     layout = program.layout
     pair_nodes, microbatch = np.asarray(program.fused).T
     pair = np.asarray(program.duration_index)[pair_nodes] - layout.first_pair
@@ -256,8 +251,7 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
 
 def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]:
     """Select the longest periods that together do every kind of work once per microbatch."""
-    # An op that occurs only outside periods, such as a split backward at the end of a table of
-    # fused pairs, need not repeat: other ops do its work.
+    # an op that occurs only outside periods need not repeat if other ops do its kind of work
     kinds: set[Kind] = set()
     for node in itertools.chain.from_iterable(columns.nodes):
         if columns.microbatch[node] != NO_MICROBATCH:

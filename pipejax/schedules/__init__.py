@@ -1,8 +1,7 @@
 """Builders that make the table of a schedule, given the schedule's name and sizes.
 
-Builders of one family share a file. `REGISTRY` lists the published ones of the usual ops with their
-sources, so that commands, tests and sweeps cross over all of them, `EXTENDED` those whose tables
-have a grammar of their own; a user's own are found by `find`.
+`REGISTRY` lists the published ones of the usual ops, `EXTENDED` those whose tables have a grammar
+of their own; `find` finds a user's own.
 """
 
 from pipejax.base.namespaces import lazy

@@ -56,8 +56,8 @@ def _missing_error(content: Content, op: Op, worker: int, why: str) -> ScheduleE
     return ScheduleError(f"missing op {name} on worker {worker}: {why}", place=(worker, None))
 
 
-def _check_cells(content: Content, cells: NumpyArray, reason: str, *phases: AnyPhase) -> None:
-    """Raise the error of `_cell_error` for the first of the faulty cells, if there are any."""
+def _refuse_cells(content: Content, cells: NumpyArray, reason: str, *phases: AnyPhase) -> None:
+    """Refuse faulty cells: raise the error of `_cell_error` for the first one, if there is any."""
     if len(cells):
         raise _cell_error(content, cells[0], reason, *phases)
 
@@ -98,7 +98,7 @@ def check_rows(content: Content) -> None:
         )
     is_pair = (phase == Phase.F) & is_phase(partner, INPUT_GRADS)
     reason = "{op} on worker {worker} fuses other ops than a forward and a backward"
-    _check_cells(content, np.flatnonzero((partner != Phase.IDLE) & ~is_pair), reason)
+    _refuse_cells(content, np.flatnonzero((partner != Phase.IDLE) & ~is_pair), reason)
 
 
 def check_ranges(content: Content) -> None:
@@ -107,7 +107,7 @@ def check_ranges(content: Content) -> None:
     has_microbatch = ~is_phase(ops.phase, grammar.sharding)
     has_stage = ~is_phase(ops.phase, grammar.worker_phases)
     reason = "op {op} on worker {worker} has a stage: its kind has none"
-    _check_cells(content, ops.cell[~has_stage & (ops.stage != NO_STAGE)], reason)
+    _refuse_cells(content, ops.cell[~has_stage & (ops.stage != NO_STAGE)], reason)
     graph_stages = {stage for edge in grammar.graph for stage in edge}
     if unknown_stages := graph_stages - {*range(stages)}:
         stage = min(unknown_stages)
@@ -118,7 +118,7 @@ def check_ranges(content: Content) -> None:
         (has_microbatch, ops.pipe, content.num_pipes, "belongs to no pipe: pipes"),
     ):
         reason = f"op {{op}} on worker {{worker}} {what} are 0 to {count - 1}"
-        _check_cells(content, ops.cell[is_checked & ((values < 0) | (values >= count))], reason)
+        _refuse_cells(content, ops.cell[is_checked & ((values < 0) | (values >= count))], reason)
     if not content.num_microbatches:
         raise ScheduleError("no op of the table computes a microbatch")
     last, part = divmod(content.num_microbatches, grammar.slices)
@@ -148,7 +148,7 @@ def check_workers(content: Content) -> None:
         raise _cell_error(content, ops.cell[k], f"microbatch {ops.microbatch[k]} is in two pipes")
     holds_stage = content.placement[:, sharding.stage] == sharding.cell // content.num_slots
     reason = "op {op} stands on worker {worker}, which does not hold that stage"
-    _check_cells(content, sharding.cell[~holds_stage.any(axis=0)], reason)
+    _refuse_cells(content, sharding.cell[~holds_stage.any(axis=0)], reason)
 
 
 def check_once(content: Content) -> None:
@@ -178,7 +178,7 @@ def check_complete(content: Content) -> None:
     # With custom kinds and no usual forward or backward, the rules alone say what is complete.
     grammar = content.grammar
     if not grammar.custom_phases or not {*content.used_phases}.isdisjoint((Phase.F, *BACKWARDS)):
-        _check_passes(content)
+        _check_forwards_and_backwards(content)
     for rule in grammar.rules:
         _check_ends(content, rule)
     for rule in grammar.all_rules:
@@ -255,12 +255,14 @@ def _op_and_worker(
     return Op(phase, int(stage), int(microbatch)), int(worker)
 
 
-def _check_passes(content: Content) -> None:
-    """Check that every microbatch has a forward, and a whole or split backward, on every stage."""
+def _check_forwards_and_backwards(content: Content) -> None:
+    """Check that every microbatch has a forward and some backward on every stage, not two.
+
+    `_check_needed` checks that both halves of a split backward are there.
+    """
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
-    # `content.where[phase]` (stages, microbatches) is the cell of an op, or NOWHERE. A wrong table
-    # may claim huge numbers: count the forwards before `where` allocates arrays of that size.
+    # a wrong table may claim huge numbers: count before `content.where` allocates such arrays
     if stages * microbatches > len(forwards.cell):
         present = set(zip(forwards.stage.tolist(), forwards.microbatch.tolist(), strict=True))
         places = ((s, m) for m in range(microbatches) for s in range(stages))
@@ -270,7 +272,7 @@ def _check_passes(content: Content) -> None:
     if content.grammar.forward_only:
         is_backward = is_phase(content.ops.phase, (*BACKWARDS, *UPDATES))
         reason = "op {op} on worker {worker}: the table is forward_only"
-        _check_cells(content, content.ops.cell[is_backward], reason)
+        _refuse_cells(content, content.ops.cell[is_backward], reason)
         return
     whole, grad, weight = (content.where[phase] != NOWHERE for phase in BACKWARDS)
     if place := _first_true(~(whole | grad | weight)):
@@ -278,7 +280,7 @@ def _check_passes(content: Content) -> None:
         raise _missing_error(content, op, worker, "there is no backward")
     reason = "does the backward twice: it is also split into I and W"
     both_ways = content.where[Phase.B][whole & (grad | weight)]
-    _check_cells(content, both_ways, f"op {{op}} on worker {{worker}} {reason}", Phase.B)
+    _refuse_cells(content, both_ways, f"op {{op}} on worker {{worker}} {reason}", Phase.B)
 
 
 def check_order(content: Content) -> None:
@@ -308,7 +310,7 @@ def check_order(content: Content) -> None:
 
 def check_gathered(content: Content) -> None:
     """Check that weights are gathered when ops need them, with gathers and drops alternating."""
-    # A copy of a stage that no cell gathers or drops has its weights all the time.
+    # a stage on a worker (a copy) that no cell gathers or drops has its weights all the time
     if Phase.UNSHARD not in content.grammar.lane_sharding:
         return
     changes = Phase.UNSHARD, Phase.RESHARD
@@ -330,7 +332,10 @@ def check_gathered(content: Content) -> None:
 
 
 def check_updates(content: Content) -> None:
-    """Check that updates (U) apply each gradient once, and that forwards read existing versions."""
+    """Check that updates U apply each gradient once, and forwards read versions that exist then.
+
+    With several runs, also that no run begins a round before all have ended the round before it.
+    """
     rule, where = content.weights, content.where
     if not len(content.updates):
         if rule != NEWEST:
@@ -347,7 +352,7 @@ def check_updates(content: Content) -> None:
         raise _cell_error(content, cell, f"{reason} stands after it", *WEIGHT_GRADS)
     reason = "op {op} does not apply the gradient that it is named after"
     repeated = updates[(updates != NOWHERE) & (updates != versions.update_cell)]
-    _check_cells(content, repeated, f"{reason}: an update before it has done so", Phase.U)
+    _refuse_cells(content, repeated, f"{reason}: an update before it has done so", Phase.U)
     if fault := _first_true(versions.read > versions.newest):
         stage, microbatch = fault
         reason = (
@@ -360,7 +365,7 @@ def check_updates(content: Content) -> None:
             "op {op} begins a round before all runs have ended the one before it: a round is "
             f"{rule.runs} runs of {rule.local_steps} updates, then an average"
         )
-        _check_cells(content, forward[_is_before_round(content)], reason, Phase.F)
+        _refuse_cells(content, forward[_is_before_round(content)], reason, Phase.F)
 
 
 def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
@@ -380,13 +385,13 @@ def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"
 
 def check_communication(content: Content) -> None:
     """Check that each message has a SEND after its producer, and a RECV before its use."""
-    # Messages lead to other workers. Tables without any SEND and RECV cells are legal.
+    # tables without any SEND and RECV cells are legal
     is_message = is_phase(content.ops.phase, MESSAGES)
     if not is_message.any():
         return
     if not content.grammar.has_usual_messages:
         reason = "{op} on worker {worker}: tables with kinds, rules or slices of their own hold no"
-        _check_cells(content, content.ops.cell[is_message], f"{reason} SEND and RECV cells")
+        _refuse_cells(content, content.ops.cell[is_message], f"{reason} SEND and RECV cells")
     is_expected = np.zeros(content.cells.phase.size, bool)
     for producer, consumer, source, target, microbatch, _, direction, _ in zip(
         *(field.tolist() for field in find_dependencies(content).messages()), strict=True
@@ -397,7 +402,7 @@ def check_communication(content: Content) -> None:
         is_expected[_message_cell(content, receive, consumer, is_send=False)] = True
     cells = content.ops.cell[is_message]
     reason = "op {op} on worker {worker} belongs to no message between workers"
-    _check_cells(content, cells[~is_expected[cells]], reason)
+    _refuse_cells(content, cells[~is_expected[cells]], reason)
 
 
 def _message_cell(content: Content, op: Op, partner: int, *, is_send: bool) -> int:

@@ -1,8 +1,7 @@
 """Names of schedules, and the builders that these names refer to.
 
 A name is that of a built-in, registered or installed schedule, FILE.py:FUNCTION, or the path of a
-table. Commands, sweeps and Python all accept these names. A user's function or table becomes a
-`Builder`, like the published schedules; errors of its code are told in one line, with its place.
+table. A user's function or table becomes a `Builder`, like the published schedules.
 """
 
 import contextlib
@@ -254,7 +253,7 @@ def _table_builder(path: str, repair: str | None, *_version: int) -> Builder:
 
 
 def _error_text(error: BaseException, file: str) -> str:
-    """Return a line about an error, with its place in the user's code."""
+    """Return a line about an error, with its last place in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [f for f in frames if f.filename == file]
     if not user_frames:
@@ -359,19 +358,15 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       name: one of `names()`, FILE.py:FUNCTION, or the path of a table.
       num_workers: P, at least 1.
       num_microbatches: M, at least 1.
-      **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
-        local_steps, admission, stage_shares, memory_limit, weight_share, transfer, offload, load,
-        offload_share, group_size, slices, pipes, in_flight, host_links, slots; of a function of
-        your own, what it takes.
+      **options: options of the schedule, which `find(name).takes` lists.
 
     Returns:
       The table.
 
     Raises:
-      ValueError: if the name is unknown, or the schedule does not exist for these numbers; the
-        message says which are legal. Sizes whose table cannot fit into the memory of this machine
-        are refused at once, with both; what fits is built, however long that takes. What a
-        function of your own raises is named with its file and line.
+      ValueError: if the name is unknown, the schedule does not exist for these numbers, or its
+        table cannot fit into the memory of this machine; what a function of your own raises is
+        named with its file and line.
 
     Example:
       >>> print(build("1f1b", num_workers=2, num_microbatches=3, slots={"F": 1, "B": 1}))
@@ -400,9 +395,7 @@ def is_folder(text: str) -> bool:
 
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
-    """Return the name and the builder of the schedule that a text denotes."""
-    # A text is tried in this order as a built-in or registered name, FILE.py:FUNCTION, the name of
-    # an installed schedule, and the path of a table.
+    """Return name and builder of a built-in, own or installed schedule, FILE.py:FUNCTION, table."""
     check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
     name = match_name(text, builders)

@@ -44,7 +44,10 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 
 
 def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mapping[str, int]] | None:
-    """Find the registered schedule with the same rows as a table, apart from ignored phases."""
+    """Find the name and options of the registered schedule with the rows of a table, or None.
+
+    Ops of ignored phases do not count.
+    """
     slices, per_worker = table.grammar.slices, table.num_stages // table.num_workers
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
@@ -145,6 +148,7 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
 
 
 def _registry(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
+    """Return builders that check their arguments, by name."""
     return ResultDict(
         (name, builder._replace(function=_with_checks(builder), legal=builder.legal or ANY))
         for name, builder in builders.items()

@@ -2,11 +2,8 @@
 
     value[op] = max(value[first], value[second] + cost[lag]) + cost[own]
 
-A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. An op's
-slot is free after its last reader, so the state of a configuration is as large as the live ops.
-
-As data, ops are rows of integers, for loops that serve every program of one bucket of sizes: a
-comparison of many schedules compiles a handful of times.
+A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. As data,
+ops are rows of integers: loops over them compile once for each bucket of sizes.
 """
 
 import dataclasses
@@ -122,8 +119,7 @@ def allocate(
 
     Ops of a moment are simultaneous, and write to buffer `moment % num_buffers`.
     """
-    # A slot is free again after the moment of its last reader, so a result never takes that of its
-    # operand. A value without readers is free when its buffer is next written to.
+    # a slot is free after the moment of its last reader, or without one at the next write
     last_reader = moment + num_buffers - 1
     for operand in (first, second):
         readers = np.flatnonzero(operand >= 0)
@@ -187,8 +183,7 @@ class ForwardProgram:
 class BackwardProgram:
     """Ops that use each cost, encoded as arrays, to count the uses on the critical path."""
 
-    # Ops go in stretches of `STRETCH`, each with two rows for every op: whether it is on the path,
-    # and whether the path continues over its second operand.
+    # a stretch of `STRETCH` ops has two rows for each: is it on the path, and its second operand
 
     uses: UIntArray  # (uses) row of a stretch by which a cost counts
     runs: UIntArray  # (runs, 3) row of costs, first use, one after its last
@@ -242,8 +237,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     """Encode as padded arrays which ops use each cost row."""
     # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
-    # are sorted by cost row within stretches of ops, so that a stretch's part of the path stays in
-    # cache, and cut into runs that a byte can count.
+    # are sorted by cost row within each stretch, and cut into runs that a byte can count.
     row = rows.row_of_position
     cost_row = np.concatenate([row[ops.duration], row[ops.lag]])  # of two uses of each op
     stretch, op = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)

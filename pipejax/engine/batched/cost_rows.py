@@ -1,10 +1,8 @@
 """Batched costs as a matrix: one row for every distinct cost that a program reads.
 
 A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for all.
-
-The engine reads sums of two costs. The time of a fused pair that overlaps, max(F, B) + k min(F, B),
-is none: a JAX function computes it first for each kind of pair, and a program runs that reads one
-time for each kind (`program_with_pair_times`).
+A row is the sum of at most two costs. The time of a fused pair that overlaps, max(F, B) + k min(F,
+B), is none: a JAX function computes it first for each kind of pair (`program_with_pair_times`).
 """
 
 import dataclasses
@@ -47,8 +45,6 @@ HIGH = 1 << 26  # base of digits that number entries; its square is still exact 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CostRows:
     """Cost rows of a program: the row for each cost position, and the two terms of each row."""
-
-    # A batch is a matrix of costs: a column of zeros, and one for each entry of the fields read.
 
     row_of_position: Int[NumpyArray, " costs"]  # row of each position, in the order of `CostLayout`
     terms: Int[NumpyArray, "rows 2"]  # columns that add up; column 0 and row 0 are zero
@@ -176,8 +172,8 @@ def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
 def cost_rows(program: Program, costs: Costs) -> CostRows:
     """Return the cost rows that a program reads; a row is the sum of two cost matrix columns."""
     # A position of the cost vector is at most the sum of two entries: a forward and a backward that
-    # make a fused pair, or latency and transmit time. Pricing finds them: each entry is priced at
-    # its own number, second terms of a sum in the high digits.
+    # make a fused pair, or latency and transmit time. To find them, the cost vector is computed
+    # from the numbers of entries, second terms of a sum in the high digits.
     # Two stages: entries 1 and 2 are forwards, 3 and 4 backwards, priced as 3 HIGH and 4 HIGH. The
     # position of a fused pair of 0F and 1B is then priced 1 + 4 HIGH: its row is the sum of entries
     # 1 and 4. A position without entries is priced 0: the row of zeros.

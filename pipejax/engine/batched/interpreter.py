@@ -61,7 +61,7 @@ from pipejax.engine.lowering.program import ZERO
 # rises by an even number, an additional op first copies the value to the other buffer. Ops that
 # only add a cost are left to their readers first: else weight gradients would need many copies.
 #
-# Levels are padded to whole strides, the ops of one iteration. The program is data here too.
+# Levels are padded to whole strides, the ops of one iteration.
 
 STRIDE = 4  # ops of one iteration
 # bytes of a row of configurations: long rows decode an op once for more of them, but with more
@@ -204,11 +204,13 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
 def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
-    """Return the makespans [s] of a block (tiles, lanes) that starts at configuration `first`."""
+    """Return the makespans [s] of a block (tiles, lanes) that starts at configuration `first`.
+
+    Two buffers hold the values of even and of odd levels: ops read one and write the other.
+    """
 
     def tile(t: Array, carry: Carry) -> Carry:
         """Compute the makespans of tile t, and write them into row t of the values."""
-        # buffers: costs by column, costs by row of the program, values of even and of odd levels
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
@@ -303,7 +305,7 @@ def side_by_side(
     take: Callable[[int, Any], PartResult],
 ) -> list[PartResult]:
     """Run parts of a batch in threads; return `take(first configuration, result)` by part."""
-    # On a CPU, loops of one computation do not run in parallel, but two computations do.
+    # on a CPU, loops of one computation do not run in parallel, but two computations do
     size = max(map(len, pieces))
     part_size = -(-size // threads)
     has_float64 = bool(jax.config.read("jax_enable_x64"))  # a context of this thread alone
@@ -440,8 +442,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
 
 def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
     """Return the number of tiles in a block, and the number of configurations in a tile."""
-    # As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops
-    # take one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
+    # as many as fit beside the choices and paths of all ops; accelerators take one wide tile
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
     max_bits = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8
     max_configurations = max_bits // (bits * len(task.forward.code))

@@ -57,7 +57,6 @@ def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(loops)
     def call(*arrays: Any) -> Any:
-        """Call the loops with the XLA attribute that compiles them into a single function."""
         with set_xla_metadata(**SINGLE_CALL):
             return jax.jit(inner)(*arrays)
 
@@ -112,8 +111,7 @@ def values_and_choices(
 def empty_buffers(
     program: Any, pieces: tuple[Array, ...], tiles: tuple[int, int]
 ) -> tuple[Array, Array, Array, Array]:
-    """Allocate buffers: makespans (tiles, lanes), cost columns, cost rows and values by slot."""
-    # they are allocated once, and each tile overwrites those of the previous one
+    """Allocate buffers for all tiles: makespans (tiles, lanes), cost columns, cost rows, slots."""
     dtype, lanes = pieces[0].dtype, tiles[1]
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
     slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
@@ -149,7 +147,6 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
     """Return a tile's cost rows (rows, lanes) [s]; each row is the sum of two cost columns."""
 
     def step(r: Array, cost: Array) -> Array:
-        """Write cost row r."""
         first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
         return put_row(cost, first_term + second_term, r)
 
@@ -158,9 +155,8 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
     """Run all ops for tile t; return values by slot (slots, lanes) [s] and updated choices."""
-    # No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
-    # its write never mean the same row. An iteration runs a group of ops, as many as a byte has
-    # bits.
+    # No op writes the slot of its own operand (`binary_program` sees to that). An iteration runs a
+    # group of ops, as many as a byte has bits.
     program, temperature = task.forward, task.temperature
     keeps_choices = task.backward is not None
     weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
@@ -312,9 +308,8 @@ def _counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
     """Add a stretch's uses of costs to counts (columns, configurations); column 0 is no cost."""
-    # A use is an op on the path that reads a cost row, the sum of two columns (column 0 is zero); a
-    # run is a series of uses of one row. Bits are counted in bytes, a run of uses at a time, and no
-    # run is longer than a byte can count; runs are added up in the wider type of the result.
+    # A use is an op on the path that reads a cost row, the sum of two columns; a run is a series of
+    # uses of one row, no longer than a byte can count. Runs are added up in the result's type.
     is_bits = on_path.dtype == jnp.uint8
     # row i takes bit i of every byte, that is configurations i * width to (i + 1) * width - 1 (see
     # `_choice`), so the rows one after the other are in the order of the batch

@@ -1,9 +1,8 @@
 """Batches of costs: makespans of thousands to millions of configurations, and their gradients.
 
-Three forms of the recurrence do the work: `unrolled.py` for large batches of small programs
-(smaller ones where counts are wanted too), `interpreter.py` for the values of large batches of long
-ones, and `interpreter_loops.py` for everything else. All follow the first-predecessor rule of
-`recurrence.py`, so a batch gives what `makespan` gives one by one.
+Three forms of the recurrence do the work: `unrolled.py` for large batches of small programs,
+`interpreter.py` for the values of large batches of long ones, and `interpreter_loops.py` for
+everything else. All follow the first-predecessor rule of `recurrence.py`, as `makespan` does.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
 d makespan = sum of counts times d cost. `_solve` returns the counts: numbers go to threads, parts
@@ -62,9 +61,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, program_for
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
-# Ops times configurations from which a kernel of its own pays. With twice the ops that compile
-# quickly, four times the work is needed.
-MIN_UNROLLED_WORK = 10**6
+MIN_UNROLLED_WORK = 10**6  # ops times configurations from which a kernel of its own pays
 QUICK_OPS, QUICK_OPS_WITH_COUNTS = 500, 160  # ops that compile quickly, for values and with counts
 MIN_LEVELS_WORK = 10**7  # the same from which loops by level pay, for values alone
 MIN_UNCOPIED_NUMBERS = 10**6  # in a batch that compiles for its own shapes instead of a bucket
@@ -223,9 +220,6 @@ def makespans_and_grad(
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Makespans, Costs]:
     """Return the makespans of a batch, and their derivatives with respect to every cost.
-
-    The forward pass stores one choice per op, not the finish times; a backward pass follows them
-    from the end and counts the costs.
 
     Args:
       program: lowered schedule.
@@ -465,8 +459,7 @@ def _parts(
     leaves: Leaves, size: int, max_bytes: int, num_results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
     """Yield parts of a batch whose costs and results take at most `max_bytes` on the device."""
-    # Each part comes with its costs, size and sharding. `num_results` counts the results of a
-    # configuration. A batch that is sharded over several devices is one part.
+    # each part with its size and sharding; `num_results` counts the results of a configuration
     sharding = batch_sharding(leaves)
     if sharding is not None:
         yield leaves, size, sharding
@@ -504,8 +497,7 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
     """Return each cost field that the program reads as a matrix (batch or 1, entries)."""
-    # A large batch compiles for its shapes. A small batch is copied into one matrix of a padded
-    # size, whose padding is never read.
+    # a large batch compiles for its shapes, a small one is copied into a matrix of a padded size
     if over is None and jax.default_backend() == "cpu":  # as NumPy arrays they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     pieces, num_columns = rows.pieces(leaves), width(rows) - 1  # the column of zeros is no cost

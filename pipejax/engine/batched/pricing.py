@@ -2,17 +2,14 @@
 
     numbers --price--> Costs --solve--> makespans, counts --> slopes
 
-A function `price_one(shared, at, row)` prices one configuration: it returns a tree of arrays, such
-as `Costs`, from inputs that all configurations share, from the numbers that slopes are by (`at`),
-and from other inputs of the configuration (`row`). It is a function of a module, or a record that
-can be called: programs are compiled for it, equal ones share them, and all numbers are arguments.
+A function `price_one(shared, at, row)` computes the costs of one configuration: it returns a tree
+of arrays, such as `Costs`, from inputs that all configurations share, from the numbers to
+differentiate by (`at`), and from other inputs of the configuration (`row`). It is hashable: a
+program is compiled for each.
 
 The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
-sum of costs, whose slopes are those of the step time: `priced_on_host` takes them forwards,
-`pulled` backwards.
-
-Batches come in few sizes, for which everything compiles once: `filled` repeats the last
-configuration up to one of `SIZES`, `in_parts` cuts a batch into parts of one size.
+sum of costs, whose derivatives (slopes) are those of the step time: `priced_on_host` takes them
+forwards, `pulled` backwards.
 """
 
 import functools
@@ -39,7 +36,7 @@ PART = 1024  # configurations whose prices stay in cache
 # options that compile in a fifth of the time; the code takes up to four times as long
 QUICKLY: Options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
-AT = "at"  # name of the numbers that slopes are by
+AT = "at"  # name of the numbers to differentiate by
 
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
@@ -74,7 +71,7 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
 def priced(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree = (), *, quickly: bool = False
 ) -> Tree:
-    """Price all configurations of a batch; return a tree of arrays (batch, ..).
+    """Compute the costs of all configurations of a batch: a tree of arrays (batch, ..).
 
     With `quickly`, for few configurations, it compiles fast and computes slowly.
     """
@@ -84,7 +81,7 @@ def priced(
 def pulled(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, quickly: bool = False
 ) -> tuple[Tree, Tree]:
-    """Return prices (batch, ..), and the gradient by `at` of the sum of counts times prices."""
+    """Return costs (batch, ..), and the gradient by `at` of the sum of counts times costs."""
     result: tuple[Tree, Tree] = _compiled(_pull_back, quickly)(price_one, shared, at, rows, counts)
     return result
 
@@ -100,10 +97,9 @@ def _priced(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree) -> Tree:
 
 
 def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
-    """Return prices (batch, ..), and the gradient by `at` of the sum of counts times prices."""
+    """Return costs (batch, ..), and the gradient by `at` of the sum of counts times costs."""
 
     def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
-        """Return the prices and the gradient of one configuration."""
         value, pull_back = jax.vjp(
             lambda at: jax.tree.map(jnp.asarray, price_one(shared, at, row)), at
         )
@@ -116,14 +112,13 @@ def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: 
 def priced_on_host(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, *, slopes: bool = False
 ) -> tuple[Tree, Tree]:
-    """Return prices of a small batch, and their slopes by the numbers `at`, without compiling.
+    """Return costs of a small batch, and their derivatives by the numbers `at`, without compiling.
 
-    Prices have shape (batch, ..), slopes (batch, numbers of at, ..); slopes are None if they are
-    not asked for.
+    Costs have shape (batch, ..), derivatives (batch, numbers of at, ..), or None without `slopes`.
     """
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
-    # the slopes of the numbers by themselves are the identity matrix, a column for each number
+    # forward mode: derivatives of the numbers by themselves are the identity matrix
     identity = np.eye(ends[-1])[None]
     numbers = []
     for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True):
@@ -137,7 +132,7 @@ def priced_on_host(
         return np.broadcast_to(leaf, (size, *leaf.shape[1:]))
 
     def slopes_for_all(leaf: Any) -> NumpyArray:
-        """Return the slopes of a price by each number; 0 if it depends on none of them."""
+        """Return the derivatives of a cost by each number; 0 if it depends on none of them."""
         slope = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
         return for_all(np.zeros((1, ends[-1], *np.shape(leaf))) if slope is None else slope)
 
@@ -146,7 +141,7 @@ def priced_on_host(
 
 
 def path_slopes(counts: Any, slopes: Costs) -> Float[NumpyArray, "batch numbers"]:
-    """Return slopes of step times: counts on the critical path times slopes of costs, summed."""
+    """Return derivatives of step times: for each cost, count on the path times its derivative."""
     sums = np.zeros(())
     for name, slope in vars(slopes).items():  # (batch, numbers, ..)
         if slope is not None:

@@ -1,9 +1,7 @@
 """The recurrence written out op by op: one kernel that keeps all live values in registers.
 
-XLA fuses the whole program into a single pass over the batch, which it also splits over the cores.
-That is the fastest form, but its compile time grows with the program; `interpreter.py` takes over
-when it would be too long. There is no backward pass here: every value carries the counts of costs
-on the longest path so far, as digits of a few words.
+This is the fastest form, but its compile time grows with the program. There is no backward pass:
+every value carries the counts of costs on the longest path so far, as digits of a few words.
 """
 
 import functools
@@ -38,8 +36,7 @@ SINGLE_FUNCTION = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 class Digits(NamedTuple):
     """Layout of digits in a few integers: each counts how often a path uses a cost row."""
 
-    # Words add up as the uses do, all digits together. A digit may carry over into the next on the
-    # way, for the sums of a whole path fit.
+    # words add up as the uses do; a digit may carry over on the way, for sums of a whole path fit
 
     one_use: UInt[NumpyArray, "rows words"]  # number that one use of a row adds
     places: dict[int, tuple[int, int, int]]  # word, value and base of each digit, by row
@@ -61,8 +58,7 @@ def unrolled_with_counts(
 
     Counts (columns, batch) are of each column of the costs on the critical path.
     """
-    # Words are as wide as costs; if these would be too many, they have 64 bits, which takes a fifth
-    # longer and compiles faster.
+    # words are as wide as costs, or have 64 bits if these would be too many
     for bits in sorted({8 * dtype.itemsize, 64}):
         digits = lay_out_digits(ops, rows, bits)
         if ops.num_ops * (1 + digits.one_use.shape[1]) <= MAX_VALUES_AND_WORDS:
@@ -251,10 +247,9 @@ def _in_one_pass(
 ) -> list[Array]:
     """Apply a function of n numbers with n + 1 results to arrays (batch), in one fused loop."""
 
-    # On a CPU, XLA compiles a kernel for each result and repeats shared computations in each. Only
-    # a reduction may have several results. So this is one, over two copies of the inputs, which are
-    # never stored, by a function that ignores the value reduced so far. It needs as many results as
-    # inputs, so the last input is passed twice.
+    # On a CPU, XLA compiles a kernel for each result and repeats shared computations in each, but
+    # not for a reduction. So this is one, over two copies of the inputs, which are never stored. It
+    # needs as many results as inputs, so the last input is passed twice.
     def reduce_entry(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
         """Return the function's results for an entry, and ignore the value reduced so far."""
         return tuple(function(list(entry[:-1])))

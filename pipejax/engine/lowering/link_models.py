@@ -1,7 +1,5 @@
 """Link models: the nodes and edges that represent messages between workers in a program.
 
-Each message follows the model of its link. docs/semantics.md explains the models.
-
 Messages below `Links.eager_below` are buffered, larger ones wait in a rendezvous. So the set of
 eager messages decides about nodes and edges: a program is valid for costs with the same set, and
 `check_eager` refuses others.
@@ -131,7 +129,6 @@ def _add_posting(
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
     """Let each transfer wait for the ops before its SEND and before its RECV in their rows."""
-    # The builder's table lacks the communication cells of `table`, but has the same ops in order.
     node_order, op_order = (
         row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)
     )
@@ -189,9 +186,8 @@ def _ranks_by_end(
 ) -> Int[NumpyArray, " users"]:
     """Return a rank for each message, then for each all-reduce: users of links by producer end."""
     # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
-    # and microbatch, all-reduces last. The inputs of a message end no later there, so queues in
-    # this order cannot deadlock. argsort of an order is the rank of each entry: order 2 0 1 means
-    # that entry 2 comes first, and gives the ranks 1 2 0.
+    # and microbatch, all-reduces last. So queues in this order cannot deadlock. argsort of an order
+    # is the rank of each entry: order 2 0 1 means that entry 2 comes first, with ranks 1 2 0.
     reductions, count = builder.reductions, len(builder.reductions.node)
     keys = (  # the last key is the first criterion
         np.append(sent.microbatch, np.full(count, -1)),
@@ -232,7 +228,7 @@ def _chain_shared_links(
 
 
 def _link_uses(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 uses"]:
-    """List who uses which link, (3, uses): message or all-reduce, sending and receiving worker."""
+    """List the uses of links (3, uses): message or all-reduce, sending and receiving worker."""
     # an all-reduce uses the links between all pairs of its workers; a copy is a stage on a worker
     copy_reduction, worker = builder.reductions.copy_reduction, builder.reductions.copy_worker
     is_pair = (copy_reduction[:, None] == copy_reduction) & (worker[:, None] != worker)

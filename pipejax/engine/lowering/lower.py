@@ -44,10 +44,9 @@ def lower(
       link: link model: "delay", "queued", "blocking" or "rendezvous" (docs/semantics.md), or
         `Links` with all that is to be said about them.
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
-        optimizer update of every stage copy (on its worker, after the all-reduce). Where both
-        cost nothing they change no makespan, but for all-reduces between pipes on a shared link,
-        which keep their turn there (`evaluate` leaves them out); without them their costs play no
-        part. Where cells of the table update, only an all-reduce before each of them is added.
+        optimizer update of every stage copy (on its worker, after the all-reduce). If both cost
+        nothing they change no makespan, but all-reduces keep their turn on a shared link. If cells
+        of the table update, only an all-reduce before each of them is added.
       costs: only for `Links` with `eager_below`: the unbatched costs whose transmit times say
         which messages lie below it. The program is that of these messages: costs that say
         otherwise are refused wherever it is run.
@@ -137,7 +136,7 @@ def _distinct_pairs(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
     """List the distinct fused pairs (pairs, 3), and each cell's index into them, or -1 (cells)."""
-    # The three columns are the stage of the forward, the phase and the stage of the backward.
+    # columns: stage of the forward, phase and stage of the backward
     fused = np.flatnonzero(table.is_fused.ravel())
     columns = (table.cells.stage, table.partners.phase, table.partners.stage)
     rows = np.stack([column.ravel()[fused] for column in columns], axis=1)
@@ -312,9 +311,9 @@ def _chain_reductions(
     lane_gradients: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
     """Order each worker's all-reduces by their last gradients, so that it runs one at a time."""
-    # `reductions` are nodes. Each copy of a stage has an index of its all-reduce among these
-    # (`copy_reduction`) and a cell of its last gradient; `lane_gradients` are cells that reduce
-    # gradients on a lane, with the same index for each.
+    # `reductions` are nodes. Each copy (a stage on a worker) has the index of its all-reduce among
+    # these, and the cell of its last gradient; `lane_gradients` are REDUCE_GRAD cells on lanes, and
+    # the index of each.
     worker = last_gradient // builder.table.num_slots
     have_one_copy = len(np.unique(worker)) == len(worker)
     if have_one_copy and not builder.links.shared_links:

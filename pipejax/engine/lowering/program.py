@@ -5,9 +5,8 @@
                                                each by direction, pipe, stage boundary
 ```
 
-Nodes and edges hold positions in this vector, so that pricing is one gather and programs do not
-depend on costs. If costs differ by microbatch (`by_microbatch`), each entry of an op or a message
-becomes one for each microbatch.
+Nodes and edges hold positions in this vector, so programs do not depend on costs. If costs differ
+by microbatch, each entry of an op or a message becomes one for each microbatch.
 """
 
 import dataclasses
@@ -106,11 +105,6 @@ class CostLayout:
     def phase_shape(self, phase: AnyPhase) -> tuple[int, int]:
         """Shape of the times of any phase: (stages or workers, columns)."""
         return self.num_places(phase), self.columns
-
-    @property
-    def pair_shape(self) -> tuple[int, int]:
-        """Shape of the times of fused pairs: `op_shape`, or (pairs, 1) with `has_pair_times`."""
-        return (self.num_pairs, 1) if self.has_pair_times else self.op_shape
 
     @property
     def link_shape(self) -> tuple[int, int, int, int]:

@@ -82,10 +82,9 @@ class ProgramBuilder:
     def _add_gates(
         self, nodes: Int[NumpyArray, " collective"], cells: Int[NumpyArray, " collective"]
     ) -> None:
-        """Let a collective op's nodes start only when all its workers are ready for the op.
+        """Let a collective op's nodes wait for a gate, a node without duration.
 
-        A gate is a node without duration: `add_edges` lets it wait for the predecessors of all
-        nodes of the op, and the nodes wait for the gate.
+        `add_edges` lets the gate wait for the predecessors of all nodes of the op.
         """
         assert self.table.first_cells is not None
         op_cells = self.table.first_cells[cells]  # the first cell of an op stands for the op

@@ -2,8 +2,7 @@
 
 A stage of PipeDream keeps the weights of every microbatch in flight until its backward (weight
 stashing), so forward and backward use the same weights. The first stage admits a microbatch when
-one leaves; the order is 1F1B without an end. While the pipe fills, stage s holds S - s
-microbatches at most, or runs ahead of its first backward as far as it can: `ADMISSIONS`.
+one leaves; the order is 1F1B without an end.
 
 In LocalSGD, several runs share the pipe, so that no weights are stale. Microbatch i belongs to run
 i mod R. Within a round of H local steps, the next forward of a run on a stage waits for its
@@ -14,15 +13,15 @@ are averaged (arXiv:2606.03498 compares PipeDream with this form).
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import MismatchError, resolve_choice, whole_number
-from pipejax.schedules.builders.one_f_one_b import Ops, alternating_ops
+from pipejax.base.checks import MismatchError, resolve_choice
+from pipejax.schedules.builders.one_f_one_b import phase_ops
 from pipejax.schedules.builders.published import DRAWN, published
-from pipejax.schedules.cells.cells import NEWEST, WeightRule, empty_cells, looped
+from pipejax.schedules.cells.cells import NEWEST, WeightRule
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
-from pipejax.schedules.table.slot_simulation import columns, spread, spread_rows
+from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
-Starts = Int[NumpyArray, "workers microbatches"]
+Microbatches = Int[NumpyArray, "workers microbatches"]
 ADMISSIONS = ("each-stage", "first-stage")
 
 
@@ -39,12 +38,8 @@ def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
         worker 0  0F0   .    .    .   0B0  0U0  0F1   .    .    .   0B1  0U1
         worker 1   .   1F0  1B0  1U0   .    .    .   1F1  1B1  1U1   .    .
     """
-    stage, microbatch = np.indices((num_workers, num_microbatches))
-    # a microbatch takes 2 P slots of F and B, down the stages and back; `draw` adds those of U
-    forward = 2 * num_workers * microbatch + stage
-    backward = forward + 2 * (num_workers - stage) - 1
-    has_update = np.ones(num_microbatches, bool)
-    return _table_with_updates("naive", forward, backward, has_update, slots, NEWEST)
+    last_backward = np.tile(np.arange(num_microbatches) - 1, (num_workers, 1))
+    return _table_with_updates("naive", last_backward, slots)
 
 
 @published("pipedream", "Harlap et al., PipeDream (arXiv:1806.03377)", bytes_per_op=DRAWN)
@@ -70,11 +65,14 @@ def pipedream(
         worker 0  0F0  0F1   .    .   0B0  0U0  0F2   .   0B1  0U1   .    .   0B2  0U2
         worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1  1F2   .   1B2  1U2   .    .
     """
-    has_update = np.ones(num_microbatches, bool)
-    forward, backward = _starts_without_flush(num_workers, num_microbatches)
+    last_backward = _last_backwards(num_workers, num_microbatches)
     if resolve_choice(admission, ADMISSIONS, "admission") == "first-stage":
-        forward = _starts_run_ahead(forward)
-    return _table_with_updates("pipedream", forward, backward, has_update, slots, NEWEST)
+        # the first P microbatches run ahead, up to the first backward of a stage: stage 2 of 4 runs
+        # F0 F1 F2 B0 F3 B1 B2 F4, where "each-stage" has F0 F1 B0 F2 B1 F3 B2 F4
+        stage, microbatch = np.indices(last_backward.shape)
+        ahead = microbatch - np.minimum(2 * (num_workers - stage) - 1, num_workers)
+        last_backward = np.where(microbatch < num_workers, ahead, last_backward)
+    return _table_with_updates("pipedream", last_backward, slots)
 
 
 @published(
@@ -103,7 +101,7 @@ def pipedream_2bw(
         worker 1   .   1F0  1B0  1F1  1B1  1U1  1F2   .   1B2  1F3  1B3  1U3   .    .
     """
     accumulation = num_workers if accumulation is None else accumulation
-    if whole_number(accumulation, "accumulation") < num_workers:
+    if accumulation < num_workers:
         raise MismatchError(
             f"accumulation must be at least the number of workers, {num_workers}, got "
             f"{accumulation}: two weight versions suffice for no longer pipe",
@@ -111,56 +109,38 @@ def pipedream_2bw(
         )
     microbatch = np.arange(num_microbatches)
     has_update = (microbatch % accumulation == accumulation - 1) | (microbatch == microbatch[-1:])
-    starts = _starts_without_flush(num_workers, num_microbatches)
-    return _table_with_updates("pipedream-2bw", *starts, has_update, slots, WeightRule(lag=1))
+    last_backward = _last_backwards(num_workers, num_microbatches)
+    weights = WeightRule(lag=1)
+    return _table_with_updates("pipedream-2bw", last_backward, slots, has_update, weights)
 
 
-def _starts_without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
-    """Return the starts of F and B in endless 1F1B, both (workers, microbatches) [slots]."""
+def _last_backwards(workers: int, microbatches: int) -> Microbatches:
+    """Return the microbatch of the last B before each F in endless 1F1B; below 0 without a B."""
     stage, microbatch = np.indices((workers, microbatches))
-    is_warmup = microbatch < workers - stage
-    forward = np.where(is_warmup, stage + microbatch, stage + 2 * microbatch)
-    return forward, 2 * workers - 1 - stage + 2 * microbatch
-
-
-def _starts_run_ahead(forward: Starts) -> Starts:
-    """Return the starts of forwards that run ahead while the pipe fills (workers, microbatches)."""
-    # `forward` are those of 1F1B without an end; only the first S microbatches start earlier.
-    # Microbatch m arrives on stage s in slot s + m. It runs at once if it arrives before the first
-    # backward of the stage, whose slot is fixed; later ones alternate with backwards. Stage 2 of 4
-    # has 3 slots before its first backward: microbatches 0 to 3 start in slots 2 3 4 6.
-    workers = len(forward)
-    stage, microbatch = np.indices((workers, forward.shape[1]))
-    slots_before = 2 * (workers - stage) - 1  # from the first forward to the first backward
-    alternating = slots_before + 2 * (microbatch - slots_before) + 1
-    early = stage + np.where(microbatch < slots_before, microbatch, alternating)
-    return np.where(microbatch < workers, early, forward)
+    return microbatch - (workers - stage)
 
 
 def _table_with_updates(
     name: str,
-    forward: Starts,
-    backward: Starts,
-    has_update: Bool[NumpyArray, " microbatches"],
+    last_backward: Microbatches,
     slots: Slots,
-    weights: WeightRule,
+    has_update: Bool[NumpyArray, " microbatches"] | None = None,
+    weights: WeightRule = NEWEST,
 ) -> ScheduleTable:
-    """Build a table from starts of F and B in equal slots, with updates U after some backwards."""
-    phase_index, worker, microbatch = np.indices((3, *forward.shape))  # of F, B and U
-    is_op = (phase_index < 2) | has_update
-    start = np.stack([forward, backward, backward + 1])
-    phase = np.array([Phase.F, Phase.B, Phase.U])[phase_index]
-    order = np.lexsort((start[is_op], worker[is_op]))  # row by row, in order of starts
-    fields = (phase, worker, microbatch, start)
-    phase, worker, microbatch, start = (field[is_op][order] for field in fields)
-    column = columns(worker, start, phase != Phase.U)
-    cells, partners = (empty_cells((len(forward), int(column.max()) + 1)) for _ in range(2))
-    for field, values in zip(cells, (phase, worker, microbatch, 0), strict=True):
-        field[worker, column] = values
-    placement = looped(len(forward))
-    table = ScheduleTable(cells, partners, placement, name, slots, weights=weights)
-    has_equal_slots = table.slots["F"] == table.slots["B"] == 1
-    return table if has_equal_slots else spread(table)
+    """Build a table in which backwards are followed by updates U, by default all backwards.
+
+    `last_backward` is the microbatch of the last B before each F; below 0 without a B before it.
+    """
+    microbatch = np.arange(last_backward.shape[1])
+    updated = microbatch if has_update is None else microbatch[has_update]
+    rows = []
+    for stage, turns_of_forwards in enumerate(last_backward):
+        # turn k is B of microbatch k, its U, and the forwards whose last backward it is
+        members = ((Phase.B, microbatch), (Phase.U, updated), (Phase.F, microbatch))
+        ops = np.concatenate([phase_ops(phase, stage, numbers) for phase, numbers in members])
+        turn = np.concatenate([microbatch, updated, turns_of_forwards])
+        rows.append(ops[np.argsort(turn, kind="stable")])
+    return spread_rows(name, rows, slots, weights=weights)
 
 
 @published("local-sgd", "Ilin and Richtarik (arXiv:2606.03498)")
@@ -185,21 +165,11 @@ def local_sgd(
         worker 0  0F0  0F1   .    .   0B0  0U0   .    .   0B1  0U1  0F2   .    .    .   0B2  0U2
         worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1   .    .    .   1F2  1B2  1U2   .    .
     """
-    num_runs = num_workers if runs is None else whole_number(runs, "runs")
+    num_runs = num_workers if runs is None else runs
     rule = WeightRule(runs=num_runs, local_steps=local_steps)
-    microbatches, size = range(num_microbatches), rule.round_size
-    rounds = [microbatches[first : first + size] for first in microbatches[::size]]
-    rows = []
-    for stage in range(num_workers):
-        round_rows = [_round_row(stage, members, num_workers, num_runs) for members in rounds]
-        rows.append(np.concatenate(round_rows))
-    return spread_rows("local-sgd", rows, slots, weights=rule)
-
-
-def _round_row(stage: int, microbatches: range, workers: int, runs: int) -> Ops:
-    """Return a stage's ops in one round, in 1F1B order with at most `runs` forwards in flight."""
-    row = alternating_ops(stage, microbatches, min(workers - stage, runs) - 1)
-    # double every B, then replace the second by a U: F0 B0 F1 B1, F0 B0 B0 F1 B1 B1, F0 B0 U0 ..
-    row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)
-    row[1:][(row[1:] == row[:-1]).all(axis=1), 0] = Phase.U
-    return row
+    stage, microbatch = np.indices((num_workers, num_microbatches))
+    # 1F1B with at most R forwards in flight, and no forward before the round before it has ended
+    in_flight = np.minimum(num_workers - stage, num_runs)
+    round_start = microbatch - microbatch % rule.round_size
+    last_backward = np.maximum(microbatch - in_flight, round_start - 1)
+    return _table_with_updates("local-sgd", last_backward, slots, weights=rule)

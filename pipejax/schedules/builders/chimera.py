@@ -16,14 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Bool, NumpyArray
-from pipejax.base.checks import MismatchError, whole_number
+from pipejax.base.checks import MismatchError
 from pipejax.schedules.builders.one_f_one_b import Ops, check_even, phase_ops
 from pipejax.schedules.builders.published import EVEN, PLANNED, published
 from pipejax.schedules.cells.cells import Placement, bidirectional, zigzag
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
-from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -81,10 +80,6 @@ def chimera_asymmetric(
         the stages and 2 for the second if None.
       in_flight: as of `chimera`.
       slots: slot durations of F and B on a stage of mean size.
-
-    Example:
-      >>> chimera_asymmetric(4, 4).stage_shares
-      (0.666..., 0.666..., 1.333..., 1.333...)
     """
     if stage_shares is None:
         stage_shares = [1.0] * (num_workers // 2) + [2.0] * (num_workers // 2)
@@ -112,7 +107,7 @@ def _bidirectional(
             f"({microbatches}), got {pipes}",
             "pipes",
         )
-    max_in_flight = workers if in_flight is None else whole_number(in_flight, "in_flight")
+    max_in_flight = workers if in_flight is None else in_flight
     microbatch_pipes = [m % pipes for m in range(microbatches)]
     placement = bidirectional(workers, pipes)
     return _schedule(name, placement, microbatch_pipes, max_in_flight, shares, slots)
@@ -146,7 +141,6 @@ def _schedule(
     slots: Slots,
 ) -> ScheduleTable:
     """Build a table by list scheduling, with at most `in_flight` microbatches in each pipe."""
-    check_slots(slots)
     pipes, stages = placement.shape
     durations = {phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)}
     work = Work.from_placement(placement, microbatch_pipes, durations)
@@ -199,9 +193,9 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 
 def _visits(workers: int, worker: int) -> NumpyArray:
     """Return a worker's forwards of one unit in order, as rows of pipe, leg and index in pipe."""
-    # A unit is P microbatches, half of them in each pipe. The pipe that starts nearer to the worker
-    # comes first, until microbatches of the far pipe arrive; then they alternate. The first worker
-    # of four: pipe 0 down, down; pipe 1 down, up, down, up; pipe 0 up, up.
+    # A unit is P microbatches, half of them in each pipe (far, near). A leg is `DOWN` or `UP` the
+    # workers. The near pipe comes first, until microbatches of the far pipe arrive; then they
+    # alternate. The first worker of four: 0 down, down; 1 down, up, down, up; 0 up, up.
     half = workers // 2
     near = worker // half
     far = 1 - near

@@ -54,11 +54,11 @@ def dualpipe(
     Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
     """
-    rows, placement, microbatch_pipes = two_pipes("dualpipe", num_workers, num_microbatches)
+    rows, placement, microbatch_pipes = _dualpipe_rows("dualpipe", num_workers, num_microbatches)
     return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
-def two_pipes(
+def _dualpipe_rows(
     name: str, num_workers: int, num_microbatches: int
 ) -> tuple[Rows, Placement, list[int]]:
     """Return the rows of DualPipe, its placement, and the pipe of each microbatch."""
@@ -88,11 +88,11 @@ def dualpipe_v(
     Options:
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
     """
-    rows = one_pipe("dualpipe-v", num_workers, num_microbatches)
+    rows = _dualpipe_v_rows("dualpipe-v", num_workers, num_microbatches)
     return spread_rows("dualpipe-v", rows, slots, zigzag(num_workers))
 
 
-def one_pipe(name: str, num_workers: int, num_microbatches: int) -> Rows:
+def _dualpipe_v_rows(name: str, num_workers: int, num_microbatches: int) -> Rows:
     """Return the rows of DualPipeV."""
     _check_microbatches(name, num_workers, num_microbatches, 1)
     microbatches = [range(num_microbatches)] * 2
@@ -110,8 +110,10 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
-    """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of up to two ops."""
-    # `microbatches` are those of directions 0 and 1. A cell with one op has `NO_OP` as partner.
+    """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of two ops or `NO_OP`.
+
+    `microbatches` are those of directions 0 and 1.
+    """
     stages = worker, 2 * half - 1 - worker  # of directions 0 and 1
     pending = {
         (phase, direction): iter(members)
@@ -139,8 +141,8 @@ def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArra
 
 def _planned_cells(half: int, worker: int, microbatches: int) -> Iterator[tuple[PlannedOp, ...]]:
     """Yield a tuple for each cell of a worker, with (phase, direction) of its one or two ops."""
-    # The statements from the first `yield from` on are the eight lines of the table in the module's
-    # docstring: `half` is H, `worker` is r, `microbatches` is N.
+    # The eight lines of the table in the module's docstring: `half` is H, `worker` is r,
+    # `microbatches` is N.
     num_later = half - worker - 1  # workers of the half that follow
     weight = (W, ANY_DIRECTION)
     yield from [((F, 0),)] * (2 * num_later)
@@ -163,13 +165,10 @@ def _planned_cells(half: int, worker: int, microbatches: int) -> Iterator[tuple[
 # Forwards braided with backwards: experts exchange tokens while another microbatch computes.
 #
 # A stage with experts is four ops each way: attention, the dispatch of tokens to their experts,
-# the experts, and the combine that brings tokens back. Dispatch and combine run on the lane
-# `net`. In a pair, the exchanges of a forward run beside the compute of a backward and vice versa:
+# the experts, and the combine that brings tokens back. In a pair, the exchanges of a forward (on
+# lane `net`) run beside the compute of a backward and vice versa:
 #
-# ``` compute Fa Bm Fm Ba net Bc Fd Bd Fc ```
-#
-# A stage counts as one layer. If layers are braided one by one, a pair of equal layers takes as
-# long.
+#     compute Fa Bm Fm Ba        net Bc Fd Bd Fc
 
 Orders = Mapping[tuple[Phase, ...], str]  # letters of the parts of a cell, by its phases
 
@@ -273,11 +272,8 @@ def _paired_cells(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequen
 )
 def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipe whose fused pairs are braided: split into ops on compute and on the network."""
-    # The order within a pair follows figure 4 of the report on DeepSeek-V3. On compute, MLP and
-    # attention of the backward, each with its weight gradient, surround the MLP of the forward; on
-    # the network, dispatches and combines alternate.
     name = "braided-dualpipe"
-    rows, placement, pipes = two_pipes(name, num_workers, num_microbatches)
+    rows, placement, pipes = _dualpipe_rows(name, num_workers, num_microbatches)
     cells = map(_braid, rows)
     return spread_rows(
         name, [*cells], UNIT_SLOTS, placement, pipe_of_microbatch=pipes, grammar=SPLIT
@@ -295,7 +291,7 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
 def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable:
     """DualPipeV whose fused pairs are braided: split into ops on compute and on the network."""
     name, placement = "braided-dualpipe-v", zigzag(num_workers)
-    cells = map(_braid, one_pipe(name, num_workers, num_microbatches))
+    cells = map(_braid, _dualpipe_v_rows(name, num_workers, num_microbatches))
     return spread_rows(name, [*cells], UNIT_SLOTS, placement, grammar=SPLIT)
 
 

@@ -45,7 +45,7 @@ class _Stages(NamedTuple):
 
     @property
     def graph(self) -> list[Edge]:
-        """Return the edges from each stage to its next stage, and from encoders to the model."""
+        """Return the edges between stages: each encoder leads to the model's first stage."""
         model_stage = self.first_of_model
         last_stages = range(self.per_encoder - 1, model_stage, self.per_encoder)  # of the encoders
         return [(s, model_stage if s in last_stages else s + 1) for s in range(self.total - 1)]
@@ -170,8 +170,7 @@ class _Filling(NamedTuple):
 
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
         """Run the op that can start first, repeatedly; return workers' rows and the last end."""
-        # Each worker has three queues; `order` gives their ranks, which decide between equal
-        # starts.
+        # each worker has three queues; their ranks (`order`) decide between equal starts
         queues = self._queues()
         workers, ends = range(len(queues)), dict[Op, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]

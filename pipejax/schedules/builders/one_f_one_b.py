@@ -78,11 +78,10 @@ class Turns(NamedTuple):
     """Turns of a worker in an interleaved schedule: turn k is its forward, or backward, number k.
 
     With two workers, four microbatches and two stages per worker, the forwards of a worker have the
-    loops 0 0 1 1 0 0 1 1 and the microbatches 0 1 0 1 2 3 2 3.
+    loops 0 0 1 1 0 0 1 1 and the microbatches 0 1 0 1 2 3 2 3; backwards count loops down.
     """
 
-    # (turns) index among the worker's stages: forwards count up from the first, backwards down
-    loop: Column
+    loop: Column  # (turns) index among the worker's stages
     microbatch: Column  # (turns) microbatch
     num_workers: int  # P
     turns_before_last: int  # turns of a group of microbatches before its turn on the last stage
@@ -247,12 +246,11 @@ def _breadth_first(
     reverse: bool = False,
 ) -> ScheduleTable:
     """Build a table of all forwards, stage after stage, and then all backwards."""
-    first_stages = range(0, workers * stages_per_worker, max(workers, 1))  # of worker 0
-    forward_order = range(microbatches)
-    backward_order = forward_order[::-1] if reverse else forward_order
+    first_stages = range(0, workers * stages_per_worker, workers)  # of worker 0
+    backward_order = range(microbatches)[::-1] if reverse else range(microbatches)
     rows = []
     for r in range(workers):
-        ops = [phase_ops(Phase.F, stage + r, forward_order) for stage in first_stages]
+        ops = [phase_ops(Phase.F, stage + r, range(microbatches)) for stage in first_stages]
         ops += [phase_ops(Phase.B, stage + r, backward_order) for stage in first_stages[::-1]]
         rows.append(np.concatenate(ops))
     return spread_rows(name, rows, slots, looped(workers, stages_per_worker))
@@ -270,9 +268,8 @@ def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) ->
 
 # Seq1F1B, TeraPipe, SlimPipe and chunked prefill: microbatches pass in slices of their sequences.
 #
-# A slice of a microbatch attends to all earlier slices, so forwards go from the first slice to
-# the last, backwards from the last to the first. A slice is the K-th part of a microbatch: idle
-# time at both ends of a step and memory of the warm-up shrink with it.
+# A slice is the K-th part of a microbatch and attends to all earlier slices, so forwards go from
+# the first slice to the last, backwards from the last to the first.
 
 
 @published("seq-1f1b", "Sun et al., Seq1F1B (arXiv:2406.03488)")
@@ -368,9 +365,9 @@ def _sliced_table(
     stages_per_worker: int,
     slots: Slots,
 ) -> ScheduleTable:
-    """Build a table of slices, given the number of warm-up forwards of each worker."""
-    # The slices of a microbatch are ordered as the microbatches of a step in interleaved 1F1B;
-    # backwards reverse the order of its forwards. Slice k of microbatch m has the number m K + k.
+    """Build 1F1B of slices, given the number of warm-up forwards of each worker."""
+    # The slices of a microbatch are ordered as the microbatches of a step in interleaved 1F1B, its
+    # backwards in reverse. Slice k of microbatch m has the number m K + k.
     workers = len(warmups)
     turns = Turns.from_sizes(workers, slices, stages_per_worker)
     first_slices = slices * np.arange(num_microbatches)

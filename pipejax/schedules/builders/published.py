@@ -14,14 +14,12 @@ class Builder(NamedTuple):
     Attributes:
       function: makes the table.
       source: where the schedule was published.
-      planned: whether its order follows from times, so that it should be built from those of
-        the run where they are known.
-      bytes_per_op: that making a table and its program takes, measured and rounded down.
-      stages_per_worker: where no option says how many.
-      sizes: workers and microbatches where there is one table alone, read from a file.
-      legal: numbers of workers P and microbatches M that can be built, in words; of a user's own
-        schedule nothing is known.
-      content: of a user's own schedule, what tells it from another one of the same name.
+      planned: whether its order follows from op times, by default those of the run.
+      bytes_per_op: memory to make a table and its program, measured and rounded down [bytes].
+      stages_per_worker: V, if no option gives it.
+      sizes: workers and microbatches of a table from a file, which has no other sizes.
+      legal: numbers of workers P and microbatches M that can be built, in words; empty if unknown.
+      content: hash of the code of a user's own schedule, or of its table.
 
     Example:
       >>> from pipejax.schedules import REGISTRY

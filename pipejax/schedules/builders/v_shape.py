@@ -1,12 +1,10 @@
 """V schedules: two stages per worker, placed down the workers and up again, in limited memory.
 
 A building block gives the starts of the ops of one microbatch; the other microbatches repeat it at
-an interval of six ops, the number of ops of a microbatch on each worker. The time that activations
-stay in the block decides the memory: slower blocks have fewer gaps and take more memory
-(arXiv:2405.15362). Published blocks assume ops of one length (F = I = W). A repeated block leaves
-workers idle while the pipe fills and empties, so the list scheduler runs its order again without
-gaps, and reorders ops if the limit leaves room. For other times, this order is one of several that
-are tried.
+an interval of six ops, the number of ops of a microbatch on each worker (arXiv:2405.15362).
+Published blocks assume ops of one length (F = I = W). A repeated block leaves workers idle while
+the pipe fills and empties, so the list scheduler runs its order again without gaps, and reorders
+ops if the limit leaves room. For other times, this order is one of several that are tried.
 """
 
 import itertools
@@ -56,10 +54,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Search for the run of building blocks with the shortest span of a worker.
 #
-# A block fits ops of one length. With other times, and messages, there are gaps that no op fills
-# exactly. A worker that has idled less than another may wait; other workers start an op although
-# it makes the next one late. Idle times are known after a run, so each order runs again with them,
-# as in the heuristic of Qi et al. (arXiv:2401.10241, 3.1), as long as spans get shorter.
+# Where no op fills a gap exactly, a worker that has idled less than another may wait; other workers
+# start an op although it makes the next one late. Idle times are known after a run, so each order
+# runs again with them (Qi et al., arXiv:2401.10241, 3.1), as long as spans get shorter.
 
 MAX_RUNS = 3  # of one order
 SAMPLE_MICROBATCHES = 3  # per worker, in short runs that select orders
@@ -103,7 +100,10 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
 
 
 def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
-    """Yield runs of an order with each run's longest span, as long as spans get shorter."""
+    """Yield runs of an order, and the longest time that a worker takes in each (its span).
+
+    Each run knows the idle times of the run before it. They end when no span gets shorter.
+    """
     block, shortest = order.block, FOREVER
     offsets = block.offsets[: len(work.microbatch_pipes)]
     order = order._replace(block=block._replace(offsets=offsets))
@@ -163,12 +163,6 @@ def v_min(
     Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
       transfer: time of a message, in slots.
-
-    Example:
-      >>> print(v_min(2, 2))
-                   0    1    2    3    4    5    6    7    8    9   10   11   12   13   14
-        worker 0  0F0   .    .   3F0  3I0  0F1  3W0  0I0  0W0  3F1  3I1  3W1   .   0I1  0W1
-        worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
     limits = [2 * ((num_workers + 4) // 3)] * num_workers
     return _plan("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
@@ -259,10 +253,9 @@ def _plan(
     transfer: float,
 ) -> ScheduleTable:
     """Build the published table or, at unequal op times, the one with the shortest worker span."""
-    # The span of a worker is the time from its first start to its last end; the longest span of any
-    # worker counts. Three orders are tried, of which none is always the best: weight gradients half
-    # an interval after their place in the block, as published; weight gradients in the first gap;
-    # and the best order of several blocks (`shortest_run`).
+    # The span of a worker is the time from its first start to its last end. Three orders are tried,
+    # of which none is always the best: W half an interval after its place in the block, as
+    # published; W in the first gap; and the best order of several blocks (`shortest_run`).
     transfer, unit_work = number(transfer, "transfer"), _unit_work(microbatches, limits)
     rows = _repeat_block(unit_work, waits).rows()
     if not _has_equal_ops(slots, transfer):
@@ -311,10 +304,9 @@ def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:
 # In variant 1, T computes both gradients, and a second reduction (Z) precedes the backward of the
 # last stage.
 #
-# Each reduction delays the first backward of a microbatch by one interval. So any schedule that
-# repeats a block can be extended: backwards come one interval later for each reduction, and S and
-# T run when they are due. The passes of the input layer are left out: they are short, and only
-# the first forward waits for them.
+# So any schedule that repeats a block can be extended: backwards come one interval later for each
+# reduction. The passes of the input layer are left out: they are short, and only the first forward
+# waits for them.
 
 _KINDS = {
     "X": OpKind("broadcast", "x", NETWORK, WORKER, is_collective=True, look=("#C186B2",)),
@@ -328,15 +320,18 @@ _SECOND_REDUCTION = {
 _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 
 
-# by kind of pass: times at which it is due on a worker, and its rank among ops due at one time
+# by kind of pass (an op of the vocabulary): times at which it is due on a worker [slots], and its
+# rank among ops due at one time
 Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
-def _variant(
+def _vocabulary_grammars(
     kinds: Mapping[str, OpKind], rules: tuple[str, ...], producer: str
 ) -> tuple[Mapping[Phase, Grammar], int]:
-    """Return grammars by phase of input gradients, and the number of reductions per backward."""
-    # The backward of the last stage waits for the kind `producer`.
+    """Return a grammar for backwards B and one for I, and the number of reductions per backward.
+
+    The backward of the last stage waits for the kind `producer`.
+    """
     grammars = {
         phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {producer}"))
         for phase in INPUT_GRADS
@@ -345,8 +340,8 @@ def _variant(
 
 
 VARIANTS = {
-    1: _variant({**_KINDS, **_SECOND_REDUCTION}, ("Z <- T",), "Z"),
-    2: _variant(_KINDS, (), "Y"),
+    1: _vocabulary_grammars({**_KINDS, **_SECOND_REDUCTION}, ("Z <- T",), "Z"),
+    2: _vocabulary_grammars(_KINDS, (), "Y"),
 }
 
 
@@ -405,10 +400,11 @@ def vocabulary_v_half(
 def _with_vocabulary(
     name: str, table: ScheduleTable, gradient: Phase, variant: int, overlap: bool
 ) -> ScheduleTable:
-    """Add vocabulary passes and exchanges to a table, and delay its backwards for them."""
-    # `gradient` is the phase of input gradients, B or I. Passes are a broadcast X, logits S, their
-    # reduction Y, gradients T, and in variant 1 a second reduction Z. Each reduction delays the
-    # backwards by an interval, the time of a microbatch.
+    """Add the passes of the vocabulary to a table, and delay its backwards (`gradient`) for them.
+
+    Passes are a broadcast X, logits S, their reduction Y, gradients T, and in variant 1 a second
+    reduction Z. Each reduction delays the backwards by an interval, the time of a microbatch.
+    """
     grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
     interval = durations(table)[0].sum() / table.num_microbatches
@@ -437,7 +433,10 @@ def _with_vocabulary(
 def _merge_passes(
     table: ScheduleTable, worker: int, due: Float[NumpyArray, " slots"], passes: Passes
 ) -> Ops:
-    """Order a worker's ops and passes by due time, as rows of phase, stage and microbatch."""
+    """Order a worker's ops and its passes of the vocabulary by due time [slots].
+
+    Rows are phase, stage and microbatch; `due` are the times of the table's slots.
+    """
     slots = np.flatnonzero(table.phase[worker])
     ops = [np.stack([field[worker, slots] for field in table.cells[:3]], axis=1)]
     last_rank = len(Phase)  # above the ranks of all passes

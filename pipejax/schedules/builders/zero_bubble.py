@@ -32,11 +32,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Zero-bubble schedules: backwards are split, and weight gradients fill idle time.
 #
-# In ZB-H1 and ZB-H2 a worker follows a fixed pattern, whatever its ops cost: forwards of the
-# warm-up, then input gradient, weight gradient and forward in turn. Weight gradients lag behind
-# input gradients by a fixed number of microbatches, which grows with the worker: the last weight
-# gradients of later workers fill the time in which earlier workers end their input gradients. The
-# other schedules are planned for given times, under a memory limit.
+# In ZB-H1 and ZB-H2 the order is fixed, whatever the ops cost. Weight gradients of later workers
+# lag more microbatches behind their input gradients: so they fill the time in which earlier workers
+# end theirs. The other schedules are planned for given times, under a memory limit.
 
 
 @published("zb-h1", ZERO_BUBBLE)
@@ -61,8 +59,7 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 def _table(
     name: str, warmup: list[int], delays: range, microbatches: int, slots: Slots
 ) -> ScheduleTable:
-    """Build a table of one stage per worker from each worker's warm-up and delay of W."""
-    # `warmup` counts forwards, `delays` microbatches from I to W.
+    """Build a table from each worker's warm-up forwards and its delay of W [microbatches]."""
     rows = []
     for r, count in enumerate(warmup):
         forwards, grads, weights = (phase_ops(phase, r, range(microbatches)) for phase in SPLIT)
@@ -281,8 +278,7 @@ def _with_offloads(
 def _activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, " workers"]:
     """Return the largest number of activations that each worker holds at once."""
     stages = int(ops.stage.max(initial=-1)) + 1
-    # round times, so that sums with different rounding errors are equal
-    tick = ops.tolerance or 1.0
+    tick = ops.tolerance or 1.0  # sums with different rounding errors become equal
     start, end = (np.round(times / tick) for times in (ops.start, ops.end))
     is_recomputed = np.zeros(len(start), bool)
     held = HeldOps(ops.phase, ops.stage, ops.worker, is_recomputed, start, end)
@@ -329,10 +325,6 @@ def pipe_offload(
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
 
-    Example:
-      >>> tables = [pipe_offload(4, 8, offload_share=share) for share in (0, 0.5, 1)]
-      >>> [int((table.phase == Phase.O).sum()) for table in tables]
-      [0, 12, 24]
     """
     offloaded_share = share(offload_share, "offload_share")
     weight_share = share(weight_share, "weight_share")
@@ -345,7 +337,7 @@ def pipe_offload(
     host_links = check_host_groups(host_links, num_workers)
     stages = num_workers * stages_per_worker
     rows = [
-        _row(worker, num_workers, stages_per_worker, num_microbatches, group)
+        _pipe_offload_row(worker, num_workers, stages_per_worker, num_microbatches, group)
         for worker in range(num_workers)
     ]
     placement = looped(num_workers, stages_per_worker)
@@ -365,11 +357,12 @@ def pipe_offload(
     )
 
 
-def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
+def _pipe_offload_row(
+    worker: int, workers: int, loops: int, microbatches: int, group: int
+) -> list[Op]:
     """Return a worker's F, I and W in the order of the published building block."""
-    # `loops` counts its stages, `group` the microbatches of a group.
     # A turn is a forward, an input gradient and its weight gradient. The `loops` stages of a worker
-    # take turns, group by group of microbatches; its next stage comes at least half a round trip
+    # take turns on groups of `group` microbatches; its next stage comes at least half a round trip
     # through the pipe later. Turns give the order alone: a row has no gaps.
     groups_between = ceil(ceil(workers / 2) / group)  # from one stage of a worker to its next
     # No turn may serve two stages. Stages that are `period` apart would share turns, because
@@ -426,11 +419,6 @@ def ada_offload(
       offload: time of O, in slots, one number or one per stage; nothing is offloaded if None.
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
-
-    Example:
-      >>> tables = [ada_offload(4, 8, memory_limit=2, offload=t) for t in (None, 0.5)]
-      >>> [table.offloads for table in tables]
-      [False, True]
     """
     pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
     host_links = check_host_groups(host_links, num_workers)

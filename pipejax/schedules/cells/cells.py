@@ -25,9 +25,8 @@ from pipejax.schedules.cells.ops import (
 
 # Placement of stages: one row per pipe, one worker per stage.
 #
-# A unidirectional schedule has one pipe. A bidirectional one (Chimera, DualPipe) has two opposite
-# pipes, or several such couples, each shifted round the workers. A microbatch belongs to one
-# pipe.
+# A bidirectional schedule (Chimera, DualPipe) has two opposite pipes, or several such couples, each
+# shifted round the workers.
 
 Placement = Int[NumpyArray, "pipes stages"]
 PipeOfMicrobatch = Int[NumpyArray, " microbatches"]
@@ -62,9 +61,10 @@ def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> 
 def infer_placement(
     rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
 ) -> tuple[Placement, PipeOfMicrobatch]:
-    """Infer each stage's worker, and each microbatch's pipe, from the rows of a table."""
-    # Either every stage is on one worker, or two pipes mirror each other (worker w against worker
-    # P-1-w), or there are f such couples of pipes, which begin P/f workers apart.
+    """Infer placement (pipes, stages) and each microbatch's pipe from the rows of a table.
+
+    Refuse pipes that are no mirror image and no shifted copy of the first pipe.
+    """
     first_ops: dict[tuple[int, int], tuple[Op, int, int]] = {}  # op, worker, slot
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):
@@ -134,10 +134,9 @@ def _missing_error(
     )
 
 
-# A table without U cells is synchronous: every microbatch reads the weights that the step began
-# with. With U cells the table is asynchronous. The order of its rows says which updates a forward
-# can see; the weight rule says which of these it reads. The backward of a microbatch always uses
-# the weights of its forward (weight stashing, arXiv:1806.03377).
+# With U cells a table is asynchronous: the order of its rows says which updates a forward can see,
+# the weight rule which of these it reads. The backward of a microbatch uses the weights of its
+# forward (weight stashing, arXiv:1806.03377).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +281,7 @@ class Content:
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
         """Return each op's cell (worker * slots + slot) by phase, as (stages, microbatches)."""
-        # The cell is `NOWHERE` if the table lacks the op. A phase of workers has the shape
-        # (workers, microbatches).
+        # `NOWHERE` if the table lacks the op; of phases of workers the shape is (workers, ..)
         worker_phases, count = self.grammar.worker_phases, self.num_microbatches
         no_stage_ops = np.broadcast_to(NOWHERE, (self.num_stages, count))
         no_worker_ops = np.broadcast_to(NOWHERE, (self.num_workers, count))
@@ -298,8 +296,7 @@ class Content:
 
     @functools.cached_property
     def first_cells(self) -> Int[NumpyArray, " cells"] | None:
-        """Return the first cell of each cell's collective; None for a table without any."""
-        # A cell outside of collectives is its own first cell.
+        """Return the first cell of each cell's collective, or itself; None without collectives."""
         if not self.grammar.collectives:
             return None
         first_cells = np.arange(self.cells.phase.size)

@@ -103,8 +103,10 @@ def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
 def _producer_stages(
     content: Content, rule: Rule, stages: NumpyArray, consumers: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield, for ops that wait by a rule, the stage of one producer each; -1 without a producer."""
-    # `stages` and `consumers` are stages and cells of the waiting ops.
+    """Yield a producer's stage for each op that waits by a rule, or -1; in a graph several times.
+
+    `stages` and `consumers` are stages and cells of the waiting ops.
+    """
     num_stages = content.num_stages
     if rule.producers[0] in content.grammar.worker_phases:
         yield consumers // content.num_slots  # workers, in place of stages
@@ -126,7 +128,7 @@ def _producer_stages(
 def _producer_microbatches(
     content: Content, rule: Rule, microbatches: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield, for ops that wait by a rule, a producer's microbatch each; -1 without a producer."""
+    """Yield a producer's microbatch for each op that waits by a rule, or -1; several for (all)."""
     if rule.waits_for_all:
         for microbatch in range(content.num_microbatches):
             yield np.full_like(microbatches, microbatch)
@@ -173,8 +175,7 @@ def _rule_edges(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]
 def _stage_edges(
     content: Content, consumers: Sequence[AnyPhase], producer: Phase
 ) -> tuple[NumpyArray, ...]:
-    """Return the fields of `Dependencies` for ops that wait for an earlier op of their stage."""
-    # An op of the phases `consumers` waits for the last `producer` before it in its row.
+    """Return fields of `Dependencies`: each consumer waits for its stage's last producer before."""
     ops, producers = last_before(content, consumers, (producer,))
     exists = producers != NOWHERE
     ops, producers = ops.take(exists), producers[exists]
@@ -243,8 +244,7 @@ def cell_edges(
 
 
 # Updates are numbered for each copy of a stage and each run; version v of its weights holds the
-# updates before number v. Row order alone decides the versions: forwards, gradients and updates of
-# a stage all stand in the row of one worker.
+# updates before number v. Row order alone decides the versions.
 
 NO_VERSION = -1  # version or update of a microbatch that has none
 

@@ -1,14 +1,13 @@
 """Grammar of a table as data: kinds of ops, and the rules by which ops wait for ops.
 
 The rules of the literature are the default. A table may add kinds and rules, on lanes beside
-compute, with microbatches in slices, over a graph of stages, or without any backward. The engine
-sees only nodes and edges.
+compute, with microbatches in slices, over a graph of stages, or without any backward.
 """
 
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -390,13 +389,10 @@ class Grammar(PhaseLists[AnyPhase]):
         """Return the edges between stages, those of the graph or of a chain without a graph."""
         return tuple(self.graph) or tuple((s, s + 1) for s in range(num_stages - 1))
 
-    def parse(self, text: str) -> Cell:
-        """Read a cell."""
-        return parse_cell(text, self.by_letters, self.slices)
-
-    def check(self, cell: Cell) -> Cell:
-        """Check a cell of ops."""
-        return check_cell(cell, self.by_letters, self.slices)
+    def read(self, cell: Cell | str) -> Cell:
+        """Read a cell from its text, or check a cell of ops."""
+        read: Callable[..., Cell] = parse_cell if isinstance(cell, str) else check_cell
+        return read(cell, self.by_letters, self.slices)
 
     def text(self, cell: Cell) -> str:
         """Return the text of a cell."""
@@ -435,8 +431,7 @@ def _check_lanes(lanes: Mapping[Any, Any]) -> tuple[CustomPhase, ...]:
 
 
 def _check_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str, OpKind]:
-    """Check a custom kind and its letters; return both, with its changes by index of a part."""
-    # `parts` are the indices of the parts of an activation, by name.
+    """Check a custom kind and its letters; return both, with memory changes by index in `parts`."""
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
             "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters

@@ -2,8 +2,6 @@
 
 Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
 "2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.
-
-A table may define phases of its own (`cells.grammar`). The record `OpKind` describes each phase.
 """
 
 import enum

@@ -55,9 +55,10 @@ def number_legs(row: Sequence[int]) -> list[int]:
 
 
 def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
-    """Place a microbatch's ops along its way, so that repetitions of them do not overlap."""
-    # An op without a long enough gap stays where its input arrives, for the list scheduler to
-    # order.
+    """Place a microbatch's ops along its way, so that their repetitions do not overlap.
+
+    An op without a long enough gap starts when its input arrives, over other ops.
+    """
     period = interval * len(work.placement)
     busy_times: list[list[tuple[float, float]]] = [[] for _ in work.limits]  # start, duration
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}
@@ -162,11 +163,10 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
 
 # The order of a repeated building block as a rule of the list scheduler.
 #
-# A worker runs forwards and gradients in the order of the block. While it waits for the next one,
-# it runs weight gradients, and later ops if they leave room for all earlier ops of the order: so
-# the order never gets stuck, however far a worker runs ahead. An op that is longer than the wait
-# makes the next op late. That pays if the worker would otherwise have the longest idle time in its
-# span, which decides the time between steps.
+# While a worker waits for its next op, it runs weight gradients, and later ops if they leave room
+# for all earlier ops of the order: so the order never gets stuck. An op that is longer than the
+# wait makes the next op late. That pays if the worker would otherwise idle longest in its span,
+# which decides the time between steps.
 
 
 class Order(NamedTuple):
@@ -215,8 +215,7 @@ class RowOrder:
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
         """Return the op that a free worker starts, or None to wait."""
-        # `ready` are forwards and gradients whose inputs are there, `weight` is the most urgent
-        # weight gradient.
+        # `ready` are forwards and gradients with their inputs, `weight` the most urgent W
         row, position = self.rows[worker], self.next_position[worker]
         while position < len(row) and row[position] in self.started:
             position += 1
@@ -274,8 +273,8 @@ class RowOrder:
         self, worker: int, ready: Iterator[Op], wait: Time, overrunning: tuple[Phase, ...]
     ) -> Op | None:
         """Return the first ready op of the order that fits the wait and memory, or None."""
-        # `wait` is the time until the worker's next op can start. Phases in `overrunning` may take
-        # longer. Of ready ops of a phase and stage only that of the earliest microbatch counts.
+        # `wait` is the time until the worker's next op can start; of ready ops of a phase and stage
+        # only that of the earliest microbatch counts
         candidates: dict[tuple[Phase, int], Op] = {}
         for op in ready:
             candidate = candidates.get((op.phase, op.stage))
@@ -301,6 +300,7 @@ class RowOrder:
         return True
 
     def _has_room(self, op: Op, worker: int) -> bool:
+        """Return whether memory suffices for an op now."""
         size = self.work.sizes[op.stage] if op.phase is Phase.F else 0
         return self.timeline.held[worker] + size <= self.work.limits[worker]
 
@@ -325,8 +325,7 @@ def _memory_change(work: Work, op: Op) -> Time:
 def block_rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
     """Return each worker's forwards and gradients in order of start, and these starts."""
     # Ops with equal starts are sorted by microbatch, then by their way through the pipe (F0 F1 I1
-    # I0): over all workers, no op comes before an op that it waits for. The last key of `lexsort`
-    # is the first criterion.
+    # I0), so that no op comes before an op that it waits for.
     phases, pipe = (Phase.F, work.gradient), np.array(work.microbatch_pipes)
     block_starts = np.array([block.starts[phase] for phase in phases], float)
     start = block_starts[:, pipe] + np.array(block.offsets)[:, None]  # (2, microbatches, stages)

@@ -2,8 +2,7 @@
 
 Gradients come before forwards, since other workers wait for them, and forwards before weight
 gradients, which fill the gaps; within a kind the earlier microbatch comes first, then the later
-stage. Rules express the choices of published heuristics: how far forwards run ahead, whether a
-weight gradient may delay a gradient, when activations go to the host and return, or a fixed order.
+stage. `Rules` are the choices of published heuristics.
 """
 
 import heapq
@@ -244,8 +243,8 @@ class _ListScheduler:
 
     def needed_offload(self, worker: int) -> Op | None:
         """Return the offload of the youngest activation, if its memory is needed."""
-        # A worker whose next gradient waits for an offloaded activation is stuck: it always makes
-        # room. For a forward it does so only if the offloaded activation can return in time.
+        # a worker whose next gradient waits for an offloaded activation is stuck: it always makes
+        # room; for a forward only if the activation can return in time
         next_gradient = self.timeline.done[I][0][worker]  # gradients run in microbatch order
         is_stuck = next_gradient in self.offloaded[worker]
         forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]
@@ -271,8 +270,7 @@ class _ListScheduler:
 
     def returns_in_time(self, worker: int, microbatch: int) -> bool:
         """Return whether an activation can be offloaded and loaded before its gradient."""
-        # The time left is one period for each earlier gradient; before the first gradient, also
-        # the way of a microbatch to the last stage and back.
+        # one period for each earlier gradient; before the first also the way to the end and back
         durations, num_gradients = self.work.durations, self.timeline.done[I][0][worker]
         round_trip = 0 if num_gradients else self.round_trips[worker]
         time_left = (microbatch - num_gradients) * self.period + round_trip
@@ -294,8 +292,7 @@ def _round_trips(work: Work) -> list[Time]:
     round_trips: list[Time] = [0]  # last stage first
     for stage in reversed(range(1, len(work.placement[0]))):
         ops = work.durations[F][stage] + work.durations[I][stage]
-        # activations and gradients over the boundary before the stage, of pipe 0
-        times = (*work.lag, *work.transmit)  # by direction, pipe and boundary
+        times = (*work.lag, *work.transmit)  # of both directions, each by pipe and boundary
         messages = sum(pipes[0][stage - 1] for pipes in times)
         round_trips.append(round_trips[-1] + ops + messages)
     return round_trips[::-1]

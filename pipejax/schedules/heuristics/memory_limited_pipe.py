@@ -97,9 +97,9 @@ def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entr
 # If only memory keeps a forward from starting, its worker runs a weight gradient or, if there is
 # none, sends the youngest activation to the host: the one whose backward comes last. It returns
 # when few backwards remain before its own, and memory is reserved for its return. This is the
-# greedy start of OptPipe (AdaOffload, arXiv:2510.05186). Several depths of forwards and times of
-# return are tried, and the best schedule is used. Under little memory an activation must not return
-# before its gradient is on its way, and stages must not run ahead of a later stage with less room.
+# greedy start of OptPipe (AdaOffload, arXiv:2510.05186). Under little memory an activation must
+# not return before its gradient is on its way, and stages must not run ahead of a later stage with
+# less room.
 
 EXTRA_DEPTHS = (0.0, 0.5, 1.0)  # forwards in flight beyond those of 1F1B, per later stage
 # (gradients before its own at which an activation returns, whether of the next stage)
@@ -116,9 +116,11 @@ def ada_offload_starts(
     load: Numbers | None = None,
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Plan a pipe greedily under its memory limits, with offloads only if memory is short."""
-    # Several rules are tried, with and without offloads; the plan with the least makespan is used.
-    # `depths` are forwards in flight by stage: with 3 stages 3 2 1 (1F1B), 4 2 1 or 5 3 1.
+    """Plan a pipe greedily under its memory limits, with offloads only if memory is short.
+
+    Of plans by several rules, with and without offloads, return the one of least makespan.
+    """
+    # `depths` are forwards in flight by stage: with 3 stages 3 2 1 (1F1B), 4 2 1 or 5 3 1
     work, later_stages = pipe.work(), range(pipe.num_stages)[::-1]  # number after each stage
     depths = [[1 + n + int(extra * n) for n in later_stages] for extra in EXTRA_DEPTHS]
     rules = [
@@ -146,8 +148,7 @@ def ada_offload_starts(
 # Every round adds one forward to each stage, from the first to the last, and one input gradient,
 # from the last to the first; before the first gradient, a stage takes as many forwards as time and
 # memory allow. A weight gradient runs if an op would otherwise wait long enough for its input, or
-# if memory is short; the others run at the end. No rule decides some choices well for all times:
-# both ways are tried, and the best schedule is used. Rounds need the memory of 1F1B; under a lower
+# if memory is short; the others run at the end. Rounds need the memory of 1F1B; under a lower
 # limit, a greedy schedule is tried too.
 
 F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
@@ -189,7 +190,6 @@ class _Rounds:
     """One run of the zero-bubble heuristic, which chooses each stage's next op."""
 
     def __init__(self, pipe: LimitedPipe, rules: RoundRules) -> None:
-        """Start with an empty timeline of a pipe's ops; `back` is the time of messages back."""
         self.rules, self.total, self.stages = rules, pipe.num_microbatches, range(pipe.num_stages)
         work = pipe.work()
         self.timeline = Timeline(work)

@@ -183,11 +183,10 @@ class Timeline:
 
 # Rows from start times: places of offloads, and waits for their ends.
 #
-# An offload or a load starts when the op before it in its row has ended, so it stands after the
-# last op that ended by its start. A forward takes memory, and may rely only on memory that is
-# certainly free then, whatever the times of ops: freed by gradients before it in its row, by
-# offloads that a WAIT_O awaits, and by offloads that the host link finished before a load whose
-# backward stands before it. A load follows all earlier offloads on its link.
+# An offload or a load starts when the op before it in its row has ended. A forward takes memory,
+# and may rely only on memory that is certainly free then, whatever the times of ops: freed by
+# gradients before it in its row, by offloads that a WAIT_O awaits, and by offloads that the host
+# link finished before a load whose backward stands before it.
 #
 # Theorem: order the ops that take memory by their planned starts. If the level after each op, minus
 # the memory that is certainly free then, keeps the limit, then no run exceeds it. Proof: at any
@@ -249,9 +248,10 @@ def rows_from_starts(
     weight_share: float | Float[NumpyArray, " stages"] = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
-    """Arrange ops with start times in rows that keep the memory limits for any op times."""
-    # A WAIT_O stands only where memory that is certainly free is not enough, and awaits as few of
-    # the oldest offloads as possible.
+    """Arrange ops with start times in rows that keep the memory limits for any op times.
+
+    A forward whose memory is not certainly free follows a WAIT_O, which awaits an offload.
+    """
     for code in np.unique(ops.phase).tolist():
         if code not in PLANNED_PHASES:
             names = ", ".join(phase.name for phase in PLANNED_PHASES)
@@ -312,9 +312,9 @@ def _with_waits(
     limit: float,
 ) -> list[Cell]:
     """Return a row's cells, with a WAIT_O before each forward that needs an offload's memory."""
-    # `level` is the memory taken by all F and L up to an op's start. The row keeps the limit if, at
-    # each of them, level - (memory certainly free by then) does: memory freed by gradients before
-    # it in the row, and by offloads that are awaited, or that a load before it has waited for.
+    # `level` is the memory taken by all F and L up to an op's start. At each of them, level less
+    # the memory freed by gradients before it, by awaited offloads and by offloads that a load
+    # before it waited for must keep the limit. Each WAIT_O awaits as few offloads as possible.
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)

@@ -1,7 +1,5 @@
 """SEND and RECV cells: removal, and insertion in an order of all transfers.
 
-On request, PyTorch's other cells are inserted too.
-
 An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
 them (communication cells do not change these numbers). If every transfer follows all transfers that
 its producer waits for, queues in this order cannot deadlock.
@@ -35,10 +33,9 @@ from pipejax.schedules.table.slot_simulation import (
 )
 from pipejax.schedules.table.table import ScheduleTable, dense_rows, row_order, without
 
-# PyTorch's runtime inserts more cells into a table: it gathers parameters before the first op that
-# needs them and drops them when other stages come next (UNSHARD, RESHARD), reduces gradients after
-# the last backward of a stage, and waits for every SEND. If a table has cells of one kind already,
-# no more are inserted.
+# PyTorch's runtime inserts more cells into a table: it gathers parameters before ops that need them
+# and drops them (UNSHARD, RESHARD), reduces gradients after the last backward of a stage, and waits
+# for every SEND. If a table has cells of one kind already, no more are inserted.
 
 Rows = list[list[Cell]]
 
@@ -62,8 +59,8 @@ def with_sharding(table: ScheduleTable) -> ScheduleTable:
 
 def with_waits(row: Sequence[Cell]) -> list[Cell]:
     """Return a row with a cell that waits for each SEND."""
-    # The wait for an activation follows the backward of its microbatch, which starts after the
-    # message has arrived; waits for gradients end the row. So no wait delays an op.
+    # The wait for an activation follows the backward of its microbatch, waits for gradients end
+    # the row: so no wait delays an op.
     row_ops = {op for cell in row for op in cell}
     cells: list[Cell] = []
     pending: dict[Op, None] = {}  # waits, in order
@@ -84,7 +81,7 @@ Order = Int[NumpyArray, " transfers"]
 
 def table_messages(table: ScheduleTable) -> Dependencies:
     """Return the messages between workers, sorted by the cell of the producer."""
-    # Messages of one op are sorted by direction, activations first, then by target stage.
+    # messages of one op: activations first, then by target stage
     messages = table.dependencies.messages()
     return messages.take(np.lexsort((messages.to_stage, messages.direction, messages.producer)))
 
@@ -100,7 +97,7 @@ class RunOrder(NamedTuple):
 
 
 def run_order(table: ScheduleTable, links: Links) -> RunOrder:
-    """Return the cells of a table that run in order under given links; refuse a deadlock."""
+    """Return the cells of a table that run in order under links; refuse a deadlock of offloads."""
     messages = table_messages(table)
     ends = messages.producer // table.num_slots, messages.consumer // table.num_slots
     none = np.zeros(0, int)
@@ -129,16 +126,15 @@ def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     """Return the transfers ordered producer by producer, as PyTorch lowers a schedule."""
-    # The messages of an op follow it at once, however late their consumers are. Of the links only
-    # shared host links matter, since ops wait for them.
+    # the messages of an op follow it at once; of the links only shared host links matter
     steps = _runnable_steps(without_transfers(table), Links.resolve(link))
     return np.array([transfer for _, transfers in steps for transfer in transfers], int)
 
 
 def _runnable_steps(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]:
     """List all cells in an order in which they can run, with the transfers that each causes."""
-    # Workers take turns, and each runs its next cell if that can start. Offloads and loads only
-    # queue up: they run once all cells have run that they wait for, on any worker of the host link.
+    # Workers take turns, and each runs its next cell if that can start. Offloads and loads queue up
+    # instead (`pending`), and run once all cells have run that they wait for.
     check_host_links(bare, links)
     producers: dict[int, list[int]] = {}
     for tail, head in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
@@ -245,9 +241,11 @@ def with_transfers(
 def _rows(
     bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
-    """Return rows with SEND and RECV cells, built from steps of a cell and its transfers."""
-    # A step also adds all earlier cells of its row; other ops are added at the end. The step of
-    # 0F0 with its message to worker 1 adds 0F0 and 0SEND_F0 to row 0, and 1RECV_F0 to row 1.
+    """Return rows with SEND and RECV cells, from steps: a cell, and the transfers that follow it.
+
+    A step also adds all earlier cells of its row; cells without a step are added at the end.
+    """
+    # the step of 0F0 with its message adds 0F0 and 0SEND_F0 to row 0, and 1RECV_F0 to row 1
     fields = (messages.direction, messages.from_stage, messages.microbatch)
     sends = [
         Op(Phase.SEND_B if direction == BACKWARD else Phase.SEND_F, stage, microbatch)

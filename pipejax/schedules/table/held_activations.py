@@ -7,7 +7,7 @@ take no time. `activation_memory` of a run follows them in time.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,11 +30,8 @@ from pipejax.schedules.cells.ops import (
 )
 from pipejax.schedules.table.table import ScheduleTable
 
-# Memory ledger: changes of the activation memory of a worker at the start and end of each op.
-#
-# Runs in time, sweeps, the optimizer and the heuristics all read this table. It counts parts of
-# activations in whole numbers; a level is the sum of count times size, so it is exactly 0 when
-# all is freed.
+# Memory ledger: changes of the activation memory of a worker at the start and end of each op. It
+# counts parts of activations in whole numbers; a level is the sum of count times size.
 
 # arguments of `activation_memory`
 LEDGER_SIZES = ("sizes", "weight_share", "checkpoints", "at_work")
@@ -43,8 +40,6 @@ WEIGHT_SHARE = 1 / 3  # share of an activation that W needs after I, if no layer
 START, END = 0, 1  # of an op
 MAX_PRODUCTS = 1 << 17  # sizes times counts at once, so that they stay in cache
 MANY_SIZES = 64  # different sizes, above which levels are summed worker by worker
-
-Size = TypeVar("Size", float, NumpyArray)
 
 
 class LedgerEntry(NamedTuple):
@@ -80,7 +75,7 @@ RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
 }
 
 
-def held_change(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
+def held_change(phase: Phase, moment: int, *, whole: float, for_w: float) -> float:
     """Return the memory change of a worker at an op's start or end, without recomputation."""
     # `whole` is the size of an activation, `for_w` of the share that W needs after I.
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
@@ -180,8 +175,7 @@ class HeldParts(NamedTuple):
         return cls(worker, time, part, stage, change, is_last_at_time, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
-        """Return a worker's memory after the last change at each time."""
-        # Returns (levels) in the unit of `sizes`, which are sizes of the parts of activations.
+        """Return a worker's memory after the last change at each time, in the unit of `sizes`."""
         # Sum counts of each size, not sizes: counts are exact, so the level is 0 when all is freed.
         #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, less those of earlier workers
         size = with_items(sizes, self.items)[self.part, self.stage]
@@ -330,8 +324,7 @@ class HeldCounts(NamedTuple):
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
         """Return peak activation memory, (..., workers) bytes, for sizes of each part."""
-        # Sizes and counts may be traced. If both are numbers, only the parts that are held, of the
-        # few stages that each worker holds, are multiplied.
+        # if nothing is traced, multiply only the parts and the few stages that each worker holds
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
         if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):
@@ -390,9 +383,8 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
     """Return activation counts at all times that no other time dominates; a peak is among them."""
-    # A time dominates another if it holds at least as much of everything: then it has the larger
-    # sizes @ counts, whatever the sizes. Most times are dominated by the next, then by the next but
-    # one, so these go first; the others are compared pairwise, one column after another.
+    # A time dominates another if it holds at least as much of everything. Most times are dominated
+    # by the next, or the next but one, so these go first; the others are compared pairwise.
     for distance in (1, 2):
         later = np.zeros_like(counts)
         later[:, :-distance] = counts[:, distance:]

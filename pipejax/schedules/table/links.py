@@ -26,9 +26,6 @@ from pipejax.base.display import short_repr
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import WAIT_SEND, AnyPhase
 
-# Each pair of workers may have its own link model: messages may queue inside a node and meet in a
-# rendezvous between nodes.
-
 Pair = tuple[int, int]
 PairLinks = Mapping[Pair, str] | Sequence[tuple[Sequence[int], str]]
 PairModels = tuple[tuple[Pair, str], ...]
@@ -381,9 +378,6 @@ LINK_OPTIONS: dict[str, LinkOption] = {
     ),
 }
 
-
-# A shared link is a group of directed pairs of workers: both directions of a cable, or all pairs
-# behind one network card, carry one message at a time. Groups belong to the machine, not the table.
 
 Matches = Int[NumpyArray, " matches"]
 

@@ -1,8 +1,7 @@
 """Sharded weights: cells that gather and drop weights of stages and reduce gradients.
 
 UNSHARD gathers the weights of a stage before its ops, RESHARD drops them, and REDUCE_GRAD follows
-its last gradient. One pass over a row puts them in: how far ahead weights are gathered, and of how
-many stages at once, are its parameters. PyTorch's rule is one choice of them.
+its last gradient.
 """
 
 import dataclasses
@@ -119,8 +118,7 @@ def with_gathers(
     row: Sequence[Cell], compute: Sequence[AnyPhase], lookahead: Lookahead
 ) -> list[Cell]:
     """Return a row with cells that gather stages before their ops (UNSHARD) and drop them later."""
-    # Before a cell, `resident` stages may stay gathered, all others are dropped; `next_stages` must
-    # be gathered. With lookahead 1 and room for one stage, 0F0 1F0 1B0 becomes
+    # With lookahead 1 and room for one stage, 0F0 1F0 1B0 becomes
     # 0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1RESHARD.
     cells: list[Cell] = []
     gathered: list[int] = []
@@ -128,7 +126,7 @@ def with_gathers(
     for k, cell in enumerate(row):
         updated = [op.stage for op in cell if op.phase == Phase.U]
         if needs.stages[k]:
-            resident, next_stages = needs.resident_stages(k), needs.gathered_stages(k)
+            resident, next_stages = needs.resident_and_gathered(k)
             cells += [(Op(Phase.RESHARD, stage),) for stage in gathered if stage not in resident]
             cells += [(Op(Phase.UNSHARD, stage),) for stage in next_stages if stage not in gathered]
             gathered = [stage for stage in gathered if stage in resident]
@@ -163,22 +161,18 @@ class _StageNeeds:
             later_stages.update(self.stages[k])
             self._num_later_stages[k] = len(later_stages)
 
-    def resident_stages(self, first: int) -> list[int]:
-        """Return the next stages in the row, as many as may be gathered at once."""
-        return self._next_stages(first, self._lookahead.max_gathered_stages, len(self._row))
-
-    def gathered_stages(self, first: int) -> list[int]:
-        """Return the stages that must be gathered by position `first` of the row."""
-        lookahead = self._lookahead
-        if lookahead.counted == STAGES:
-            count = min(lookahead.ahead + 1, lookahead.max_gathered_stages)
-            return self._next_stages(first, count, len(self._row))
-        return self._next_stages(first, lookahead.max_gathered_stages, lookahead.ahead + 1)
+    def resident_and_gathered(self, first: int) -> tuple[list[int], list[int]]:
+        """Return the next stages that may stay gathered at a position of the row, and must be."""
+        ahead, max_stages, counted = self._lookahead
+        resident = self._next_stages(first, max_stages, len(self._row))
+        if counted == STAGES:
+            return resident, self._next_stages(first, min(ahead + 1, max_stages), len(self._row))
+        return resident, self._next_stages(first, max_stages, ahead + 1)
 
     def _next_stages(self, first: int, count: int, uses: int) -> list[int]:
-        """Return up to `count` stages of the next `uses` ops, except stages that are updated."""
-        # `uses` counts cells with compute. If the lookahead counts uses, a fused pair whose stages
-        # would exceed `count` ends the search; if it counts stages, the pair may exceed it.
+        """Return up to `count` stages of the next `uses` compute cells, except updated stages."""
+        # A fused pair whose stages would exceed `count` ends the search if the lookahead counts
+        # uses; if it counts stages, the pair may exceed it.
         stages: dict[int, None] = {}
         updated: set[int] = set()
         for k in range(first, len(self._row)):

@@ -1,8 +1,7 @@
 """Simulation of a table without messages, in which ops take slots: the idealised table.
 
-It is the middle of the three levels that the literature compares (formula, table, run with
-communication). Builders use it to draw a table with its idle slots; the rendezvous link model uses
-it to order transfers of a table without SEND and RECV cells.
+Builders use it to draw a table with its idle slots; the rendezvous link model uses it to order
+transfers of a table without SEND and RECV cells.
 """
 
 import contextlib
@@ -28,16 +27,14 @@ from pipejax.schedules.cells.cells import (
 from pipejax.schedules.cells.dependencies import cell_edges
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import HOST, NO_PIPE, Cell, Op, Phase, Slots, is_phase
-from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.links import Groups, Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 # Host links, and the order of offloads and loads on them.
 #
-# Each worker has its own host link, unless a group of workers shares one, as two accelerators on
-# one switch do. Groups belong to the machine, not to the table. A link carries one op at a time,
-# in the order of the columns of the table, ties by worker; the row of a worker issues an op in
-# its turn.
+# Each worker has its own host link, unless a group of workers shares one. A link carries one op at
+# a time, in the order of the columns of the table, ties by worker; the row of a worker issues an op
+# in its turn.
 
 CellPositions = Int[NumpyArray, " edges"]  # worker * slots + slot
 
@@ -93,10 +90,9 @@ def align_columns(
     rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
 ) -> list[list[Cell]]:
     """Insert the fewest idle cells with which the columns of each queue's cells ascend."""
-    # A cell of a queue is given as (worker, index in its row).
-    # Number all cells row by row. The column of a cell is one more than the columns of the cells
-    # before it in its row and in its queue: a longest path over edges between cell numbers. Rows
-    # a b and c d with the queue b c have the columns 0 1 and 2 3.
+    # Queues hold (worker, index in its row). The column of a cell is one more than those of the
+    # cells before it in its row and in its queue: a longest path over edges between cells, numbered
+    # row by row. Rows a b and c d with the queue b c have the columns 0 1 and 2 3.
     row_starts = np.cumsum([0, *map(len, rows)])
     queue_cells = [[int(row_starts[worker]) + k for worker, k in queue] for queue in queues]
     not_first = np.setdiff1d(np.arange(1, row_starts[-1]), row_starts)
@@ -198,9 +194,8 @@ def durations(
 
 def spread(table: ScheduleTable) -> ScheduleTable:
     """Return a table with idle slots, in which every op's column shows its start."""
-    # A table with ops on lanes beside compute stays as it is.
-    # Offloads and loads follow the op at whose end they are issued. Across rows their columns
-    # follow those ends, an order in which workers can share any host link without a deadlock.
+    # Offloads and loads follow the op at whose end they are issued, also across rows: an order in
+    # which workers can share any host link without a deadlock.
     if table.grammar.side_phases:  # ops of two lanes may start at once: one column would hold both
         return table
     cells, partners = _spread_cells(table)
@@ -250,7 +245,6 @@ def spread_rows(
     # A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
     # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. As in
     # `spread`, a table with lanes beside compute gets no idle slots.
-    check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
     arrays = []  # (ops, 1 or 2, 3)
     for row in rows:

@@ -1,8 +1,7 @@
 """A schedule as a dense table of workers x slots, with checks of legality.
 
-A table is validated completely when it is made, so a wrong one cannot exist and everything to
-the right of this module may rely on it: every op is there once, on the worker that its stage is
-placed on, and the rows can be executed in order without a deadlock.
+A table is validated completely when it is made: every op is there once, on the worker of its stage,
+and the rows can be executed in order without a deadlock.
 """
 
 import dataclasses
@@ -343,7 +342,7 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]], grammar: Grammar) -> list[
         cells: list[Cell] = []
         for slot, cell in enumerate(row):
             try:
-                cells.append(grammar.parse(cell) if isinstance(cell, str) else grammar.check(cell))
+                cells.append(grammar.read(cell))
             except ValueError as error:
                 raise ScheduleError(f"worker {worker}, slot {slot}: {error}") from None
         parsed.append(cells)

@@ -1,9 +1,7 @@
 """Tables in files: PyTorch's schedule CSV, and JSON.
 
-The CSV has one row per rank and one cell per slot, and states neither placement nor name; a table
-that it does not hold as a whole is written with a warning that says what reading it will not give.
-JSON states everything, so writing and reading are inverse. One table is repaired on request:
-PyTorch's own 1F1B.
+The CSV has one row per rank and one cell per slot, and states neither placement nor name; a warning
+says what is lost. JSON states everything. One table is repaired on request: PyTorch's own 1F1B.
 """
 
 import csv
