@@ -2,9 +2,9 @@
 
 A period maps the finish times of its frontier to those of the next frontier: a matrix T in the
 max-plus semiring, whose product adds along paths and keeps the longest. With n more periods, the
-finish times are C T^n A, where A is the matrix of the columns before the periods and C that of the
-columns after them: a million microbatches take some twenty squarings. The eigenvalue of T, the
-largest mean weight of a cycle, is the time of every further period.
+finish times are C T^n A, with the matrices A and C of the columns before and after the periods: a
+million microbatches take some twenty squarings. The eigenvalue of T, the largest mean weight of a
+cycle, is the time of every further period.
 """
 
 import functools
@@ -55,9 +55,8 @@ def extrapolated_makespans(
         for `makespans`, or the times overflow.
 
     Cost:
-      A product of matrices for every bit of M, whose bits are rounded up to bytes: one
-      compilation serves a range of M. The size of the matrices is the number of finish times that
-      are live between two periods, some three per worker.
+      A product of matrices for every bit of M, rounded up to bytes: one compilation serves a range
+      of M. Matrices have some three rows per worker.
 
     Differentiation:
       Forward and reverse mode with respect to the costs; where paths tie, each counts in part.

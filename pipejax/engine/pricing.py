@@ -43,7 +43,7 @@ class NodeCosts(NamedTuple):
 
 
 def price(program: Program, costs: Costs) -> NodeCosts:
-    """Look up the cost [s] of every node and edge of a program."""
+    """Return the duration [s] of every node and the lag [s] of every edge of a program."""
     program = program_for(program, costs)
     vector = cost_vector(program, costs)
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
@@ -151,7 +151,7 @@ def check_known(program: Program, costs: Costs) -> None:
 
 @cached_method
 def by_microbatch(program: Program) -> Program:
-    """Return the program for a cost vector with a separate entry for each microbatch."""
+    """Return the program with separate cost positions for each microbatch of an op or message."""
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program
@@ -252,8 +252,7 @@ class PerOpCosts(NamedTuple):
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     """Give every op and every message of a program a separate cost column."""
-    # Columns: 0, ops, messages that are nodes, messages that delay an edge; under "queued" a
-    # message is in both of the last two, with its transmit time and its latency.
+    # Under "queued" a message has two columns: its node's transmit time, its edge's latency.
     message_table = program.messages
     duration, delay = map(np.asarray, costs)
     is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)

@@ -131,7 +131,7 @@ def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
 def _longest_jvp(
     primals: Graph, tangents: tuple[object, Times, Lags]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Sum tangents over a critical path; this is cheaper than tangents of all finish times."""
+    """Sum tangents over a critical path, which is cheaper than tangents of all finish times."""
     preds, *costs = primals
     path = critical_path(preds, NodeCosts(*costs))
     _, duration_dot, lag_dot = tangents
@@ -166,7 +166,7 @@ def critical_path(
     nodes = jnp.arange(len(preds), dtype=preds.dtype)
     has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
-    # nodes are in topological order, so one reverse pass visits the whole path
+    # nodes are in topological order: a reverse pass visits the whole path
     def step(
         path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
@@ -243,8 +243,8 @@ def total_negative_slack(
 
         TNS = sum over workers of min(0, target - last end of the worker)
 
-    An objective from static timing analysis: unlike the makespan, it tells many late workers from
-    one, and a step in time costs nothing. A pure function: jit, vmap, grad and jvp work.
+    Unlike the makespan, it tells many late workers from one, and a step in time costs nothing. A
+    pure function: jit, vmap, grad and jvp work.
 
     Args:
       program: lowered schedule.

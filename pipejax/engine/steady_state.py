@@ -1,9 +1,9 @@
 """Periods of a schedule: table columns whose ops repeat with later microbatches.
 
-A program is cut where a column begins: nodes before the cut depend only on nodes before it. The
-frontier of a cut is the set of nodes before it that a later node waits for. If the columns of a
-period repeat, with all microbatches shifted by the same number, and so does the frontier, then the
-period maps the frontier's finish times by the same function as the period before.
+A program is cut where a column begins. The frontier of a cut is the set of nodes before it that a
+later node waits for. If the columns of a period repeat, with all microbatches shifted by the same
+number, and so does the frontier, then the period maps the frontier's finish times by the same
+function as the period before.
 """
 
 import dataclasses
@@ -173,7 +173,7 @@ class _Columns:
         return self.kind[node], self.durations[node], shift, tuple(edges)
 
     def work(self, node: int) -> list[Kind]:
-        """List the kinds of work of a node: B counts as I and W; a fused pair has F too."""
+        """List the kinds (phase, stage, ..) of a node's work: B is I and W; a pair has F too."""
         kind = self.kind[node]
         is_whole_backward = kind[0] == Phase.B
         kinds = [] if is_whole_backward else [kind]
@@ -250,7 +250,10 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
 
 
 def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]:
-    """Select the longest periods that together do every kind of work once per microbatch."""
+    """Select the longest periods that together do every kind of work once per microbatch.
+
+    Raises a ValueError if there are none.
+    """
     # an op that occurs only outside periods need not repeat if other ops do its kind of work
     kinds: set[Kind] = set()
     for node in itertools.chain.from_iterable(columns.nodes):

@@ -4,11 +4,10 @@ A tile is a row of configurations. Its state is a matrix, one row for each buffe
 program; an op reads two rows, adds rows of costs and writes one row. The program is data (`code`),
 so one compilation serves all programs of a bucket of sizes.
 
-By default XLA runs every instruction of a loop body as a task of a microsecond, far more than
-adding two rows takes. An attribute (`as_single_xla_call`) makes the loop one function, which may
-hold elementwise operations on slices only. XLA updates a carried buffer in place only if nothing
-reads the old one after the write, and else copies it every time. So buffers are carried from tile
-to tile, every write is one row, and an artificial dependence orders reads and writes (`_run`).
+By default XLA runs every instruction of a loop body as a task of a microsecond. An attribute
+(`as_single_xla_call`) makes the loop one function, which may hold elementwise operations on slices
+only. XLA updates a carried buffer in place only if nothing reads the old one after the write. So
+every write is one row, and an artificial dependence orders reads and writes (`_run`).
 """
 
 import functools

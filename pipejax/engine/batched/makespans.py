@@ -148,17 +148,14 @@ def makespans(
 ) -> Makespans:
     """Return the makespan of every configuration in a batch of costs.
 
-    A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. Outside of jit
-    it always takes the fastest way, under grad and vmap too; if jit traces the costs, the same
-    loops become part of the caller's computation, on one thread.
+    A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. If jit traces the
+    costs, the loops become part of the caller's computation, on one thread.
 
-    Costs that are numbers are solved in float32 where all arrays among them are float32, as they
-    are on a device under JAX's default, else in float64: Python's numbers take the type of the
-    arrays beside them, and alone they are float64. float32 is off by at most 6e-8 of the makespan
-    for each op and message on the critical path; a sixth of that is common, 3e-4 at 10,000
-    microbatches (`python -m benchmarks.precision`). What jit, grad or vmap traces has JAX's types:
-    float32, unless `jax_enable_x64` is set. The result is complete: the arrays of the costs may be
-    changed after the call.
+    Costs that are numbers are solved in float32 if all arrays among them are float32, else in
+    float64; Python's numbers alone are float64. float32 is off by at most 6e-8 of the makespan for
+    each op and message on the critical path; a sixth of that is common, 3e-4 at 10,000 microbatches
+    (`python -m benchmarks.precision`). What jit, grad or vmap traces has JAX's types: float32,
+    unless `jax_enable_x64` is set. The arrays of the costs may be changed after the call.
 
     Args:
       program: lowered schedule.

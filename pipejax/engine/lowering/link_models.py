@@ -1,8 +1,7 @@
 """Link models: the nodes and edges that represent messages between workers in a program.
 
-Messages below `Links.eager_below` are buffered, larger ones wait in a rendezvous. So the set of
-eager messages decides about nodes and edges: a program is valid for costs with the same set, and
-`check_eager` refuses others.
+Messages below `Links.eager_below` are buffered, larger ones wait in a rendezvous. So a program is
+valid for costs with the same set of eager messages, and `check_eager` refuses others.
 """
 
 import dataclasses
@@ -34,8 +33,8 @@ EAGER_MODEL = "queued"  # link model of buffered messages under rendezvous
 def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -> MessageTable:
     """Add messages to a program: as nodes on their links, or as edges with a lag.
 
-    `order.messages` are edges between cells, `sent` the same messages between nodes. Returns `sent`
-    with the node that carries each message, and the lag of its arrival.
+    `order.messages` are edges between cells, `sent` the same messages between nodes (in helpers
+    too). Return `sent` with the node that carries each message, and the lag of its arrival.
     """
     # The order of these edges matters, because at a tie the first edge into a node wins:
     # 1. into a transfer, from the op that makes the message;
@@ -81,7 +80,7 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
 def _positions(
     layout: CostLayout, messages: Dependencies, model_index: Nodes, cost_by_model: list[str]
 ) -> Nodes:
-    """Return each message's position in the cost vector, for the cost that its link model uses."""
+    """Return each message's position in the cost vector; `cost_by_model` names the cost."""
     positions = np.full_like(model_index, ZERO)
     for model, cost in enumerate(cost_by_model):
         has_model = model_index == model
@@ -99,8 +98,7 @@ def _chain_transfers(
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
     """Order the transfers in both workers' queues: by their cells, or by their producers' ends.
 
-    `messages` are edges between cells, `sent` the same messages between nodes. Returns the table
-    with communication, and the SEND and RECV cell of each transfer; no cells if there are none.
+    Return the table with communication, and the SEND and RECV cell of each transfer, if any.
     """
     table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
@@ -128,7 +126,7 @@ def _add_posting(
     cells: Int[NumpyArray, "2 transfers"],
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
-    """Let each transfer wait for the ops before its SEND and before its RECV in their rows."""
+    """Let each transfer wait for the ops before its SEND and its RECV in the rows of `table`."""
     node_order, op_order = (
         row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)
     )
@@ -203,14 +201,12 @@ def _chain_shared_links(
 ) -> Which:
     """Let each group of shared links carry one message or all-reduce at a time.
 
-    `messages` are edges between cells, `sent` the same messages between nodes. Returns (messages)
-    whether a group carries the message. A message without a node uses no link.
+    Return (messages) whether a group carries the message. A message without a node uses no link.
     """
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:
         return is_shared
-    # users of links are numbered: messages, then all-reduces. A user of several groups comes once
-    # in each; chains of a group follow the ranks:
+    # a user of links is a message or an all-reduce; chains of a group follow the ranks:
     #     group  0 0 0 1 1
     #     user   0 3 4 0 2      ranks 3 < 0 < 4 and 0 < 2: chains 3 - 0 - 4 and 0 - 2
     user_nodes = np.append(nodes, builder.reductions.node)

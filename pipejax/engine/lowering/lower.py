@@ -7,8 +7,7 @@ comes before each of them instead.
 
 A worker takes part in one all-reduce at a time. All workers follow one order: by the end of the
 last gradient of each all-reduce in the message-free run with unit slots, ties by stage. So
-all-reduces cannot deadlock with each other. Nor can they with rows: only updates wait for them,
-and they wait only for ops before these updates.
+all-reduces cannot deadlock.
 """
 
 import numpy as np
