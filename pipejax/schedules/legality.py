@@ -1,9 +1,4 @@
-"""Rules of legal schedules. A table runs these checks when it is made, in this order.
-
-The arrays of a table fit together and name stages and workers that exist. Every op is there once,
-on the worker of its stage. The rows can be executed. Every gradient is applied, and every weight
-version exists that is read. Messages stand between their producer and their use.
-"""
+"""Rules of legal schedules. A table runs these checks when it is made, in this order."""
 
 from collections.abc import Mapping, Sequence
 

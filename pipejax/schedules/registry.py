@@ -16,8 +16,6 @@ from pipejax.schedules.legality import check_shares, check_slots
 from pipejax.schedules.table.slot_simulation import without_idle_slots
 from pipejax.schedules.table.table import ScheduleTable
 
-# The registered schedule that a table runs, found by its rows, not by its name
-
 OWN_ORDER = "own"  # name of a schedule whose table bears the name of another
 BUILT = "_built"  # attribute of tables that a builder made from sizes alone: their names are true
 SIZES = {"num_workers", "num_microbatches", "stages_per_worker", "waves", "slices"}

@@ -2,13 +2,11 @@
 
 Chimera runs two pipes in opposite directions. Every worker holds two stages, one of the down pipe
 and one of the up pipe; every stage has two copies, whose gradients are added at the end of the
-step. Half of the microbatches go down, half up. The published schedule is drawn with F = B = 1
-slot; other slot durations give another order, which may suit real durations better. With 2f pipes
-the bubble equals that of P / f workers, and every stage has 2f copies (Table 3).
+step. The published schedule is drawn with F = B = 1 slot; other slot durations give another order.
+With 2f pipes the bubble equals that of P / f workers, and every stage has 2f copies (Table 3).
 
-Hanayo has one pipe that goes down and up the workers in waves (arXiv:2308.15762): the zigzag
-placement gives Chimera's overlap without a second copy of the weights. The paper describes M = P;
-for more microbatches the pipe admits one when one leaves, as 1F1B does.
+Hanayo has one pipe that goes down and up the workers in waves (arXiv:2308.15762), without a second
+copy of the weights. For more microbatches than P the pipe admits one when one leaves, as 1F1B does.
 """
 
 from collections.abc import Sequence
@@ -155,8 +153,7 @@ def _schedule(
 # BitPipe: two V-shaped pipes in opposite directions, each with two stages on every worker.
 #
 # Every worker holds four stages: two of the pipe that goes down the workers and up again, two of
-# its mirror image. Microbatches start at both ends at once, as in Chimera, and stages are half as
-# long; in the middle of a V a message stays on its worker (arXiv:2410.19367).
+# its mirror image. Microbatches start at both ends at once, as in Chimera (arXiv:2410.19367).
 
 
 @published(

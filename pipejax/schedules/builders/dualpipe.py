@@ -1,9 +1,8 @@
 """DualPipe and DualPipeV: forwards and backwards of opposite directions run as fused pairs.
 
-DualPipe runs two pipes in opposite directions, as Chimera does. DualPipeV is half of it: one pipe
-goes down the workers and up again, so that no stage needs a second copy. A worker follows the same
-row in both: direction 1 is the other pipe in DualPipe, the way up in DualPipeV. On worker r of a
-half with H workers, it holds the early stage of direction 0 and the late stage of direction 1:
+DualPipe runs two pipes in opposite directions. DualPipeV is half of it: one pipe goes down the
+workers and up again. Direction 1 is the other pipe in DualPipe, the way up in DualPipeV. Worker r
+of a half with H workers holds the early stage of direction 0 and the late one of direction 1:
 
 ```
   1  F0                            2(H-r-1) times    warm-up

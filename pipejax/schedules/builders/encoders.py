@@ -2,8 +2,7 @@
 
 Encoders have their own workers, each a pipeline that feeds the first stage of the model; or every
 worker runs both. Then each group of K workers, K the stages of an encoder, holds a copy of all
-encoders, and microbatches go round the groups. Workers run encoders while they would wait for the
-model: when its pipe fills and empties, and in between.
+encoders, microbatches go round the groups, and encoders fill the waits for the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

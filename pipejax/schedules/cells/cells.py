@@ -158,10 +158,6 @@ class WeightRule:
       >>> import pipejax as pj
       >>> pj.schedules.WeightRule(runs=2, local_steps=5).round_size
       10
-      >>> pj.schedules.WeightRule(local_steps=0)
-      Traceback (most recent call last):
-      ...
-      pipejax.base.checks.ArgumentError: local_steps must be a whole number of at least 1, got 0
     """
 
     lag: int | None = None

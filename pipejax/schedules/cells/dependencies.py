@@ -215,7 +215,7 @@ def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " ed
 def cell_edges(
     content: Content, cells: Int[NumpyArray, " cells"] | None = None
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-    """Return a run's edges, without message times, as arrays of source and target cells."""
+    """Return who waits for whom without messages, as arrays of awaited and of waiting cells."""
     # Each of `cells`, by default every cell with an op, waits for its dependencies and for the cell
     # before it in its queue: its row, or its lane beside compute. The row F UNSHARD F UNSHARD with
     # UNSHARD on a lane has the queues F F and UNSHARD UNSHARD, and each F issues the UNSHARD after
@@ -262,7 +262,7 @@ class Versions(NamedTuple):
 
 @cached_method
 def find_versions(content: Content) -> Versions:
-    """Number the updates of every stage, and find the versions that each microbatch reads."""
+    """Return the versions (numbers of updates) that each microbatch reads and updates, by stage."""
     group, events = _events(content)
     is_update, is_gradient = events.phase == Phase.U, is_phase(events.phase, WEIGHT_GRADS)
     group = np.cumsum(np.diff(group, prepend=-1) != 0) - 1  # 3 3 5 5 5 becomes 0 0 1 1 1

@@ -1,9 +1,8 @@
 """Building blocks: ops of one microbatch, repeated for the other microbatches at an interval.
 
 They are the V schedules of Pipeline Parallelism with Controllable Memory (arXiv:2405.15362). The
-waiting times of a microbatch decide how many are in flight, and so the memory; the interval decides
-how busy the workers are. Only the order of a repeated block is used: the list scheduler runs its
-ops as early as times and memory allow (`RowOrder`).
+waiting times of a microbatch decide the memory, the interval how busy workers are. Only the order
+of a repeated block is used: the list scheduler runs its ops as early as possible (`RowOrder`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,7 +172,7 @@ class Order(NamedTuple):
     """Order of ops, and rules by which workers may deviate from it."""
 
     block: BuildingBlock  # its repetition is the order
-    delay: float  # time after its place in the order at which a weight gradient precedes others
+    delay: float  # time after its start in the block at which a weight gradient goes first
     is_delayed_at_end: bool  # whether the last weight gradients wait until nothing else is left
     runs_ahead: bool  # whether a worker that waits takes later forwards and gradients
     prefers_weights: bool  # whether a worker that waits takes weight gradients first
@@ -189,13 +188,12 @@ class RowOrder:
         self.work, self.order, self.timeline, self.tolerance = work, order, timeline, tolerance
         self.rows, self.urgencies = block_rows(work, order.block)
         self.position = {op: k for row in self.rows for k, op in enumerate(row)}  # in its row
-        # of each worker: position of the first op that has not started
-        self.next_position = [0 for _ in self.rows]
-        # of each worker: memory when all weight gradients that can run have run
-        self.level: list[Time] = [0 for _ in self.rows]
-        self.remaining_forwards = [sum(op.phase is Phase.F for op in row) for row in self.rows]
         self.started: set[Op] = set()
-        # of each worker: start of its first op, busy time and idle time since then
+        # the lists have an entry for each worker
+        self.next_position = [0 for _ in self.rows]  # of the first op that has not started
+        self.level: list[Time] = [0 for _ in self.rows]  # memory after all W that can run
+        self.remaining_forwards = [sum(op.phase is Phase.F for op in row) for row in self.rows]
+        # start of the first op, busy time and idle time since then
         self.first_start: list[Time | None] = [None for _ in self.rows]
         self.busy: list[Time] = [0 for _ in self.rows]
         self.idle: list[Time] = [0 for _ in self.rows]
@@ -214,7 +212,10 @@ class RowOrder:
                 self.remaining_forwards[worker] -= 1
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
-        """Return the op that a free worker starts, or None to wait."""
+        """Return the op that a free worker starts: the next of its row, or one that fills the wait.
+
+        None means to wait.
+        """
         # `ready` are forwards and gradients with their inputs, `weight` the most urgent W
         row, position = self.rows[worker], self.next_position[worker]
         while position < len(row) and row[position] in self.started:

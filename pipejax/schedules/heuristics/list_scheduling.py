@@ -32,12 +32,10 @@ class ReadyOp(NamedTuple):
 class Rules(NamedTuple):
     """Choices of a list scheduler."""
 
-    # (pipes, stages) forwards that a stage may be ahead of its gradients
-    depth: Sequence[Sequence[int]] = ()
+    depth: Sequence[Sequence[int]] = ()  # (pipes, stages) forwards ahead of gradients, at most
     # phases that a weight gradient must not delay, unless it makes room for a forward
     undelayed: tuple[Phase, ...] = ()
-    # an activation returns from the host when fewer gradients than this come before its own
-    due: int = 0
+    due: int = 0  # an activation returns from the host when fewer gradients come before its own
     by_next: bool = False  # whether `due` counts gradients of the next stage: a later return
     host_links: Sequence[Sequence[int]] = ()  # groups of workers that share a host link
     order: Order | None = None  # order of ops, instead of all these rules
@@ -171,7 +169,7 @@ class _ListScheduler:
             self.is_too_long = True
 
     def finish(self, op: Op) -> Sequence[int]:
-        """End an op; return the workers that may now be able to continue."""
+        """End an op, also a transfer; return the workers that may now be able to continue."""
         worker = self.timeline.end(op)
         if op.phase in KIND:
             self.running[worker] = None
@@ -207,10 +205,7 @@ class _ListScheduler:
 
     def next_forward(self, worker: int) -> Op | None:
         """Return the most urgent ready forward that its stage admits, regardless of memory."""
-        ready = self.ready[worker][FORWARD]
-        if ready and self.may_enter(ready[0].op):
-            return ready[0].op  # the usual case, without a search
-        admitted = [entry for entry in ready if self.may_enter(entry.op)]
+        admitted = [entry for entry in self.ready[worker][FORWARD] if self.may_enter(entry.op)]
         return min(admitted).op if admitted else None
 
     def may_enter(self, op: Op) -> bool:
@@ -227,7 +222,7 @@ class _ListScheduler:
         return self.timeline.held[worker] + (1 + num_due) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
-        """Return whether an offloaded activation must return, as its gradient comes soon."""
+        """Return whether an offloaded activation must return: fewer than `due` gradients before."""
         gradients = self.timeline.done[I][0]  # (stages) numbers of gradients, in microbatch order
         last_stage = len(gradients) - 1
         stage = min(worker + 1, last_stage) if self.rules.by_next else worker

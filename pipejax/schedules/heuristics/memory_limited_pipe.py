@@ -203,7 +203,7 @@ class _Rounds:
         self.tolerance = ROUNDING * float(pipe.num_microbatches * microbatch_time)
 
     def put(self, phase: Phase, stage: int) -> None:
-        """Run a stage's next op of a phase as soon as its input and the stage are ready."""
+        """Start a stage's next op of a phase as soon as its input and the stage are ready."""
         op = Op(phase, stage, self.done[phase][stage])
         start = max(self.clock[stage], self.timeline.arrival[op])
         if self.done[F][stage]:  # the wait before the first forward does not count as idle
@@ -223,7 +223,7 @@ class _Rounds:
         return None
 
     def fill(self, stage: int, phase: Phase) -> None:
-        """Run weight gradients of a stage while the next op of a phase waits for its input."""
+        """Run weight gradients while the next op of a phase on a stage waits for its input."""
         arrival = self.timeline.arrival[Op(phase, stage, self.done[phase][stage])]
         duration = self.durations[W][stage]
         latest_end = arrival + self.tolerance
@@ -291,7 +291,7 @@ class _Rounds:
         return self.clock[stage] + work > arrival + self.tolerance and may_idle
 
     def run_forwards(self, microbatch: int) -> None:
-        """Add a forward to each stage that takes one before the gradient of a microbatch."""
+        """Run a forward on each stage that can take one before the gradient of a microbatch."""
         takes_forward = [True for _ in self.stages]
         for stage in self.stages:
             leaves_forward = self.rules.prefers_gradients and self.is_late(stage)
@@ -310,7 +310,7 @@ class _Rounds:
                 self.put(F, stage)
 
     def run(self) -> TimedOps:
-        """Run all rounds, then the remaining weight gradients; return all ops with times."""
+        """Run a round for each microbatch, then the remaining W; return all ops with times."""
         self.warm_up()
         for microbatch in range(1, self.total):
             self.run_forwards(microbatch)

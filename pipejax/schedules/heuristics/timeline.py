@@ -1,8 +1,7 @@
 """State of a simulated run: times, messages, memory, and ops that can start.
 
-Every scheduler of this folder uses it and only chooses the next op. Times are whole numbers or
-floats; sums of whole numbers are exact. After a run, start times become rows that keep a memory
-limit even if ops take other times.
+Every scheduler of this folder uses it and only chooses the next op. After a run, start times become
+rows that keep a memory limit even if ops take other times.
 """
 
 from collections import deque
@@ -296,8 +295,7 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
 
 
 def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
-    """Return for each op the sum of `sizes` over all ops that start no later than it."""
-    # At a tie, loads come last.
+    """Return for each op the sum of sizes of all ops that start no later (at a tie loads last)."""
     start = np.where(row.phase == Phase.L, row.start + row.tolerance, row.start)
     order = np.argsort(start, kind="stable")
     levels = np.empty_like(sizes)

@@ -1,8 +1,7 @@
 """SEND and RECV cells: removal, and insertion in an order of all transfers.
 
 An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
-them (communication cells do not change these numbers). If every transfer follows all transfers that
-its producer waits for, queues in this order cannot deadlock.
+them. Queues in this order cannot deadlock if every transfer follows those its producer waits for.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Memory of a table's workers in row order, in activations in flight or in bytes.
 
-Ops of a worker run one after another, so its memory does not depend on their durations if none is
-0: row order is a run in which each op takes one slot. Offloads and loads run beside them; here they
-take no time. `activation_memory` of a run follows them in time.
+Row order is a run in which each op takes one slot; offloads and loads run beside the others and
+take no time here. `activation_memory` of a run follows them in time.
 """
 
 import itertools
@@ -77,7 +76,7 @@ RECOMPUTED: Mapping[AnyPhase, tuple[LedgerEntry, ...]] = {
 
 def held_change(phase: Phase, moment: int, *, whole: float, for_w: float) -> float:
     """Return the memory change of a worker at an op's start or end, without recomputation."""
-    # `whole` is the size of an activation, `for_w` of the share that W needs after I.
+    # sizes: `whole` of an activation, `for_w` of the share that W needs after I
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
     entries = (entry for entry in memory_ledger([phase]).get(phase, ()) if entry.moment == moment)
     return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
@@ -284,10 +283,10 @@ def gathered_peak(
 def static_bytes(
     table: ScheduleTable, bytes_per_stage: Bytes, version_bytes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the memory of the copies of stages on each worker, for the whole step.
+    """Return the memory of the copies of stages on each worker, for the whole step, (workers).
 
-    Returns (workers) bytes; two pipes that have a stage on one worker share its copy. A table that
-    trains several runs holds a copy for each. `version_bytes` are those of a stashed version.
+    Two pipes that have a stage on one worker share its copy; each training run has its own. A
+    further weight version of a stage takes `version_bytes`.
     """
     copies, stashed = _copies_and_versions(table)
     total = copies @ np.asarray(bytes_per_stage, float)
@@ -359,7 +358,10 @@ def _peaks(sizes: Sequence[Any], counts: Any) -> Any:
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
-    """Count the activation parts that each worker holds at all times of possible memory peaks."""
+    """Count the activation parts that each worker holds at its possible memory peaks, in row order.
+
+    A peak is possible if it is one for some sizes of the parts.
+    """
     held, stages = held_in_rows(table, at_work=True), table.num_stages
     num_parts = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages  # one column for each part and stage

@@ -1,7 +1,6 @@
 """Settings of links between workers and to the host, used wherever a table runs.
 
-It holds the link model, the scope of the communication queues, the posting of transfers, and links
-that are shared. docs/semantics.md defines each of them.
+docs/semantics.md defines each of them.
 """
 
 import dataclasses
@@ -389,8 +388,8 @@ def find_shared_links(
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
     """Find the shared links that each message or all-reduce between two workers occupies."""
-    # A use is a message or an all-reduce between two workers. Returns (matches) indices of uses
-    # and their groups: with groups (0-1, 1-0) and (1-0), uses 0-1 and 1-0 give 0 1 1 and 0 0 1.
+    # Returns (matches) indices of messages or all-reduces (uses) and of their groups: with groups
+    # (0-1, 1-0) and (1-0), uses 0-1 and 1-0 give 0 1 1 and 0 0 1.
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high

@@ -59,8 +59,7 @@ def check_host_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return the edges from cells to offloads and loads, along rows and along host links."""
-    # In its row an op waits for the one that issues it, on its host link for the op before it.
+    """Return edges to offloads and loads from the op before in the row and on the host link."""
     link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
     cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
@@ -77,7 +76,7 @@ def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositio
 
 
 def waiting_cells(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return all edges of a run without message times, as arrays of source and target cells."""
+    """Return who waits for whom without messages, as arrays of awaited and of waiting cells."""
     phases = (*links.executed(table.grammar), *table.grammar.side_phases)
     tail, head = cell_edges(table, row_order(table, phases))
     host_tail, host_head = host_edges(table, links)
@@ -277,9 +276,11 @@ def columns(
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return the column of each op, if a table is drawn with its idle slots."""
-    # A column is one slot if all starts are whole numbers and not far apart; otherwise it is one
-    # distinct start. Ops without duration have columns before other ops of the same start.
+    """Return the column of each op in a table that shows starts; ops come row by row, by start.
+
+    A column is one slot if all starts are whole numbers and not far apart, otherwise one distinct
+    start. Ops without duration have columns before other ops of the same start.
+    """
     starts, time = np.unique(start, return_inverse=True)
     is_to_scale = starts[-1] <= MAX_COLUMNS_PER_START * len(starts)
     if is_to_scale and np.all(starts == np.round(starts)):

@@ -407,8 +407,6 @@ FILE: Fields = {
 #
 # `Schedule1F1B` counts the forwards of a rank on from its warm-up; the last rank has none, and
 # begins at 1 where all others begin at 0: with four ranks it holds 3F1, 3B0, 3F2, 3B1 and so on.
-# The runtime does not read this table; a dump of it cannot run until the forwards of that rank are
-# counted from 0. Nothing else is repaired.
 
 Texts = Sequence[Sequence[str]]
 
@@ -420,7 +418,7 @@ REPAIR_HINT = (
 
 
 def repair_last_rank(rows: Texts) -> list[list[str]] | None:
-    """Number the last rank's forwards from 0 and return all rows; None for any other table."""
+    """Return rows with the last rank's forwards numbered from 0; None unless they begin at 1."""
     *first_rows, last_row = rows
     rank = len(first_rows)
     rank_ops = [_ops(row) for row in rows]
