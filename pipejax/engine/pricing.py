@@ -170,8 +170,8 @@ def by_microbatch(program: Program) -> Program:
     durations[pair_nodes] = new.pair(np.arange(len(fused)))
     messages, lags = program.messages, np.asarray(program.lag_index)
     edge_microbatch = np.zeros(lags.shape, np.int64)
-    lagging = np.flatnonzero(messages.lag_index != ZERO)  # messages that delay an edge
-    edge_microbatch[tuple(message_edges(program, lagging))] = messages.microbatch[lagging]
+    with_lag = np.flatnonzero(messages.lag_index != ZERO)  # messages that delay an edge
+    edge_microbatch[tuple(message_edges(program, with_lag))] = messages.microbatch[with_lag]
     message_lags = _microbatch_positions(messages.lag_index, messages.microbatch, old, new)
     return dataclasses.replace(
         program,
@@ -265,7 +265,7 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     message_seconds: list[Float[NumpyArray, " messages"]] = []
     column = 1 + len(ops) + np.arange(len(messages))
     carrier = np.asarray(message_table.carrier)[messages]
-    is_node = carrier != SOURCE
+    is_node = carrier != SOURCE  # it occupies its link
     is_lag = np.asarray(message_table.lag_index)[messages] != ZERO  # it delays an edge
     if np.any(is_node):
         duration_index[carrier[is_node]] = column[is_node]

@@ -126,7 +126,7 @@ class _Columns:
                 self.last_reader[pred] = max(self.last_reader[pred], self.column[node])
 
     def _phases(self, program: Program) -> IntArray:
-        """Return each node's phase code (nodes); a gate gets minus the code of its ops."""
+        """Return each node's phase code (nodes); minus its ops' code for a collective's gate."""
         phase = np.array(program.phase)
         for node, preds in enumerate(self.preds):
             gates = [pred for pred in preds if pred != SOURCE and phase[pred] <= Phase.IDLE]

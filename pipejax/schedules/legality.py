@@ -183,9 +183,9 @@ def check_complete(content: Content) -> None:
 
 
 def _check_ends(content: Content, rule: Rule) -> None:
-    """Check that the stages and microbatches of a rule exist, and that an op waits by the rule."""
+    """Check that stages and microbatches of a rule exist, and that it applies to some op."""
     text = f"rule {format_rule(rule, content.grammar.slices)}"
-    stages = content.num_stages, "stage", 1  # count, name and slices
+    stages = content.num_stages, "stage", 1  # count, name, and slices of each
     microbatches = content.num_microbatches, "microbatch", content.grammar.slices
     for index, (count, what, parts) in (
         (rule.consumer_stage, stages),

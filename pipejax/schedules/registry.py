@@ -161,7 +161,7 @@ BUILT_IN = {**REGISTRY, **EXTENDED}
 def check_size(
     builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
 ) -> None:
-    """Refuse a table that cannot fit into memory; large tables that fit are allowed."""
+    """Refuse a table that cannot fit into the memory of this machine, before it is built."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if "waves" in options:
         stages_per_worker *= 2 * options["waves"]

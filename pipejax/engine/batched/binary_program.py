@@ -203,23 +203,23 @@ class Task(NamedTuple):
     temperature: Float[Array, ""] | float | None = None  # of smooth maxima [s]; exact ones if None
 
 
-def bucket(size: int, least: int) -> int:
-    """Round a size up to `least` times a power of `BUCKETS`."""
+def bucket_size(size: int, least: int) -> int:
+    """Return a size rounded up to `least` times a power of `BUCKETS`: few sizes compile."""
     while least < size:
         least *= BUCKETS
     return least
 
 
-def width(rows: CostRows) -> int:
+def padded_width(rows: CostRows) -> int:
     """Return the padded number of a program's cost rows, or of its cost columns if larger."""
-    return bucket(max(len(rows.terms), rows.num_columns), LEAST_ROWS)
+    return bucket_size(max(len(rows.terms), rows.num_columns), LEAST_ROWS)
 
 
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     """Encode binary ops and the cost rows that they read as padded arrays."""
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.duration])
-    code = np.empty((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
+    code = np.empty((bucket_size(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
     for field, column in zip(code.T, columns, strict=True):
         field[: ops.num_ops] = column
     # padding writes max(0, -inf) to a slot that no op reads
@@ -228,9 +228,9 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
         last=np.array(ops.slot[-1], Unsigned),
-        terms=padded(-np.sort(-rows.terms), width(rows)),  # the column of zeros last
+        terms=pad_rows(-np.sort(-rows.terms), padded_width(rows)),  # the column of zeros last
         num_rows=np.array(len(rows.terms), Unsigned),
-        num_slots=bucket(ops.num_slots, LEAST_SLOTS),
+        num_slots=bucket_size(ops.num_slots, LEAST_SLOTS),
     )
 
 
@@ -248,12 +248,12 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     # row + rows * stretch, so that no run crosses from a stretch to the next
     runs = _runs(cost_row[order] + len(rows.terms) * stretch[order])
     run_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
-    padded_ops = bucket(ops.num_ops, LEAST_OPS)
+    padded_ops = bucket_size(ops.num_ops, LEAST_OPS)
     stretches = -(-padded_ops // STRETCH)
     starts = np.searchsorted(run_stretch, np.arange(stretches + 1))
     return BackwardProgram(
-        uses=padded(uses[order, None], 2 * padded_ops)[:, 0],  # two costs of each op
-        runs=padded(runs, bucket(len(runs), padded_ops)),
+        uses=pad_rows(uses[order, None], 2 * padded_ops)[:, 0],  # two costs of each op
+        runs=pad_rows(runs, bucket_size(len(runs), padded_ops)),
         starts=starts.astype(Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),
     )
@@ -273,7 +273,7 @@ def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
     return np.stack([row[start], start, stop], axis=1)
 
 
-def padded(table: Int[NumpyArray, "rows columns"], size: int) -> UInt[NumpyArray, "size columns"]:
+def pad_rows(table: Int[NumpyArray, "rows columns"], size: int) -> UInt[NumpyArray, "size columns"]:
     """Append rows of zeros to a table until it has `size` rows."""
     filled = np.zeros((size, table.shape[1]), Unsigned)
     filled[: len(table)] = table

@@ -31,9 +31,9 @@ from pipejax.engine.batched.binary_program import (
     UIntArray,
     Unsigned,
     allocate,
-    bucket,
-    padded,
-    width,
+    bucket_size,
+    pad_rows,
+    padded_width,
 )
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.interpreter_loops import (
@@ -118,18 +118,19 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     if (first_lag != ZERO).any():
         columns.append(row[first_lag])
         padding.append(ZERO_ROW)
-    code = np.empty((bucket(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
+    code = np.empty((bucket_size(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
     code[:] = padding
     code[code_row] = np.stack(columns, axis=1)[order]
     return LevelProgram(
         code=code,
-        ends=padded(ends[:, None], len(code) // STRIDE + 2)[:, 0],  # no level is empty but the last
+        # no level is empty but the last
+        ends=pad_rows(ends[:, None], len(code) // STRIDE + 2)[:, 0],
         num_pairs=np.array(len(size) // 2, Unsigned),
         # a makespan on an odd level is copied to an even one, by the last op of all
         last=np.array(slot[-1 if op_level[-1] % 2 else len(op_level) - 1], Unsigned),
-        terms=padded(rows.terms, width(rows)),
+        terms=pad_rows(rows.terms, padded_width(rows)),
         num_rows=np.array(len(rows.terms), Unsigned),
-        num_slots=bucket(num_slots, LEAST_SLOTS),
+        num_slots=bucket_size(num_slots, LEAST_SLOTS),
         row_bytes=LONG_ROW_BYTES if len(rows.terms) <= MAX_LONG_ROWS else ROW_BYTES,
     )
 

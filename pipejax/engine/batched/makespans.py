@@ -30,7 +30,7 @@ from pipejax.engine.batched.binary_program import (
     backward_program,
     binary_ops,
     forward_program,
-    width,
+    padded_width,
 )
 from pipejax.engine.batched.cost_rows import (
     CostRows,
@@ -497,7 +497,8 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | Non
     # a large batch compiles for its shapes, a small one is copied into a matrix of a padded size
     if over is None and jax.default_backend() == "cpu":  # as NumPy arrays they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    pieces, num_columns = rows.pieces(leaves), width(rows) - 1  # the column of zeros is no cost
+    # the column of zeros is no cost
+    pieces, num_columns = rows.pieces(leaves), padded_width(rows) - 1
     if over is not None or size * (num_columns + 1) >= MIN_UNCOPIED_NUMBERS:
         return pieces
     matrix = np.empty((max(size, LANES), num_columns), pieces[0].dtype)

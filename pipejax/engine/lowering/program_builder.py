@@ -131,7 +131,7 @@ class ProgramBuilder:
         self.add_edges(nodes[:-1][has_next], nodes[1:][has_next], ZERO)
 
     def next_in_row(self, nodes: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, " nodes"]:
-        """Return the op that follows each node in its worker's row (nodes), or -1 if it is last."""
+        """Return the op after each node in its worker's row (nodes), or -1 after the last one."""
         worker = self._column("worker")
         is_op = np.isin(self._column("phase"), self.table.grammar.row_ops)
         ops = np.flatnonzero((worker != NO_WORKER) & is_op)

@@ -15,8 +15,8 @@ of a half with H workers holds the early stage of direction 0 and the late one o
   8  W                             r+1
 ```
 
-N is the number of microbatches of a direction. The first pair of the last worker is not fused,
-which makes the bubble smaller. A W belongs to the earliest I whose W has not run yet.
+N is the number of microbatches of a direction. The first pair of the last worker is not fused. A W
+belongs to the earliest I whose W has not run yet.
 """
 
 from collections import deque

@@ -212,10 +212,10 @@ def circular(
     """MaxText's pipeline: all microbatches circle the workers V times, then all backwards.
 
     The backward is the forward in reverse, the last microbatch first, as automatic differentiation
-    of a loop makes it. With MaxText's delayed forwarding a message travels beside the next op, so
-    a hop takes two ops: this is the same table with messages as long as an op, which double the
-    bubble and need M at least 2P. Without it, an op waits until the messages of the previous op
-    have been sent, as under the link model `blocking`.
+    of a loop makes it. With MaxText's delayed forwarding a message travels beside the next op:
+    model it by messages that last one op; the bubble is then twice as long, and M must be at least
+    2P. Without it, an op waits until the messages of the previous op have been sent, as under the
+    link model `blocking`.
 
     Options:
       stages_per_worker: V, number of rounds of a microbatch ("repeats").
@@ -228,8 +228,8 @@ def circular(
     """
     if num_microbatches % num_workers:
         raise MismatchError(
-            f"circular needs a multiple of the workers ({num_workers}) as microbatches, got "
-            f"{num_microbatches}: each worker begins a microbatch in turn"
+            f"circular needs a multiple of the number of workers ({num_workers}) as number of "
+            f"microbatches, got {num_microbatches}: each worker begins a microbatch in turn"
         )
     return _breadth_first(
         "circular", num_workers, num_microbatches, stages_per_worker, slots, reverse=True

@@ -71,8 +71,10 @@ ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
-    """Return the run with the shortest span of a worker; None if no run keeps the limits."""
-    # Each block is run in several orders; if there are many microbatches, short runs select orders.
+    """Run blocks in several orders; return the run whose longest span of a worker is shortest.
+
+    Return None if no run keeps the limits. With many microbatches, short runs select orders.
+    """
     orders = [
         Order(
             block,

@@ -213,10 +213,8 @@ def _planned_table(
     return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
 
 
-# Offloads beside a schedule of fixed compute, as in PipeOffload (arXiv:2503.01328). Compute keeps
-# its order and its times. An activation leaves when its forward has ended and the link is free, and
-# returns as late as its input gradient allows. If its trip does not fit in between, it stays: at
-# the planned times, nothing waits for the link.
+# Offloads beside a schedule of fixed compute, as in PipeOffload (arXiv:2503.01328): at the planned
+# times, nothing waits for the host link.
 
 
 Interval = tuple[Time, Time]  # start and end

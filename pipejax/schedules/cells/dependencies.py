@@ -331,8 +331,8 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
 
 
 def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
-    """Return forwards, gradients and updates sorted by group, and each op's group number."""
-    # A group is a copy of a stage and a run: (worker * stages + stage) * runs + run.
+    """Return group numbers and ops (forwards, gradients and updates), sorted by group and slot."""
+    # a group is a copy of a stage and a run: (worker * stages + stage) * runs + run
     ops = content.ops.take(is_phase(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))
     runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
     group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs

@@ -187,7 +187,7 @@ def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
 
 
 def format_rule(rule: Rule, slices: int = 1) -> str:
-    """Return the text of a rule; the inverse of `parse_rule`."""
+    """Return the text of a rule, as "Fa <- Fc@-1 [message]"; the inverse of `parse_rule`."""
 
     def format_end(phase: Phase, stage: int | None, microbatch: int | None, offset: int) -> str:
         place = f"@{offset:+d}" if offset else ""
@@ -328,8 +328,7 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Return (consumers, producer) pairs; consumers wait for their stage's last producer."""
-        # There are such rules only for UNSHARD and REDUCE_GRAD on lanes.
+        """Return (consumers, producer): ops wait for their stage's last UNSHARD, .. on a lane."""
         rules = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),

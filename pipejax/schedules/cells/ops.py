@@ -92,8 +92,8 @@ class CustomPhase(int):
 AnyPhase = Phase | CustomPhase
 SomePhase = TypeVar("SomePhase", bound=AnyPhase)
 
-# Lanes run one op at a time. The row of a worker issues its ops on the host link; ops on the
-# network and on lanes that a table defines wait for their rules alone.
+# Lanes run one op at a time. The row of a worker issues its ops on the host link; ops on other
+# lanes wait for their rules alone.
 COMPUTING, HOST_LINK, NETWORK = LANES = "compute", "host", "net"
 # scopes: an op has one time for each microbatch on a stage, each stage, each copy of a stage, or
 # each worker

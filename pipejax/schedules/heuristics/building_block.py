@@ -145,7 +145,7 @@ def _positions(work: Work) -> list[float]:
 
 def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
     """Return a lower bound on the interval between microbatches: the busiest worker's work."""
-    # With a block, the bound also respects its memory: activation size times lifetime over limit.
+    # with a block, also of its memory: activation size times lifetime over limit
     busy, held = (np.zeros(len(work.limits)) for _ in range(2))
     times = [work.durations[phase] for phase in COMPUTE if phase in work.durations]
     stage_times = np.sum(times, axis=0)

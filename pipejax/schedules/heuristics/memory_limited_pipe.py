@@ -276,7 +276,7 @@ class _Rounds:
         return extra
 
     def is_late(self, stage: int) -> bool:
-        """Return whether one more forward would delay a stage for its next gradient."""
+        """Return whether a stage would come late to its next gradient after one more forward."""
         # without a lead of two forwards, the next stage would wait for this forward
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False

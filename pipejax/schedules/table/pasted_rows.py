@@ -1,7 +1,6 @@
 """Rows of a table as reports, logs and terminals print them, including old PyTorch letters.
 
-Lists in brackets, lines behind "Rank 0:", cells between bars, semicolons, tabs or blanks, and a
-line for each step under "Rank 0  Rank 1" become the rows that a CSV holds.
+`FORMS` lists them; they become the rows that a CSV holds.
 """
 
 import itertools

@@ -195,7 +195,7 @@ def with_reductions(
     """Return a row with REDUCE_GRAD and its wait after the last backward of each stage."""
     # If U cells update weights, each update has its own last backward. One reduction runs at a
     # time; `deferred` puts its wait before the next reduction or update.
-    last = set(_last_gradients(row, ends))
+    last_gradients = set(_last_gradients(row, ends))
     cells: list[Cell] = []
     pending: list[Cell] = []
     for k, cell in enumerate(row):
@@ -204,7 +204,7 @@ def with_reductions(
         pending = [wait for wait in pending if wait not in waits]
         cells.append(cell)
         for op in cell:
-            if (k, op) in last:
+            if (k, op) in last_gradients:
                 cells += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
                 pending = [(Op(Phase.WAIT_REDUCE_GRAD, op.stage),)]
                 if not deferred:
