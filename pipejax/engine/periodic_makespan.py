@@ -135,7 +135,7 @@ def _map_batch(
     batch_size: int | None,
     *arguments: Any,
 ) -> Float[Array, " batch"]:
-    """Return a function of node costs for each configuration of a batch, (batch)."""
+    """Return the value of a function of node costs for each configuration of a batch, (batch)."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     if costs.per_microbatch(batch_axes=1):
         raise ValueError(

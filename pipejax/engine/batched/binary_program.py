@@ -56,7 +56,7 @@ class BinaryOps:
 
 
 def binary_ops(program: Program) -> BinaryOps:
-    """Split a program's nodes into binary ops; at a tie the first predecessor still wins."""
+    """Split nodes into max-plus ops of two operands; at a tie the first predecessor still wins."""
     # A node with predecessors p0, p1, p2 and lags l0, l1, l2 becomes, in this order,
     #     lag op = max(nothing, p0 + l0)         only where l0 is not 0: a first operand has no lag
     #     head   = max(lag op or p0, p1 + l1)
@@ -216,7 +216,7 @@ def padded_width(rows: CostRows) -> int:
 
 
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
-    """Encode binary ops and the cost rows that they read as padded arrays."""
+    """Encode ops of two operands, and the cost rows that they read, as padded arrays."""
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.duration])
     code = np.empty((bucket_size(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
@@ -235,7 +235,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Encode as padded arrays which ops use each cost row."""
+    """Encode the ops that use each cost row as padded arrays, to count uses on critical paths."""
     # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
     # are sorted by cost row within each stretch, and cut into runs that a byte can count.
     row = rows.row_of_position

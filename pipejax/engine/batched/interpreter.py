@@ -93,7 +93,7 @@ jax.tree_util.register_dataclass(LevelProgram)
 
 
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
-    """Encode binary ops sorted by level; return None if that needs too many additional ops."""
+    """Encode ops of two operands by level (ops before them); None if that adds too many ops."""
     num_ops = ops.num_ops
     ops, first_lag = _without_sums(ops)
     op_level = _levels(ops)

@@ -306,7 +306,7 @@ def _prepare(
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
-    """Return the plan of a program for the shapes of these costs, cached by program and shapes."""
+    """Return a program's plan (its encoded and compiled forms) for the shapes of these costs."""
     shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
     if shapes not in plans:

@@ -182,7 +182,7 @@ def _communication_cells(
 def _ranks_by_end(
     builder: ProgramBuilder, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, " users"]:
-    """Return a rank for each message, then for each all-reduce: users of links by producer end."""
+    """Return ranks of messages, then of all-reduces, by the times at which their inputs end."""
     # The ends are those of the message-free run with unit slots; ties go by producing worker, stage
     # and microbatch, all-reduces last. So queues in this order cannot deadlock. argsort of an order
     # is the rank of each entry: order 2 0 1 means that entry 2 comes first, with ranks 1 2 0.

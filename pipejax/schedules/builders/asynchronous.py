@@ -127,7 +127,7 @@ def _table_with_updates(
     has_update: Bool[NumpyArray, " microbatches"] | None = None,
     weights: WeightRule = NEWEST,
 ) -> ScheduleTable:
-    """Build a table in which backwards are followed by updates U, by default all backwards.
+    """Build a table of F and B in which an update U follows each B, or those of `has_update`.
 
     `last_backward` is the microbatch of the last B before each F; below 0 without a B before it.
     """

@@ -220,9 +220,9 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
 
 
 def _is_forward(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
-    """Return for each op in a worker's row whether it is a forward."""
-    # A unit warms up, alternates and cools down. The next unit warms up before the last backwards
-    # of the unit before it: `cool_down_and_warmup` replaces both. Two units of two workers run
+    """Return for each op in a worker's row of BitPipe whether it is a forward."""
+    # A unit (P microbatches) warms up, alternates and cools down. The next one warms up before its
+    # last backwards: `cool_down_and_warmup` replaces both. Two units of two workers run
     # FFF FB BBBFFF FB BBB.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
     steady = 2 * workers - warmup  # pairs of forward and backward

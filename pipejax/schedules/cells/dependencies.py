@@ -154,7 +154,7 @@ def find_producers(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyA
 
 
 def _rule_edges(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]]:
-    """Yield the fields of `Dependencies` for ops that wait by a rule."""
+    """Yield edges to ops that wait by a rule, as fields of `Dependencies` (producer, ..)."""
     for waiting in waiting_ops(content, rule):
         producer = find_producers(content, rule, waiting)
         exists = producer != NOWHERE

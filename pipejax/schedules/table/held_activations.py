@@ -50,7 +50,7 @@ class LedgerEntry(NamedTuple):
 
 
 def memory_ledger(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
-    """Return the ledger entries of each phase that takes or frees parts of an activation."""
+    """Return, by phase, the changes of held activation parts at the start and end of an op."""
     ledger = {}
     for phase in phases:
         starts = [LedgerEntry(START, *change) for change in phase.kind.at_start.items()]
@@ -140,7 +140,7 @@ class HeldParts(NamedTuple):
     def from_ops(
         cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False
     ) -> "HeldParts":
-        """Apply the memory ledger to ops; `at_work` adds parts held only during a backward."""
+        """Return how held activations change with ops; `at_work` adds parts of backwards alone."""
         ledger = dict(memory_ledger(grammar.op_phases))
         if at_work:
             ledger |= {phase: ledger[phase] + entries for phase, entries in RECOMPUTED.items()}
@@ -174,7 +174,7 @@ class HeldParts(NamedTuple):
         return cls(worker, time, part, stage, change, is_last_at_time, items)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
-        """Return a worker's memory after the last change at each time, in the unit of `sizes`."""
+        """Return workers' memory after the last change at each time, in the unit of `sizes`."""
         # Sum counts of each size, not sizes: counts are exact, so the level is 0 when all is freed.
         #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, less those of earlier workers
         size = with_items(sizes, self.items)[self.part, self.stage]
@@ -225,7 +225,7 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 def held_in_rows(
     table: ScheduleTable, *, by_microbatch: bool = False, at_work: bool = False
 ) -> HeldParts:
-    """Apply the memory ledger to the rows of a table, with slots as times.
+    """Return how the activations that workers hold change along a table's rows; times are slots.
 
     With `by_microbatch`, stage s and microbatch m have the index s M + m among sizes. `at_work`
     adds the parts that backwards recompute without R.
