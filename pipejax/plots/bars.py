@@ -206,9 +206,6 @@ def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[
     return entries
 
 
-# Activation memory over time as a picture: an area for each worker.
-
-
 _PEAK_SHARE = 0.72  # share of a row's height that the largest peak takes
 LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "linestyle": "--"}
 
@@ -299,14 +296,15 @@ def _draw_numbers(
         if op.number:
             rows.setdefault((round(op.top), op.op.phase.kind.lane), []).append(op)
     for row in rows.values():
-        # all numbers of a row show or none, but ops cut by the window hide only their own
+        # A digit has the width of the narrowest op of the row, divided by the op's digits: so all
+        # numbers of a row show, or none. Ops cut by the window hide only their own.
         uncut = [op for op in row if op.start >= since and op.finish <= until] or row
-        row_digit = min((op.finish - op.start) / len(op.number) for op in uncut)
+        row_digit_width = min((op.finish - op.start) / len(op.number) for op in uncut)
         row_height = min(op.height for op in uncut)
         for op in row:
             start, finish = max(op.start, since), min(op.finish, until)
-            digit = min(row_digit, (finish - start) / len(op.number))
-            room = digit, min(row_height, op.height)
+            digit_width = min(row_digit_width, (finish - start) / len(op.number))
+            room = digit_width, min(row_height, op.height)
             look = looks[op.op.phase.name].deepened(op.depth)
             text: dict[str, Any] = {"zorder": 4, "fontsize": style.small(), "clip_on": True}
             if op.op in hatched:

@@ -17,8 +17,6 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.topology import PlacedCosts, Seats
 from pipejax.plots import palette, style
 
-# Workers on the nodes of a machine, and the links that their messages cross.
-
 LEVEL_GAP = 0.9  # gap between two nodes, and again between two racks, in widths of a place
 LINK_COLOURS = (palette.GREY, palette.VERMILION, palette.VIOLET)  # by level; the last for all above
 ARC_RISE = 0.3  # rise of an arc for each width of a place that it spans
@@ -107,9 +105,6 @@ def _message_counts(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
     return {(a, b): n for (a, b), n in zip(pairs.T.tolist(), counts.tolist(), strict=True)}
 
 
-# Predicted against measured step times.
-
-
 # markers and colours of groups, in turn
 _COLOURS = palette.BLUE, palette.VERMILION, palette.GREEN, palette.ORANGE, palette.PURPLE
 GROUP_LOOKS = [*zip("os^DvPo", (*_COLOURS, palette.SKY, palette.BLACK), strict=True)]
@@ -155,9 +150,6 @@ def draw_predictions(
         axis.set_minor_formatter(NullFormatter())
 
 
-# Delays of the gradients of a table.
-
-
 MIN_AXIS_END = 3  # smallest right end of the axis of delays
 
 
@@ -172,9 +164,6 @@ def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) 
     axes.set_xlim(-0.6, max(largest, MIN_AXIS_END) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.legend(loc="outside lower center", ncols=2)  # beside the bars, wherever they stand
-
-
-# Tornado charts: swings of the step time by parameter, the largest on top.
 
 
 SWING_COLOURS = (palette.BLUE, palette.ORANGE)
@@ -285,9 +274,6 @@ def tornado_entries(factors: tuple[float, float]) -> list[Patch]:
         Patch(color=colour, label=f"parameter x {factor:g}")
         for colour, factor in zip(SWING_COLOURS, factors, strict=True)
     ]
-
-
-# Samples of several schedules as violins, with quantiles and the value without jitter.
 
 
 LEVELS = (0.05, 0.5, 0.95)

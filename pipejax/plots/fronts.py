@@ -11,8 +11,6 @@ from matplotlib.lines import Line2D
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.plots import palette, style
 
-# Plans: step time against memory of all layouts.
-
 COLOURS = palette.SERIES
 MARKERS = "osD^vP"
 FRONT: dict[str, Any] = {"where": "post", "color": palette.BLACK, "linewidth": 0.9}
@@ -102,11 +100,7 @@ def _label(columns: Mapping[str, Any], layout: int) -> str:
     return " ".join(text for text in texts if text not in ("c1", "e1", "v1"))
 
 
-# Points of a sweep in two of their measures.
-
-
 MAX_FRONT_RATIO = 2.5  # largest drawn value, relative to the worst of the front
-LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 MAX_MARKS = 3000  # number of points up to which each is drawn by its group
 CELLS = 120  # of a picture across and up: of more points one in each cell is drawn
 MAX_NAMED_POINTS = 8  # points of a front with a name
@@ -115,7 +109,7 @@ MAX_KNEE_RATIO = 2.0  # largest drawn cost of a knee, relative to the best
 
 
 class Shown(NamedTuple):
-    """Quantity that is drawn along an axis, with its value at each point."""
+    """Quantity along an axis of a picture, with its value at each point."""
 
     label: str  # label of the axis, with the unit
     values: NumpyArray  # (points) in that unit
@@ -218,7 +212,10 @@ def draw_knee(
     near: tuple[float, float],
     near_text: str,
 ) -> None:
-    """Draw the least cost by value of an axis, for each group, and shade near-best values."""
+    """Draw the least cost by value of an axis (`along`), for each group.
+
+    The range `near` of values is shaded and labelled with `near_text`.
+    """
     best = min(float(np.nanmin(curve)) for curve in curves.values())
     axes.axvspan(*near, color=palette.SILVER, alpha=0.5, linewidth=0, label=near_text)
     looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
@@ -232,7 +229,7 @@ def draw_knee(
             **marks,
         )
     values = along.values
-    if values.min() > 0 and values.max() > LOG_RATIO * values.min():
+    if values.min() > 0 and values.max() > style.LOG_RATIO * values.min():
         axes.set_xscale("log")
         style.name_ticks(axes.xaxis)
     if best > 0:
@@ -252,7 +249,7 @@ def _scale(
     """Set the limits and scales of both axes so that the points near the front are visible."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
         values = side.values[is_grouped & side.near(front)]
-        if len(values) and 0 < LOG_RATIO * values.min() < values.max():
+        if len(values) and 0 < style.LOG_RATIO * values.min() < values.max():
             getattr(axes, f"set_{name}scale")("log")
         if len(values) < is_grouped.sum():
             low, high = float(values.min()), float(values.max())

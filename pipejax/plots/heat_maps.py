@@ -18,11 +18,8 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.data_files import time_unit
 from pipejax.plots import palette, style
 
-# Draw maps of the best choice over two axes: coloured areas, also distinct in grey by strokes
-
 REGION_COLOURS = (*palette.SERIES[:-1], palette.YELLOW, palette.VERMILION, palette.SILVER)
 HATCHES = ("", "////", "....", "xxxx", "----")
-LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 STEP_TOLERANCE = 1e-6  # relative difference of steps that count as equal
 CONTOURS = 6  # number of lines of equal values, about
 MAX_TICKS = 12  # largest number of values that all get a tick
@@ -43,7 +40,7 @@ class Side(NamedTuple):
     def is_log(self) -> bool:
         """Return whether a log scale suits: positive, widely spread values in unequal steps."""
         values = self.positions
-        if self.is_named or values.min() <= 0 or values.max() <= LOG_RATIO * values.min():
+        if self.is_named or values.min() <= 0 or values.max() <= style.LOG_RATIO * values.min():
             return False
         return bool(np.ptp(np.diff(values)) > STEP_TOLERANCE * np.ptp(values))
 
@@ -266,7 +263,7 @@ def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) ->
 
 
 def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
-    """Format the number of each cell so that the largest has three digits."""
+    """Format each number so that the largest has three digits; return texts by (row, column)."""
     largest = float(np.nanmax(np.abs(cells), initial=0.0))
     places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
     rounded = np.round(cells, places) + 0.0  # no negative zero

@@ -30,6 +30,7 @@ INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 
 MAX_WIDTH = 100.0  # largest width of a drawing [inch]
 EDGE_SHARE = 0.15  # largest width of the line around a bar, relative to the bar's length
 DECADES_RATIO = 100.0  # ratio of the ends of a logarithmic axis from which only decades have ticks
+LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
 LEGEND_INCH = 0.6  # height of a legend for which a figure has room
 LETTER = 0.6  # width of a letter, relative to the size of the font
 FONT, FONT_SIZE = "DejaVu Sans", 8.0

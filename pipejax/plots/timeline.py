@@ -282,6 +282,7 @@ def _legend(panels: Sequence[Panel], bars: Sequence[Bar], drawing: Drawing) -> l
 
 
 def _columns(labels: Sequence[str], paper: style.Paper) -> int:
+    """Return the largest number of columns in which a legend with these labels fits."""
     widest = [(style.LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
     for count in range(len(labels), 1, -1):
         columns = [max(widest[k::count]) for k in range(count)]

@@ -103,7 +103,7 @@ def test_slack_path_messages_and_waits_are_those_of_the_engine(link, alone, visi
     assert (np.array(critical, bool)[1:] == run.critical[1:]).all()
     times = opened(
         """[...explorer.focused.messages.producer.keys()].map(k =>
-          [explorer.focused.leaves(k), explorer.focused.arrives(k),
+          [explorer.focused.messageTimes.leave[k], explorer.focused.messageTimes.arrive[k],
            explorer.focused.isCriticalMessage(k) ? 1 : 0])"""
     )
     expected = np.stack([run.message_start, run.message_finish, run.message_critical], axis=1)
@@ -127,7 +127,7 @@ def test_memory_curves_are_those_of_the_run(alone, visit):
     run = pj.evaluate(options.table, pj.Costs(forward=1.0, backward=4.0, transmit=0.25))
     memory = pj.analysis.activation_memory(run)
     steps = opened(
-        """explorer.panes[0].curves.steps("memory").map(s =>
+        """explorer.panes[0].schedule.memorySteps("memory").map(s =>
           [Array.from(s.time), Array.from(s.held), s.peak, s.peakAt])"""
     )
     for worker, (time, held, peak, at) in enumerate(steps):
@@ -135,7 +135,7 @@ def test_memory_curves_are_those_of_the_run(alone, visit):
         assert np.allclose(time, expected[0])
         assert np.allclose(held, expected[1])
         assert (peak, at) == pytest.approx((memory.peak[worker], memory.peak_at[worker]))
-    flight = opened("explorer.panes[0].curves.steps('flight').map(s => s.peak)")
+    flight = opened("explorer.panes[0].schedule.memorySteps('flight').map(s => s.peak)")
     assert flight == run.peak_in_flight.tolist()
 
 
@@ -169,7 +169,7 @@ def test_any_table_and_costs(name, tmp_path, visit):
         assert opened.makespans() == [run.makespan]
         assert np.allclose(opened("Array.from(explorer.focused.busy)"), run.busy, rtol=1e-12)
         memory = pj.analysis.activation_memory(run)
-        peaks = opened("explorer.panes[0].curves.steps('memory').map(s => s.peak)")
+        peaks = opened("explorer.panes[0].schedule.memorySteps('memory').map(s => s.peak)")
         assert np.allclose(peaks, memory.peak)
     for _ in range(12):  # through all that has details
         opened.page.keyboard.press(".")

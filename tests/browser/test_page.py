@@ -530,7 +530,7 @@ def op_pixels(opened, index, what):
     """Return a number of every op of a schedule of the page."""
     return opened(
         "([k, what]) => [...explorer.schedules[k].ops.phase.keys()].map(op => "
-        "({ start: explorer.schedules[k].start(op), stall: explorer.schedules[k].stall(op) })[what])",
+        "({ start: explorer.schedules[k].opStart[op], stall: explorer.schedules[k].stall(op) })[what])",
         [index, what],
     )
 

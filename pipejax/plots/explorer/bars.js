@@ -8,7 +8,7 @@ const NARROW = 2.5; // width below which ops are painted pixel by pixel
 const LABEL_HEIGHT = 9; // least height of a bar with text
 const DIGIT_OF_FONT = 0.6; // width of a digit, relative to the size of its font
 const FRAMED = 9; // width from which an op of the critical path has a frame around it
-const MARK = 3; // height of the mark below narrower ops of the critical path
+const MARK = 3; // largest height of the mark below narrower ops of the critical path
 const MAX_LABELS = 2500; // in sight
 const MAX_MESSAGES = 4000; // in sight
 const FADED = 0.18; // opacity of ops that do not match the search
@@ -75,14 +75,14 @@ export class Bars extends Drawing {
     this.colours = this.schedule.colours(shown);
     const { shortest, longest } = this.schedule;
     const isDense = longest * axis.scale < NARROW;
-    if (shortest * axis.scale < NARROW) this.paintNarrow(axis, shown, isDense && shown.critical);
+    if (shortest * axis.scale < NARROW) this.paintNarrow(axis, shown);
     else this.drawRows(shown);
     this.clip();
     // lines come first, so ops with numbers cover them
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
     if (!isDense && shown.critical) this.traceCritical(axis, shown.transfers);
     if (!isDense) this.drawWide(axis, shown);
-    if (!isDense && shown.critical) this.frameCritical(axis);
+    if (shown.critical) this.frameCritical(axis);
     if (shown.transfers) this.drawTransfers(axis, shown.critical);
     if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
     if (shown.selected >= 0) this.drawLinks(axis, shown.selected);
@@ -132,7 +132,7 @@ export class Bars extends Drawing {
   }
 
   /** Paint all rows with the ops that are too narrow for a bar, pixel by pixel. */
-  paintNarrow(axis, shown, marksCritical) {
+  paintNarrow(axis, shown) {
     const { context, palette, parts, rowHeight, schedule, ratio } = this;
     this.pixels.fill(palette.words.paper);
     schedule.lanes.forEach((lanes, row) => {
@@ -148,7 +148,6 @@ export class Bars extends Drawing {
         this.paintLine(top + parts.compute + parts.lanes, parts.transfers, palette.words[ground]);
       }
     });
-    if (marksCritical) this.markCritical(axis);
     context.putImageData(this.image, Math.round(GUTTER * ratio), 0);
   }
 
@@ -209,23 +208,6 @@ export class Bars extends Drawing {
     }
     const end = Math.min(this.image.height, Math.round((top + height) * ratio));
     for (let y = Math.round(top * ratio); y < end; y++) pixels.set(line, y * line.length);
-  }
-
-  /** Mark the critical path where all ops are narrow: a line below those of each row. */
-  markCritical(axis) {
-    const { schedule: { path, program }, pixels, line, rowHeight, parts, palette, ratio } = this;
-    const scale = axis.scale * ratio;
-    for (const node of path) {
-      const op = program.nodeOps[node];
-      if (op < 0 || program.finish[node] < axis.from || program.start[node] > axis.to) continue;
-      const first = Math.max(0, Math.floor((program.start[node] - axis.from) * scale));
-      const last = Math.min(line.length - 1, Math.floor((program.finish[node] - axis.from) * scale));
-      const bottom = this.row(op) * rowHeight + parts.compute;
-      const end = Math.round(bottom * ratio);
-      for (let y = Math.round((bottom - this.mark) * ratio); y < end; y++) {
-        pixels.fill(palette.words.ink, y * line.length + first, y * line.length + last + 1);
-      }
-    }
   }
 
   drawWide(axis, shown) {
@@ -326,8 +308,8 @@ export class Bars extends Drawing {
   place(axis, op, row) {
     const { schedule, rowHeight } = this;
     const [offset, height] = this.laneParts(schedule.opLane(op));
-    const x = axis.x(schedule.start(op));
-    return [x, row * rowHeight + offset, axis.x(schedule.finish(op)) - x, height];
+    const x = axis.x(schedule.opStart[op]);
+    return [x, row * rowHeight + offset, axis.x(schedule.opFinish[op]) - x, height];
   }
 
   /** Offset of a lane in its row, and its height [pixels]; lane 0 is compute. */
@@ -369,7 +351,8 @@ export class Bars extends Drawing {
 
   /** Frame the ops of the critical path, or mark them below where they are narrow. */
   frameCritical(axis) {
-    const { context, palette, rowHeight, parts, mark, schedule: { program } } = this;
+    const { context, palette, rowHeight, parts, schedule: { program } } = this;
+    const mark = Math.min(MARK, Math.max(1, parts.compute / 4)); // height below narrow ops
     context.strokeStyle = context.fillStyle = palette.ink;
     context.lineWidth = 1.5;
     context.beginPath();
@@ -382,11 +365,6 @@ export class Bars extends Drawing {
       else context.fillRect(x, row * rowHeight + parts.compute - mark, Math.max(width, 0.7), mark);
     }
     context.stroke();
-  }
-
-  /** Height of the mark of the critical path below narrow ops. */
-  get mark() {
-    return Math.min(MARK, Math.max(1, this.parts.compute / 4));
   }
 
   /** Draw transfers in a lane of both workers, those of the critical path framed. */
@@ -422,25 +400,21 @@ export class Bars extends Drawing {
 
   traceOps(axis, from, to) {
     const { schedule } = this;
-    this.traceLine(axis, schedule.finish(from), this.row(from), schedule.start(to), this.row(to));
+    this.traceLine(axis, schedule.opFinish[from], this.row(from), schedule.opStart[to], this.row(to));
   }
 
   traceMessage(axis, k) {
-    const { schedule, schedule: { messages: { producer, consumer }, ops: { worker } } } = this;
-    this.traceLine(axis, schedule.leaves(k), worker[producer[k]], schedule.arrives(k), worker[consumer[k]]);
+    const { messages: { producer, consumer }, messageTimes, ops: { worker } } = this.schedule;
+    const { leave, arrive } = messageTimes;
+    this.traceLine(axis, leave[k], worker[producer[k]], arrive[k], worker[consumer[k]]);
   }
 
   /** Draw the messages in sight; if they are too many, draw none and return their number. */
   drawMessages(axis) {
     const { context, palette, schedule } = this;
     const { leave, arrive } = schedule.messageTimes;
-    const inSight = [];
-    let count = 0;
-    for (let k = 0; k < leave.length; k++) {
-      if (leave[k] > axis.to || arrive[k] < axis.from) continue;
-      if (++count <= MAX_MESSAGES) inSight.push(k);
-    }
-    if (count > MAX_MESSAGES) return count;
+    const inSight = [...leave.keys()].filter((k) => leave[k] <= axis.to && arrive[k] >= axis.from);
+    if (inSight.length > MAX_MESSAGES) return inSight.length;
     context.strokeStyle = palette.message;
     context.lineWidth = 1;
     context.beginPath();

@@ -91,13 +91,20 @@ export function makeSchedule(table, scene, donors) {
   const programs = {};
   for (const model of links) {
     let lowered = null;
-    Object.defineProperty(programs, model, { enumerable: true, get: () => (lowered ??= tried(() =>
-      lower(table, linkModels[model], layout, edges, grammar))) });
+    const get = () => {
+      try {
+        lowered ??= lower(table, linkModels[model], layout, edges, grammar);
+      } catch (error) {
+        lowered = { error: error.message };
+      }
+      return lowered;
+    };
+    Object.defineProperty(programs, model, { enumerable: true, get });
   }
   if (programs[links[0]].error) throw new Error(programs[links[0]].error);
   const { ops, placement } = tableOps(table);
   const sent = (name) => Int32Array.from(edges.sent, (message) => message[name]);
-  const code = Object.fromEntries(Object.entries(grammar.codes));
+  const { SEND_F, SEND_B } = grammar.codes;
   const schedule = new Schedule();
   Object.assign(schedule, {
     name: table.name,
@@ -111,7 +118,7 @@ export function makeSchedule(table, scene, donors) {
     placement,
     messages: {
       producer: sent("from"), consumer: sent("to"), stage: sent("stage"), microbatch: sent("microbatch"),
-      phase: Int32Array.from(edges.sent, ({ direction }) => (direction ? code.SEND_B : code.SEND_F)),
+      phase: Int32Array.from(edges.sent, ({ direction }) => (direction ? SEND_B : SEND_F)),
     },
     costs: tableCosts(table, layout, scene, donors),
     held: memoryChanges(table, grammar),
@@ -121,18 +128,10 @@ export function makeSchedule(table, scene, donors) {
     forms: {},
   });
   schedule.settle(scene.phases);
-  schedule.peakInFlight = schedule.peaksInRows();
   return schedule;
 }
 
-/** Return what a function makes, or the text of its error. */
-function tried(make) {
-  try {
-    return make();
-  } catch (error) {
-    return { error: error.message };
-  }
-}
+const sortedNumbers = (values) => [...new Set(values)].sort((first, second) => first - second);
 
 /** Tables that a page can show. */
 export class Library {
@@ -146,19 +145,19 @@ export class Library {
       const texts = new TextDecoder().decode(await inflate(data)).split(apart);
       library.entries = entries.map((entry, k) => ({ ...entry, text: texts[k] }));
     }
+    library.versions = [...pageSchedules, ...library.entries]; // every table but dropped ones
     return library;
   }
 
   /** Names to choose from: of the page's schedules, of carried tables, of dropped tables. */
   get names() {
-    const names = [...this.pageSchedules, ...this.entries].map(({ name }) => name);
-    return [...new Set([...names, ...this.dropped.keys()])];
+    return [...new Set([...this.versions.map(({ name }) => name), ...this.dropped.keys()])];
   }
 
   /** Numbers of stages per worker of the tables of a schedule. */
   choices(name) {
-    const versions = [...this.pageSchedules, ...this.entries].filter((version) => version.name === name);
-    return [...new Set(versions.map((version) => version.stagesPerWorker))].sort((first, second) => first - second);
+    const versions = this.versions.filter((version) => version.name === name);
+    return sortedNumbers(versions.map((version) => version.stagesPerWorker));
   }
 
   /** The schedules that the page was written with, as a choice. */
@@ -178,14 +177,13 @@ export class Library {
 
   /** Whether a schedule has a table for the workers and microbatches of a choice. */
   isThere(name, { workers, microbatches }) {
-    return this.dropped.has(name) || [...this.pageSchedules, ...this.entries].some((version) =>
+    return this.dropped.has(name) || this.versions.some((version) =>
       version.name === name && version.workers === workers && wholeMicrobatches(version) === microbatches);
   }
 
   sizes(field) {
     const value = field === "microbatches" ? wholeMicrobatches : (version) => version[field];
-    const values = [...this.pageSchedules, ...this.entries].map(value);
-    return [...new Set(values)].sort((first, second) => first - second);
+    return sortedNumbers(this.versions.map(value));
   }
 
   /** The schedule of a name and a size, or null; a dropped table has one size. */

@@ -3,85 +3,14 @@
 import { Drawing, GUTTER } from "./bars.js";
 import { tickLabels, ticks, writeHeld, writeTime } from "./text.js";
 
-// Memory of workers over time, from the changes that Python's memory ledger lists.
-
-const UNCOUNTED = new Set(["O", "L"]); // offloads and loads change no activations in flight
-
-/**
- * Steps of every worker at the times of a run: {time, held, peak, peakAt} each.
- * `unit` is "flight" for activations in flight, or "memory".
- */
-export function memorySteps(schedule, unit) {
-  const { moment, place, change, worker, size } = schedule.held;
-  const counts = unit === "flight" ? schedule.weights() : Float64Array.from(place, (at) => size[at]);
-  const steps = [];
-  for (let begin = 0; begin < moment.length || steps.length < schedule.workers; ) {
-    const current = steps.length;
-    let end = begin;
-    while (end < moment.length && worker[end] === current) end++;
-    steps.push(workerSteps(schedule, moment, change, counts, begin, end, unit));
-    begin = end;
-  }
-  return steps;
-}
-
-function workerSteps(schedule, moment, change, counts, begin, end, unit) {
-  const changes = []; // time, amount, time, amount, ..
-  let inOrder = true;
-  for (let k = begin; k < end; k++) {
-    const op = moment[k] >> 1; // moment 2 op is its start, 2 op + 1 its end
-    if (unit === "flight" && UNCOUNTED.has(schedule.letter(op))) continue;
-    const time = moment[k] & 1 ? schedule.finish(op) : schedule.start(op);
-    if (changes.length && time < changes[changes.length - 2]) inOrder = false;
-    changes.push(time, change[k] * counts[k]);
-  }
-  return levels(inOrder ? changes : sorted(changes));
-}
-
-function sorted(changes) {
-  const order = Array.from({ length: changes.length / 2 }, (_, k) => k);
-  order.sort((first, second) => changes[2 * first] - changes[2 * second]);
-  return order.flatMap((k) => [changes[2 * k], changes[2 * k + 1]]);
-}
-
-/** Sum up changes: time, amount, ..; of changes at one time only the last level counts. */
-function levels(changes) {
-  const time = [];
-  const held = [];
-  let level = 0;
-  let peak = 0;
-  let peakAt = 0;
-  for (let k = 0; k < changes.length; k += 2) {
-    level += changes[k + 1];
-    if (k + 2 < changes.length && changes[k + 2] === changes[k]) continue;
-    time.push(changes[k]);
-    held.push(level);
-    if (level > peak * (1 + 1e-12)) {
-      peak = level;
-      peakAt = changes[k];
-    }
-  }
-  return { time: Float64Array.from(time), held: Float64Array.from(held), peak, peakAt };
-}
-
-// Draws memory over time: the chosen worker as a curve, over the maximum of all workers.
-
 const TOP = 14; // height of the text [pixels]
 const NEAR = 2; // limit over peak up to which a limit is drawn
 
+/** Memory over time: the chosen worker as a curve, over the maximum of all workers. */
 export class Curves extends Drawing {
-  /** Steps of all workers, of the run that is shown. */
-  steps(unit) {
-    const { schedule } = this;
-    if (schedule.curves?.unit !== unit) {
-      schedule.curves = { unit, steps: memorySteps(schedule, unit) };
-    }
-    return schedule.curves.steps;
-  }
-
   draw(view, { unit, worker }) {
     const { context, palette, width, height } = this;
-    const steps = this.steps(unit);
+    const steps = this.schedule.memorySteps(unit);
     const fullest = steps.reduce((best, curve, k) => (curve.peak > steps[best].peak ? k : best), 0);
     const chosen = worker >= 0 ? worker : fullest;
     const { limits } = this.schedule.memory;
@@ -204,11 +133,10 @@ function firstAfter(times, time) {
   return low;
 }
 
-// The time axis above all schedules: marks, the place of the pointer, and a bar to scroll with.
-
 const HEIGHT = 34;
-const TRACK = 7; // height of the scroll bar
+export const TRACK = 7; // height of the scroll bar
 
+/** The time axis above all schedules: marks, the place of the pointer, and a scroll bar. */
 export class Axis extends Drawing {
   marked = null; // [start, end] in pixels while a range is marked
 
@@ -271,11 +199,7 @@ export class Axis extends Drawing {
     context.fillRect(x - 0.5, HEIGHT - 5, 1, 5);
   }
 
-  /** Whether a place of the canvas is on the scroll bar; `trackTime` is the time there. */
-  onTrack(y) {
-    return y < TRACK + 2;
-  }
-
+  /** Time at a place of the scroll bar. */
   trackTime(view, x) {
     return ((x - GUTTER) / (this.width - GUTTER)) * view.whole * 1.01;
   }

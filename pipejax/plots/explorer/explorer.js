@@ -7,7 +7,7 @@ import { listen, listenToAxis, listenToFiles, listenToKeys, nextMatch, search } 
 import { readPalette } from "./palette.js";
 import {
   opDetails, opHeading, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
-  showResults, spoken, summary, opTip,
+  showResults, summary, opTip,
 } from "./panels.js";
 import { Residuals, withRecorded } from "./residuals.js";
 import { Schedule } from "./schedule.js";
@@ -31,17 +31,15 @@ export class Explorer {
     explorer.view = new View();
     explorer.pageSchedules = await Promise.all(scene.schedules.map((data) =>
       Schedule.load(data, scene.phases)));
-    Residuals.join(explorer.pageSchedules, scene);
+    explorer.pageSchedules.forEach((schedule, k, all) => { // a recorded run stands before its replay
+      if (schedule.starts) new Residuals(schedule, all[k + 1], scene);
+    });
     explorer.library = await Library.open(scene, explorer.pageSchedules);
     explorer.schedules = explorer.pageSchedules;
     await explorer.evaluateAsGiven();
     explorer.build();
     await explorer.readAddress();
     return explorer;
-  }
-
-  get unit() {
-    return this.scene.unit;
   }
 
   get focused() {
@@ -64,7 +62,7 @@ export class Explorer {
     const { scene, state } = this;
     byId("scope").textContent = scene.scope;
     this.palette = readPalette(scene);
-    this.axis = new Axis(byId("axis"), { unit: this.unit });
+    this.axis = new Axis(byId("axis"), { unit: this.scene.unit });
     this.buildPanes();
     makeSliders(scene, () => this.schedules, (key, factor) => this.setFactor(key, factor));
     makeChoices("links", "radio", scene.links.map((name) => [name, name]), (event) =>
@@ -148,8 +146,6 @@ export class Explorer {
     this.changed();
     if (state.focus > 0) this.panes[state.focus].element.scrollIntoView();
   }
-
-  // --- choices
 
   /** Show other schedules, or other sizes; `chosen` has the form of `state.chosen`. */
   async chooseSchedules(chosen) {
@@ -256,9 +252,9 @@ export class Explorer {
     window.parent.postMessage({ selectedOp: state.selected }, "*"); // a notebook listens
     if (op >= 0 && !focused.error) {
       if (focused.ops.worker[op] >= 0) state.worker = focused.ops.worker[op];
-      this.view.reveal(focused.start(op), focused.finish(op));
+      this.view.reveal(focused.opStart[op], focused.opFinish[op]);
       state.range = this.view.range;
-      this.say(spoken(focused, op, this.unit));
+      this.say(opTip(focused, op, this.scene.unit).map((line) => line.textContent).join(", "));
     }
     this.changed();
   }
@@ -305,8 +301,6 @@ export class Explorer {
     byId("keys").showModal();
   }
 
-  // --- effects
-
   /** Run all schedules with the choices, after earlier runs have ended. */
   evaluate() {
     this.evaluated = (this.evaluated ?? Promise.resolve()).then(() => this.evaluateNow());
@@ -326,7 +320,7 @@ export class Explorer {
 
   /** Show the choices and results. */
   changed() {
-    const { schedules, state, unit, scene, library } = this;
+    const { schedules, state, scene, scene: { unit }, library } = this;
     showChosen(library, state.chosen ?? library.asGiven(), (chosen) => this.chooseSchedules(chosen));
     showResults(schedules, state, unit, (index) => this.focusOn(index));
     showSliders(scene, schedules, state);
@@ -344,7 +338,7 @@ export class Explorer {
   }
 
   showOp() {
-    const { focused, selected, unit } = this;
+    const { focused, selected, scene: { unit } } = this;
     const isThere = selected >= 0 && !focused.error && focused.runs(selected);
     byId("op-section").hidden = !isThere;
     if (!isThere) return;
@@ -356,12 +350,12 @@ export class Explorer {
     const best = Math.min(...this.schedules.filter((schedule) => !schedule.error).map((schedule) => schedule.makespan));
     this.panes.forEach(({ element, heading, refused, schedule, bars, curves }, index) => {
       element.classList.toggle("focused", index === this.state.focus);
-      heading.replaceChildren(...opHeading(schedule, this.unit, best, this.state.shown));
+      heading.replaceChildren(...opHeading(schedule, this.scene.unit, best, this.state.shown));
       refused.hidden = !schedule.error;
       refused.textContent = schedule.error;
       bars.canvas.hidden = Boolean(schedule.error);
       curves.canvas.hidden = Boolean(schedule.error) || !this.state.shown.memory;
-      bars.canvas.setAttribute("aria-label", `Timeline of ${summary([schedule], this.unit)}`);
+      bars.canvas.setAttribute("aria-label", `Timeline of ${summary([schedule], this.scene.unit)}`);
       curves.canvas.setAttribute("aria-label", `Memory of ${schedule.name} over time`);
     });
   }
@@ -446,8 +440,6 @@ export class Explorer {
     if (byId("notice").textContent !== notice) byId("notice").textContent = notice;
   }
 
-  // --- the pointer
-
   pointTo(time) {
     this.pointer = time;
     this.axis.draw(this.view, this.palette, time);
@@ -465,7 +457,7 @@ export class Explorer {
     tip.hidden = op < 0;
     if (isNew) this.draw();
     if (op < 0) return;
-    if (isNew) tip.replaceChildren(...opTip(schedule, op, this.unit));
+    if (isNew) tip.replaceChildren(...opTip(schedule, op, this.scene.unit));
     placeBeside(tip, event);
   }
 
@@ -508,8 +500,6 @@ function severalHeight(all, counts, hasCurves, hasTransfers) {
   const crowded = Math.min(least, Math.max(ROW.least, Math.round(all / Math.max(...counts))));
   return Math.max(crowded, Math.min(ROW.largestOfSeveral, Math.floor(forRows / rows)));
 }
-
-// Opens the page.
 
 Explorer.open(JSON.parse(byId("scene").textContent)).then((explorer) => {
   window.explorer = explorer; // for the browser's console, and for tests

@@ -46,7 +46,12 @@ def list_factors(
     runs: Sequence[Evaluation], other_phases: Collection[AnyPhase] = ()
 ) -> list[Factor]:
     """List a slider for each kind of cost that runs or phases of other tables have."""
-    used_kinds = {kind for run in runs for kind in _kinds_with_cost(run)}
+    used_kinds: set[str] = set()  # of costs above 0 that a program reads
+    for run in runs:
+        cost_kinds = np.array(kinds(run))
+        program, vector = lower_and_price(run.table, run.costs, run.links)
+        has_cost = read_by(program) & (vector > 0) & (cost_kinds != "")
+        used_kinds |= {*cost_kinds[has_cost].tolist()}
     for phase in other_phases:
         if phase.kind.time and any(np.any(run.costs.time(phase)) for run in runs):
             used_kinds.add(phase.name)
@@ -65,27 +70,16 @@ def list_factors(
     return [*factors.values()]
 
 
-def run_cost_vector(run: Evaluation) -> Float[NumpyArray, " costs"]:
-    """Return the costs of a run as a vector [s]."""
-    return lower_and_price(run.table, run.costs, run.links)[1]
-
-
 def base_costs(
     run: Evaluation, factors: Sequence[Factor], unit: float
 ) -> Float[NumpyArray, " costs"]:
-    """Return the costs at factors of 1 [s]; messages that are free get the time `unit`."""
-    base, cost_kinds = run_cost_vector(run).copy(), np.array(kinds(run))
+    """Return the costs [s] that factors multiply; messages that are free get the time `unit`."""
+    _, vector = lower_and_price(run.table, run.costs, run.links)
+    base, cost_kinds = vector.copy(), np.array(kinds(run))
     for factor in factors:
         if factor.initial == 0:
             base[cost_kinds == factor.key] = unit
     return base
-
-
-def _kinds_with_cost(run: Evaluation) -> list[str]:
-    """List the kinds of the costs that are above 0 and that the program reads."""
-    cost_kinds = np.array(kinds(run))
-    has_cost = read_by(run.program) & (run_cost_vector(run) > 0) & (cost_kinds != "")
-    return np.unique(cost_kinds[has_cost]).tolist()
 
 
 def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
@@ -102,9 +96,6 @@ def mean_forward(runs: Sequence[Evaluation]) -> float:
     times = (run.costs.forward for run in runs)
     means = [0.0 if time is None else float(np.mean(np.asarray(time))) for time in times]
     return float(np.mean(means)) or max(run.makespan for run in runs) or 1.0
-
-
-# Closed forms of small programs.
 
 
 MAX_FACETS = 12  # largest number of sums that a person reads
@@ -124,7 +115,7 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """Return the closed form in the factors; None for large programs and overlapped pairs."""
+        """Return the makespan as a maximum of sums of factors; None if too large to search."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None

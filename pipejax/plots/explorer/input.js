@@ -1,10 +1,9 @@
 // Input: steps from op to op, search, mouse, pen and touch, keys.
 
 import { GUTTER } from "./bars.js";
+import { TRACK } from "./curves.js";
 
-// Steps from one op of a schedule to another: each returns an op, or -1 if there is none.
-
-/** The op of the last arrival at an op, or the first op to which this op is the last arrival. */
+/** The op of the last arrival at an op, or the first op to which this op is the last arrival, or -1. */
 export function along(schedule, op, direction) {
   if (op < 0) return -1;
   if (direction > 0) return schedule.awaiting(op);
@@ -25,7 +24,7 @@ export function nextMatch(schedule, op, direction) {
   const isTarget = (candidate) =>
     opNodes[candidate] > 0 && (schedule.matches ? schedule.matches[candidate] : schedule.isCritical[opNodes[candidate]]);
   const targets = [...schedule.ops.phase.keys()].filter(isTarget);
-  targets.sort((first, second) => schedule.start(first) - schedule.start(second) || first - second);
+  targets.sort((first, second) => schedule.opStart[first] - schedule.opStart[second] || first - second);
   if (targets.length === 0) return -1;
   const place = targets.indexOf(op);
   if (place < 0) return targets.at(direction > 0 ? 0 : -1);
@@ -78,12 +77,10 @@ function hasLabel(schedule, word) {
   return (ops, op) => schedule.label(op).split("+").some((part) => isSame(part, word));
 }
 
-// Mouse, pen and touch on the timelines: zoom, pan, mark a range, hover, choose.
-
 const MIN_DRAG = 3; // pixels beyond which a press is a drag
 const PIXEL_ZOOM = 1.0015; // zoom for a pixel of the wheel
 
-/** Listen on the canvas of a schedule, and call the explorer. */
+/** Listen to mouse, pen and touch on a timeline: zoom, pan, mark a range, hover, choose. */
 export function listen(explorer, pane, index) {
   const { canvas } = pane.bars;
   let press = null;
@@ -165,7 +162,7 @@ export function listenToAxis(explorer) {
   const { axis } = explorer;
   let grip = null; // time from the beginning of the thumb to the pointer, while it is dragged
   axis.canvas.addEventListener("pointerdown", (event) => {
-    if (!explorer.view.range || !axis.onTrack(event.offsetY)) return;
+    if (!explorer.view.range || event.offsetY >= TRACK + 2) return;
     axis.canvas.setPointerCapture(event.pointerId);
     const time = axis.trackTime(explorer.view, event.offsetX);
     const { from, to } = explorer.view;
@@ -201,11 +198,10 @@ export function listenToFiles(explorer) {
   });
 }
 
-// Keys, unless a field has the focus.
-
 const SHARE = 0.15; // share of the visible time that an arrow moves
 const ZOOM = 1.5;
 
+/** Listen to keys, unless a field has the focus. */
 export function listenToKeys(explorer) {
   const { view, state } = explorer;
   const moved = (act) => () => { act(); explorer.viewChanged(); };

@@ -171,7 +171,7 @@ def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -
 
 
 def _unstated_fields(table: ScheduleTable) -> dict[str, Any]:
-    """Return a table's placement and stage shares, if they do not follow from its cells."""
+    """Return placement and stage shares of a table, unless they follow from its cells."""
     fields: dict[str, Any] = {}
     pipes, microbatch_pipes = infer_placement(list(table.rows()), table.grammar.compute)
     placement, pipe_of_microbatch = table.placement.tolist(), table.pipe_of_microbatch.tolist()

@@ -7,27 +7,23 @@
 
 import { writeNumber } from "./text.js";
 
-/** Ops of a table as columns, numbered row by row. */
-export function tableOps({ cells, microbatchPipes, placement, pipes, stages }) {
-  const size = cells.length;
-  const column = () => new Int32Array(size);
+const NO_OP = { phase: 0, stage: 0, microbatch: 0 };
+
+/** Ops of a table as columns, numbered row by row; columns `with_..` are of the second op of a pair. */
+export function tableOps({ cells, microbatchPipes, placement }) {
+  const column = (value) => Int32Array.from(cells, ({ worker, ops: [op, partner] }) =>
+    value(op, partner ?? NO_OP, worker));
   const ops = {
-    phase: column(), stage: column(), microbatch: column(), worker: column(), pipe: column(),
-    with_phase: column(), with_stage: column(), with_microbatch: column(),
+    phase: column((op) => op.phase),
+    stage: column((op) => op.stage),
+    microbatch: column((op) => op.microbatch),
+    worker: column((op, partner, worker) => worker),
+    pipe: column((op) => microbatchPipes[Math.max(0, op.microbatch)]),
+    with_phase: column((op, partner) => partner.phase),
+    with_stage: column((op, partner) => partner.stage),
+    with_microbatch: column((op, partner) => partner.microbatch),
   };
-  cells.forEach(({ worker, ops: [one, other] }, op) => {
-    ops.phase[op] = one.phase;
-    ops.stage[op] = one.stage;
-    ops.microbatch[op] = one.microbatch;
-    ops.worker[op] = worker;
-    ops.pipe[op] = microbatchPipes[Math.max(0, one.microbatch)];
-    ops.with_phase[op] = other?.phase ?? 0;
-    ops.with_stage[op] = other?.stage ?? 0;
-    ops.with_microbatch[op] = other?.microbatch ?? 0;
-  });
-  const flat = new Int32Array(pipes * stages);
-  placement.forEach((row, pipe) => flat.set(row, pipe * stages));
-  return { ops, placement: flat };
+  return { ops, placement: Int32Array.from(placement.flat()) };
 }
 
 /** First position of the times of each phase in the cost vector of a table, and their number. */
@@ -222,14 +218,17 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
     if (!isInLine && node[from] && node[to]) add(node[from], head(to));
   }
   const carried = occupancy ? sent.map(() => nodes++) : null;
-  if (carried) sent.forEach((message) => durations.push(layout.link(COST_ROWS[occupancy], message)));
-  sent.forEach((message, k) => { if (carried) add(node[message.from], carried[k]); });
-  const turns = [...sent.keys()];
+  if (carried) {
+    sent.forEach((message, k) => {
+      durations.push(layout.link(COST_ROWS[occupancy], message));
+      add(node[message.from], carried[k]);
+    });
+  }
   if (isRendezvous) {
     const ends = queueOrder(table, sent, unsent, grammar);
     chain(ends, ({ worker }) => worker).forEach(([one, other]) => add(carried[one.k], carried[other.k]));
   } else if (carried) {
-    chain(turns, (k) => sent[k].sender * workers + sent[k].receiver)
+    chain([...sent.keys()], (k) => sent[k].sender * workers + sent[k].receiver)
       .forEach(([one, other]) => add(carried[one], carried[other]));
   }
   const lags = sent.map((message) => (later ? layout.link(COST_ROWS[later], message) : 0));
@@ -338,21 +337,19 @@ function sortedNodes(nodes, edges) {
   return order;
 }
 
-/** A program in the form of those that Python lowers. */
+/** A program in the form of those that Python lowers: nodes in topological order, edges as steps back. */
 function laidOut(nodes, edges, durations, op, carrier, arrives) {
   const order = sortedNodes(nodes, edges);
   // the source first: nothing leads to it
   const place = new Int32Array(nodes);
   order.sort((one, other) => (one === 0 ? -1 : other === 0 ? 1 : 0));
   order.forEach((node, k) => { place[node] = k; });
-  const degree = new Int32Array(nodes);
   const byHead = Array.from({ length: nodes }, () => []);
   for (const [tail, head, lag] of edges) byHead[place[head]].push([place[head] - place[tail], lag]);
-  byHead.forEach((headEdges, head) => { degree[head] = headEdges.length; });
   const flat = byHead.flat();
-  const numbered = (list) => Int32Array.from(list, (node) => (node > 0 ? place[node] : 0));
+  const numbered = (list) => Int32Array.from(list, (node) => place[node]); // place[0] is 0
   return {
-    degree,
+    degree: Int32Array.from(byHead, (headEdges) => headEdges.length),
     back: Int32Array.from(flat, ([back]) => back),
     lag: Int32Array.from(flat, ([, lag]) => lag),
     durations: Int32Array.from(order, (node) => durations[node]),

@@ -31,7 +31,7 @@ export function readPalette(scene) {
     const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
     palette[name] = style.getPropertyValue(`--${variable}`).trim();
   }
-  palette.words = Object.fromEntries(["paper", "row", "rowChosen", "ink"].map((name) =>
+  palette.words = Object.fromEntries(["paper", "row", "rowChosen"].map((name) =>
     [name, word(...rgb(palette[name]))]));
   const paper = brightness(rgb(palette.paper));
   const minContrast = paper > 128 ? 12 : 30; // a fill that is nearer to the paper needs an edge

@@ -1,13 +1,10 @@
 // Texts: of one op beside the pointer and at length, and of the side panel.
 
-import { memorySteps } from "./curves.js";
 import {
   byId, digits, make, writeChange, writeHeld, writePercent, writeTime,
 } from "./text.js";
 
-// Closed forms: the makespan as the largest of some sums of counts times parameters.
-
-/** Value of every sum at the factors of the sliders, and the index of the largest: the first of equals. */
+/** Value of every sum of a closed form at the factors of the sliders, and the index of the largest: the first of equals. */
 export function sums(form, factors) {
   const values = form.parameters.map((key, k) => form.units[k] * factors.get(key));
   const sums = form.facets.map((facet) =>
@@ -28,15 +25,13 @@ export function terms(form, facet, factors, writeTime) {
   });
 }
 
-// Texts of one op: beside the pointer, and at length in the side panel.
-
-/** A few lines beside the pointer. */
+/** A few lines about an op, beside the pointer and for screen readers. */
 export function opTip(schedule, op, unit) {
   const time = (value) => writeTime(value, unit);
   const lines = [make("div", {}, make("b", {}, schedule.label(op)), ` ${phaseName(schedule, op)}`)];
   const addLine = (text) => lines.push(make("div", {}, text));
-  addLine(`${time(schedule.start(op))} to ${time(schedule.finish(op))}, ` +
-    `takes ${time(schedule.finish(op) - schedule.start(op))}`);
+  addLine(`${time(schedule.opStart[op])} to ${time(schedule.opFinish[op])}, ` +
+    `takes ${time(schedule.opFinish[op] - schedule.opStart[op])}`);
   for (const [name, text] of residualFacts(schedule, op, time)) addLine(`${name} ${text}`);
   const last = schedule.waits(op).find((wait) => wait.isLast);
   addLine(last ? `waited for ${waitName(schedule, last, op)}` : "waited for nothing");
@@ -47,15 +42,15 @@ export function opTip(schedule, op, unit) {
 /** Starts of an op in a recorded run and in its replay, and their difference. */
 function residualFacts({ residuals }, op, time) {
   if (!residuals?.isThere) return [];
-  const [ran, again] = residuals.runs.map((run) => time(run.start(op)));
+  const [ran, again] = residuals.runs.map((run) => time(run.opStart[op]));
   return [["start as it ran", ran], ["start replayed", again], ["residual", time(residuals.late[op])]];
 }
 
 /** Slack of an op; of a recorded op its stall, the time from the last arrival to its start. */
 function slackOrStall(schedule, op, time) {
-  return schedule.starts
-    ? ["stall", time(rounded(schedule.stall(op), schedule))]
-    : ["slack", slackText(schedule, op, time)];
+  if (schedule.starts) return ["stall", time(rounded(schedule.stall(op), schedule))];
+  const isCritical = schedule.isCritical[schedule.program.op[op]];
+  return ["slack", isCritical ? `${time(0)}, on the critical path` : time(rounded(schedule.slack(op), schedule))];
 }
 
 /** All facts of an op; `choose` is called with an op that is clicked. */
@@ -67,9 +62,9 @@ export function opDetails(schedule, op, unit, choose) {
     ...(ops.stage[op] >= 0 ? [["stage", ops.stage[op]]] : []),
     ...(ops.microbatch[op] >= 0 ? [["microbatch", schedule.number(ops.microbatch[op])]] : []),
     ...(schedule.pipes > 1 ? [["pipe", ops.pipe[op]]] : []),
-    ["start", time(schedule.start(op))],
-    ["end", time(schedule.finish(op))],
-    ["takes", time(schedule.finish(op) - schedule.start(op))],
+    ["start", time(schedule.opStart[op])],
+    ["end", time(schedule.opFinish[op])],
+    ["takes", time(schedule.opFinish[op] - schedule.opStart[op])],
     ...residualFacts(schedule, op, time),
     slackOrStall(schedule, op, time),
   ];
@@ -87,13 +82,6 @@ export function opDetails(schedule, op, unit, choose) {
     make("p", { class: "quiet" }, waits.length ? "waits for, the last arrival first" : "waits for nothing"),
     make("ul", { class: "waits" }, ...waits),
   ];
-}
-
-/** Text for screen readers when an op is chosen. */
-export function spoken(schedule, op, unit) {
-  const time = (value) => writeTime(value, unit);
-  return `${schedule.label(op)}, ${phaseName(schedule, op)}, ${time(schedule.start(op))} to ` +
-    `${time(schedule.finish(op))}, ${slackOrStall(schedule, op, time).join(" ")}`;
 }
 
 function phaseName(schedule, op) {
@@ -117,18 +105,10 @@ function waitName(schedule, { op, message }, waiting) {
   return `${schedule.label(op)}${isOwn ? ", same worker" : ""}`;
 }
 
-function slackText(schedule, op, time) {
-  const isCritical = schedule.isCritical[schedule.program.op[op]];
-  if (isCritical) return `${time(0)}, on the critical path`;
-  return time(rounded(schedule.slack(op), schedule));
-}
-
 /** A time, or 0 if it is below 0 or a rounding error. */
 function rounded(seconds, { makespan }) {
   return seconds > 1e-12 * makespan ? seconds : 0;
 }
-
-// The side panel: schedules, results, link models, the closed form, the legend.
 
 /** Show the choice of schedules and sizes; `choose` is called with another choice. */
 export function showChosen(library, chosen, choose) {
@@ -169,7 +149,7 @@ export function showResults(schedules, state, unit, choose) {
   const chosen = schedules[state.focus];
   byId("results").replaceChildren(...(alone
     ? resultList(chosen, state, unit)
-    : [resultTable(schedules, state, unit, choose), ...stepParts(chosen, state, unit)]));
+    : [resultTable(schedules, state, unit, choose), ...scheduleFacts(chosen, state, unit)]));
 }
 
 function resultList(schedule, state, unit) {
@@ -180,20 +160,17 @@ function resultList(schedule, state, unit) {
     make("p", { class: "big", id: "makespan", "data-value": schedule.makespan },
       writeTime(schedule.makespan, unit)),
     make("p", { class: "quiet" }, change ? `makespan,${change} to what is given` : "makespan"),
-    make("dl", { class: "facts" },
+    ...scheduleFacts(schedule, state, unit, [
       ...fact("idle (bubble ratio)", writePercent(schedule.bubbleRatio)),
-      ...fact("most in flight", `${peak} on worker ${schedule.peakInFlight.indexOf(peak)}`),
-      ...stepFacts(schedule),
-      ...workerFacts(schedule, state.worker, unit)),
-    ...shareBar(schedule),
+      ...fact("most in flight", `${peak} on worker ${schedule.peakInFlight.indexOf(peak)}`)]),
   ];
 }
 
-/** Facts of the schedule in focus among several: its step, worker and critical path. */
-function stepParts(schedule, state, unit) {
+/** Facts of the schedule in focus: `facts` of its run, its step, worker and critical path. */
+function scheduleFacts(schedule, state, unit, facts = []) {
   if (schedule.error) return [];
-  const facts = [...stepFacts(schedule), ...workerFacts(schedule, state.worker, unit)];
-  return [make("dl", { class: "facts" }, ...facts), ...shareBar(schedule)];
+  const others = [...stepFacts(schedule), ...workerFacts(schedule, state.worker, unit)];
+  return [make("dl", { class: "facts" }, ...facts, ...others), ...shareBar(schedule)];
 }
 
 const fact = (name, value) => [make("dt", {}, name), make("dd", {}, value)];
@@ -206,7 +183,7 @@ function stepFacts(schedule) {
       ...fact("MFU", writePercent(step.mfu_seconds / makespan))]
     : [];
   if (!memory.static) return facts;
-  const steps = memorySteps(schedule, "memory");
+  const steps = schedule.memorySteps("memory");
   const needs = steps.map(({ peak }, worker) => peak + memory.static[worker]);
   const fullest = needs.indexOf(Math.max(...needs));
   const text = writeHeld(needs[fullest], memory.unit);

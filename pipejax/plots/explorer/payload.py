@@ -76,7 +76,7 @@ NOTHING = Carried()
 def payload(
     explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
 ) -> dict[str, Any]:
-    """Collect the data of a page as JSON; all runs must have equal links."""
+    """Collect the title, colours and data of a page as JSON; all runs must have equal links."""
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -105,7 +105,14 @@ def payload(
             # ops of a replay have distinct times, so a form would say nothing
             if isinstance(program, Program) and entry.recorded is None:
                 forms[k][model] = search.form(program, entry.run, factors, bases[k])
+    count = len(runs) + sum(entry.recorded is not None for entry in explored)
+    subtitle = f"{runs[0].workers} workers, {runs[0].microbatches} microbatches"
+    if len({(run.workers, run.microbatches) for run in runs}) > 1:
+        subtitle = "under one time axis"
     return {
+        "title": explored[0].name or runs[0].schedule if count == 1 else f"{count} schedules",
+        "subtitle": subtitle,
+        "seconds": palette.SECONDS,
         "unit": unit,
         "links": list(LINKS),
         "linkModels": {name: vars(model) for name, model in LINK_MODELS.items()},
@@ -157,12 +164,6 @@ def _schedule(
         recorded_starts = {"name": "as it ran", "starts": pack({"start": starts})}
     keys = ["", *(factor.key for factor in factors)]
     kind_numbers = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
-    page_programs: dict[str, Packed] = {}
-    for model, program in programs.items():
-        if isinstance(program, ScheduleError):
-            page_programs[model] = {"error": program.reason}
-        else:
-            page_programs[model] = _program(program, cells, extra_ops)
     return {
         "name": explored.name or run.schedule,
         "workers": run.workers,
@@ -183,21 +184,25 @@ def _schedule(
         "memory": {
             **_memory(run, explored.memory or activation_memory(run), op_of_cell),
             "unit": explored.unit,
-            "limits": _list(explored.limits),
-            "static": _list(explored.static),
+            "limits": None if explored.limits is None else explored.limits.tolist(),
+            "static": None if explored.static is None else explored.static.tolist(),
         },
         "step": None if explored.step is None else explored.step._asdict(),
         "recorded": recorded_starts,
-        "programs": page_programs,
+        "programs": {
+            model: {"error": program.reason}
+            if isinstance(program, ScheduleError)
+            else _program(program, cells, extra_ops)
+            for model, program in programs.items()
+        },
     }
 
 
-def _list(values: Float[NumpyArray, " workers"] | None) -> list[float] | None:
-    return None if values is None else values.tolist()
-
-
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return the indices of fused pairs' costs, and the overlap factor of each pair."""
+    """Return for each fused pair the indices of its two ops' costs, and its overlap factor.
+
+    A pair takes as long as the longer op plus the factor times the shorter op.
+    """
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
     by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
@@ -257,7 +262,7 @@ def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed
 def _program(
     program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "extra_ops fields"]
 ) -> Packed:
-    """Pack each node's edges as distances back to the predecessor and positions of lags."""
+    """Pack a program: each node's edges as steps back to the predecessor, with index of the lag."""
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     is_edge = (preds > 0) | (lags != ZERO)  # not from the source, which ends at 0
     node, column = np.nonzero(is_edge)
@@ -284,9 +289,9 @@ def _program(
 def _memory(
     run: Evaluation, memory: ActivationMemory, op_of_cell: Int[NumpyArray, " cells"]
 ) -> Packed:
-    """Pack memory changes as moment, worker, index of the size, and count."""
-    # A time is 2 x op for its start, 2 x op + 1 for its end. A place is part x stages + stage, with
-    # a stage for each microbatch if sizes differ by microbatch.
+    """Pack changes of activation memory: moment, worker, index of the size, and number of sizes."""
+    # A moment is 2 x op for its start, 2 x op + 1 for its end. An index of a size is
+    # part x stages + stage, with a stage for each microbatch if sizes differ by microbatch.
     ops, table = HeldOps.from_content(run.table), run.table
     number = op_of_cell[ops.worker * table.num_slots + ops.start]
     moments = ops._replace(start=2 * number, end=2 * number + 1)
@@ -326,7 +331,11 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
             flat = flat.astype(np.int64)
             step = np.diff(flat[flat != 0], prepend=0)
             flat[flat != 0] = step + (step >= 0)  # 0 marks no value: 5, 5, 0, 6 -> 6, 1, 0, 2
-        packed[name] = flat.astype(_narrowest_type(flat))
+        narrowest = REAL
+        if flat.dtype.kind != "f":
+            largest = max(int(flat.max(initial=0)), -int(flat.min(initial=0)))
+            narrowest = next(kind for kind in WHOLE if largest <= np.iinfo(kind).max)
+        packed[name] = flat.astype(narrowest)
     # widest numbers first, so each array begins at a multiple of its own width
     order = sorted(packed, key=lambda name: -packed[name].itemsize)
     content = b"".join(
@@ -338,13 +347,6 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
         ],
         "data": base64.b64encode(zlib.compress(content, LEVEL)).decode(),
     }
-
-
-def _narrowest_type(values: NumpyArray) -> str:
-    if values.dtype.kind == "f":
-        return REAL
-    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
-    return next(kind for kind in WHOLE if largest <= np.iinfo(kind).max)
 
 
 # Write the page: one file with its style sheet, its scripts and its data
@@ -370,7 +372,7 @@ def page(
     carried: Carried = NOTHING,
 ) -> str:
     """Return the HTML of a page that shows runs and recomputes them at other times."""
-    scene = _scene(explored, unit, carried) | {"show": dict(show or {}), "view": view}
+    scene = payload(explored, unit=unit, carried=carried) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
     return rendered(
         HERE / "page.html",
@@ -394,21 +396,6 @@ def rendered(template: Path, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)
-
-
-def _scene(explored: Sequence[Explored], unit: str, carried: Carried) -> dict[str, Any]:
-    """Return the payload of a page together with its title, subtitle and colours."""
-    runs = [entry.run for entry in explored]
-    name = explored[0].name or runs[0].schedule
-    count = len(runs) + sum(entry.recorded is not None for entry in explored)
-    subtitle = f"{runs[0].workers} workers, {runs[0].microbatches} microbatches"
-    if len({(run.workers, run.microbatches) for run in runs}) > 1:
-        subtitle = "under one time axis"
-    return payload(explored, unit=unit, carried=carried) | {
-        "title": name if count == 1 else f"{count} schedules",
-        "subtitle": subtitle,
-        "seconds": palette.SECONDS,
-    }
 
 
 def _script(name: str) -> str:

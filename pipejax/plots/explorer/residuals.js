@@ -11,13 +11,6 @@ export function withRecorded(schedules) {
 }
 
 export class Residuals {
-  /** Find the recorded runs among schedules; each stands before its replay. */
-  static join(schedules, scene) {
-    schedules.forEach((schedule, k) => {
-      if (schedule.starts) new Residuals(schedule, schedules[k + 1], scene);
-    });
-  }
-
   constructor(ran, again, { phases, seconds }) {
     const ops = ran.ops.phase.length;
     Object.assign(this, {
@@ -47,7 +40,7 @@ export class Residuals {
     const rounding = ROUNDING * ran.makespan;
     [this.low, this.high] = [0, 0];
     for (let op = 0; op < this.late.length; op++) {
-      const late = ran.start(op) - again.start(op); // NaN if the op does not run
+      const late = ran.opStart[op] - again.opStart[op]; // NaN if the op does not run
       this.late[op] = Math.abs(late) < rounding ? 0 : late;
       if (this.late[op] < this.low) this.low = this.late[op];
       if (this.late[op] > this.high) this.high = this.late[op];

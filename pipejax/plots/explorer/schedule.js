@@ -108,9 +108,8 @@ export function criticalPath(program) {
   return path;
 }
 
-// A schedule of the page: its ops and messages, and its run at the factors of the sliders.
-
 const HIDDEN = new Set(["WAIT_O", "WAIT_SEND_F", "WAIT_SEND_B"]); // phases that take no time
+const UNCOUNTED = new Set(["O", "L"]); // offloads and loads change no activations in flight
 const COMPUTE = "compute"; // the lane of a worker's row, all others lie beside it
 
 export class Schedule {
@@ -145,40 +144,31 @@ export class Schedule {
     this.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
       (this.ops.worker[op] >= 0 && this.opLane(op) === 0 ? 1 : 0));
     this.messagesTo = byConsumer(this.messages.consumer, ops);
-    this.isRead = this.findRead();
-  }
-
-  /** Mark the positions of the cost vector that pairs and messages read; `prepare` adds those of ops. */
-  findRead() {
+    // positions of the cost vector that pairs and messages read; `prepare` adds those of ops
     const { base, pair, firstLink } = this.costs;
-    const read = new Uint8Array(base.length);
-    for (const position of pair) read[position] = 1;
-    if (this.messages.producer.length) read.fill(1, firstLink);
-    return read;
+    this.isRead = new Uint8Array(base.length);
+    for (const position of pair) this.isRead[position] = 1;
+    if (this.messages.producer.length) this.isRead.fill(1, firstLink);
   }
 
-  /** Peak of activations in flight on each worker, by the order of its row. */
-  peaksInRows() {
-    const { moment, change, worker } = this.held;
-    const weights = this.weights();
-    const peaks = new Array(this.workers).fill(0);
-    let level = 0;
-    for (let k = 0; k < moment.length; k++) {
-      level += change[k] * weights[k];
-      // the end of an op, 2 op + 1, and the start of the next, 2 op + 2, are one moment
-      const isLast = k + 1 === moment.length || worker[k + 1] !== worker[k] ||
-        (moment[k + 1] + 1) >> 1 !== (moment[k] + 1) >> 1;
-      if (isLast && level > peaks[worker[k]]) peaks[worker[k]] = level;
-      if (k + 1 < moment.length && worker[k + 1] !== worker[k]) level = 0;
-    }
-    return peaks;
-  }
-
-  /** Share of an activation that each change of memory counts as. */
-  weights() {
-    const { place, share, size } = this.held;
+  /**
+   * Memory of every worker at the times of the run: {time, held, peak, peakAt} each.
+   * `unit` is "flight" for activations in flight, or "memory".
+   */
+  memorySteps(unit) {
+    if (this.curves[unit]) return this.curves[unit];
+    const { moment, place, change, worker, share, size } = this.held;
     const numStages = size.length / share.length; // a place is part * stages + stage
-    return Float64Array.from(place, (partAndStage) => share[Math.floor(partAndStage / numStages)]);
+    const changes = Array.from({ length: this.workers }, () => []); // of each worker: [time, amount]
+    for (let k = 0; k < moment.length; k++) {
+      const op = moment[k] >> 1; // moment 2 op is its start, 2 op + 1 its end
+      if (unit === "flight" && UNCOUNTED.has(this.letter(op))) continue;
+      const time = moment[k] & 1 ? this.opFinish[op] : this.opStart[op];
+      const weight = unit === "flight" ? share[Math.floor(place[k] / numStages)] : size[place[k]];
+      changes[worker[k]].push([time, change[k] * weight]);
+    }
+    this.curves[unit] = changes.map((pairs) => levels(pairs.sort((first, second) => first[0] - second[0])));
+    return this.curves[unit];
   }
 
   /** Ops of each worker in row order: those on its compute, and those on each lane beside it. */
@@ -201,9 +191,7 @@ export class Schedule {
   /** Workers that hold a stage, and take part in its all-reduce. */
   participants(stage) {
     const workers = new Set();
-    for (let pipe = 0; pipe < this.pipes; pipe++) {
-      workers.add(this.placement[pipe * this.stages + stage]);
-    }
+    for (let at = stage; at < this.placement.length; at += this.stages) workers.add(this.placement[at]);
     return [...workers];
   }
 
@@ -255,7 +243,8 @@ export class Schedule {
     this.makespan = runProgram(this.program, this.vector);
     this.hasTails = false;
     this.sumUp();
-    this.curves = this.cachedTimes = null; // those of the earlier run
+    Object.assign(this, { curves: {}, cachedTimes: null }); // forget those of the earlier run
+    this.peakInFlight ??= this.memorySteps("flight").map(({ peak }) => peak);
   }
 
   /** Lay a program out, with the op or the message of each node. */
@@ -311,14 +300,6 @@ export class Schedule {
     return this.costs.kind.some((costKind, k) => costKind === kind && this.isRead[k]);
   }
 
-  start(op) {
-    return this.opStart[op];
-  }
-
-  finish(op) {
-    return this.opFinish[op];
-  }
-
   runs(op) {
     return this.program.op[op] > 0;
   }
@@ -333,7 +314,7 @@ export class Schedule {
 
   /** Time from the last arrival at an op to its start. */
   stall(op) {
-    return Math.max(this.start(op) - (this.waits(op)[0]?.at ?? 0), 0);
+    return Math.max(this.opStart[op] - (this.waits(op)[0]?.at ?? 0), 0);
   }
 
   /** Times at which each message leaves and arrives. */
@@ -350,14 +331,6 @@ export class Schedule {
     }
     this.cachedTimes = { leave, arrive };
     return this.cachedTimes;
-  }
-
-  leaves(k) {
-    return this.messageTimes.leave[k];
-  }
-
-  arrives(k) {
-    return this.messageTimes.arrive[k];
   }
 
   /** Whether a message lies on the critical path. */
@@ -426,7 +399,7 @@ export class Schedule {
       const from = program.pred[edge];
       const carried = program.nodeMessages[from];
       if (from !== opNode && (carried < 0 || this.messages.producer[carried] !== op)) continue;
-      if (earliest < 0 || program.start[node] < this.start(earliest)) earliest = program.nodeOps[node];
+      if (earliest < 0 || program.start[node] < this.opStart[earliest]) earliest = program.nodeOps[node];
     }
     return earliest;
   }
@@ -457,4 +430,21 @@ function byConsumer(consumer, ops) {
   const order = new Int32Array(consumer.length);
   consumer.forEach((op, k) => { order[next[op]++] = k; });
   return { first, order };
+}
+
+/** Sum up changes [time, amount]; of changes at one time only the last level counts. */
+function levels(changes) {
+  const time = [];
+  const held = [];
+  let level = 0;
+  let peak = 0;
+  let peakAt = 0;
+  changes.forEach(([moment, amount], k) => {
+    level += amount;
+    if (changes[k + 1]?.[0] === moment) return;
+    time.push(moment);
+    held.push(level);
+    if (level > peak * (1 + 1e-12)) [peak, peakAt] = [level, moment];
+  });
+  return { time: Float64Array.from(time), held: Float64Array.from(held), peak, peakAt };
 }

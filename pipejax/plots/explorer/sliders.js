@@ -22,7 +22,8 @@ export function makeSliders(scene, schedulesNow, change) {
         const isWrong = !(Number.isFinite(factor) && factor >= 0);
         target.setAttribute("aria-invalid", isWrong);
         wrong.hidden = !isWrong;
-        wrong.textContent = isWrong ? refusal(target.value, times) : "";
+        const hint = hasOneTime(times) ? " or a time, as 3 ms" : "; a time fits only what is one for all";
+        wrong.textContent = `${JSON.stringify(target.value)} is not a factor of at least 0, as 1.5${hint}`;
         if (!isWrong) change(key, factor);
       },
     });
@@ -33,6 +34,7 @@ export function makeSliders(scene, schedulesNow, change) {
   byId("sliders").replaceChildren(...rows);
 }
 
+const hasOneTime = (times) => times.length === 1 && times[0] > 0;
 const UNITS = { s: 1, ms: 1e-3, us: 1e-6, ns: 1e-9 };
 
 /** Read a factor, as 1.5 or ×1.5, or a time, as 3 ms, that becomes a factor of the given time. */
@@ -40,14 +42,7 @@ function readFactor(text, times) {
   const [, number, unit] = /^\s*[×x*]?\s*([\d.,e+-]+)\s*(\w*)\s*$/.exec(text) ?? [];
   const value = Number((number ?? "none").replace(",", "."));
   if (!unit) return value;
-  return times.length === 1 && times[0] > 0 ? (value * (UNITS[unit] ?? NaN)) / times[0] : NaN;
-}
-
-/** The error about a text that is no factor. */
-function refusal(text, times) {
-  const hasOneTime = times.length === 1 && times[0] > 0;
-  const hint = hasOneTime ? " or a time, as 3 ms" : "; a time fits only what is one for all";
-  return `${JSON.stringify(text)} is not a factor of at least 0, as 1.5${hint}`;
+  return hasOneTime(times) ? (value * (UNITS[unit] ?? NaN)) / times[0] : NaN;
 }
 
 /** Set the sliders to the factors, and write the times that result. */

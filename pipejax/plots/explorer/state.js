@@ -1,22 +1,16 @@
 // State of the page: the visible part of the time axis, and all choices, which the address keeps.
 
-// The visible part of the time axis, the same for all schedules: zoom and pan.
-
 const MIN_SPAN = 1e-5; // of the longest makespan: the shortest visible part
 
+/** The visible part of the time axis, the same for all schedules: zoom and pan. */
 export class View {
   constructor() {
     this.whole = 1; // the longest makespan
     this.range = null; // [from, to], or null for all of it
   }
 
-  get from() {
-    return this.range ? this.range[0] : 0;
-  }
-
-  get to() {
-    return this.range ? this.range[1] : this.whole * 1.01;
-  }
+  get from() { return this.range ? this.range[0] : 0; }
+  get to() { return this.range ? this.range[1] : this.whole * 1.01; }
 
   /** The axis over `width` pixels from `left` on: functions from times to pixels and back. */
   over(left, width) {
@@ -57,12 +51,11 @@ export class View {
   }
 }
 
-// The choices on the page, and the part of the address after # that keeps them.
-
 const WAIT = 250; // milliseconds: browsers allow few changes of an address
 const ALL = "all"; // of the time axis
 const FLAGS = ["messages", "transfers", "memory", "critical", "residuals"];
 
+/** The choices on the page; the part of the address after # keeps them. */
 export class State {
   constructor(scene) {
     this.scene = scene;

@@ -1,6 +1,4 @@
-// Texts of numbers, and elements of the page.
-
-// Numbers as the command line writes them.
+// Texts of numbers, as the command line writes them, and elements of the page.
 
 const MAX_DECIMALS = 10;
 
@@ -67,11 +65,9 @@ export function writeNumber(microbatch, slices) {
   return slices > 1 ? `${Math.floor(microbatch / slices)}.${microbatch % slices}` : String(microbatch);
 }
 
-// Elements: text is always set as text, never as markup, for names come from files.
-
 export const byId = (id) => document.getElementById(id);
 
-/** Make an element with attributes, listeners (on...) and children; texts become text. */
+/** Make an element with attributes, listeners (on...) and children; texts never become markup. */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

@@ -1,5 +1,4 @@
-// Arrays of the page: whole numbers in as few bytes as they need, deflated, in base64.
-// The twin of `pack` in packing.py.
+// Arrays of the page, packed by `pack` of payload.py: deflated, in base64.
 
 const KINDS = { int8: Int8Array, int16: Int16Array, int32: Int32Array, float64: Float64Array };
 
