@@ -118,7 +118,7 @@ class Scenario:
         return find(self.schedule.path, repair=self.schedule.repair)
 
     def plan_options(self) -> Mapping[str, Any]:
-        """Return the schedule's options, with the times to plan for if its order is planned."""
+        """Return the schedule's options; builders that order ops by op times get these times."""
         if not isinstance(self.schedule, str) or not self.has_times:
             return self.options
         builder, options, workload = find(self.schedule), dict(self.options), self.source.workload

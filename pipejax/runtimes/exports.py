@@ -33,8 +33,6 @@ from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import ScheduleTable, check_usual, without
 from pipejax.schedules.table.table_files import LossWarning, RepairNotice, text_for, to_csv
 
-# Tables written for programs: those that read PyTorch's cells or JSON, and those of `formats`
-
 
 def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = None) -> None:
     """Write a table to a file: by default as JSON or CSV, as the name ends in .json or .csv.
@@ -67,9 +65,6 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
         formats = {name: form for name, form in FORMATS.items() if not form.is_run}
         text = formats[resolve_choice(format, formats, "format")].writer(table)
     write_file(path, text)
-
-
-# Cells that a runtime has no word for: left out when a table is written for it, with a warning.
 
 
 def with_known_cells(

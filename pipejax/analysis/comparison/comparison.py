@@ -419,7 +419,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
 
 
 def _path_reasons(run: Evaluation) -> list[str]:
-    """List shares of the critical path of costs that the idealised table does not have."""
+    """List the shares of the critical path that messages, offloads and so on take, as texts."""
     reasons: list[str] = []
     for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
@@ -439,7 +439,7 @@ def _range_text(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return worker times over the median worker's (workers), if ops differ only by worker."""
+    """Return each worker's op times over the median worker's; None if ops differ otherwise."""
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:

@@ -47,19 +47,20 @@ class Envelope(NamedTuple):
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
-    """Find at most `max_facets` facets of a makespan over a domain, with their proof."""
-    # The makespan is the largest of sums such as 6F + 4B (facets), one for each path. Where the
-    # facets so far are below the makespan, the longest path gives a further facet.
+    """Find a makespan as the maximum of sums such as 6F + 4B (facets), with the proof.
+
+    `domain` is the cone of the parameters' values. If more than `max_facets` facets are needed,
+    the result has a gap above 0: the largest relative error of the maximum.
+    """
+    # Each path has a sum. Where all facets so far are below the makespan, the longest path gives a
+    # further facet.
     search = _Search(solve, domain, num_parameters)
-    while True:
-        missing = search.rays_below_makespan()  # (gap, counts of a path), the largest gap first
-        is_full = len(search.facets) >= max_facets
-        if not missing:
-            return search.envelope(gap=Fraction(0))
-        if is_full and not search.drop_redundant():
-            largest_gap, _ = missing[0]
+    while violations := search.rays_below_makespan():  # (gap, counts of a path), largest gap first
+        if len(search.facets) >= max_facets and not search.drop_redundant():
+            largest_gap, _ = violations[0]
             return search.envelope(largest_gap)
-        search.add([counts for _, counts in missing], max_facets)
+        search.add([counts for _, counts in violations], max_facets)
+    return search.envelope(gap=Fraction(0))
 
 
 class _Search:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pipejax.analysis.formula.formula import formula
 from pipejax.analysis.formula.parameters import Weights, polynomial_text
-from pipejax.base.checks import check_types, whole_number
+from pipejax.base.checks import whole_number
 from pipejax.base.display import with_short_repr
 from pipejax.engine.lowering.program import Program
 
@@ -156,11 +156,10 @@ def formula_family(
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
-    forms = {}
-    for n in (*numbers, *later):
-        lowered = program(n)
-        check_types(program=(lowered, Program))
-        forms[n] = formula(lowered, parameters(n) if callable(parameters) else parameters)
+    forms = {
+        n: formula(program(n), parameters(n) if callable(parameters) else parameters)
+        for n in (*numbers, *later)
+    }
     facets_at = {
         n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
     }

@@ -226,15 +226,15 @@ class Formula:
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
-        """Name what the critical path mostly consists of, in the middle of each facet's region.
+        """Name what most of the critical path is, in the middle of each facet's region.
 
-        "messages", "worker 3", or else "compute", which is then spread over workers. A box cuts
-        regions down, so the same sum may be bound by something else in it.
+        The names are "messages", "worker 3", or else "compute", which is then spread over workers.
+        In a smaller box the same sum may have another middle, and so another name.
         """
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
-        """Name what the critical path mostly consists of at some parameters, as `bound_by` does."""
+        """Return "messages", "worker 3" or "compute": what over half of the critical path is."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)
@@ -262,11 +262,7 @@ class Formula:
                 ],
                 "exact": self.exact,
                 "gap": self.gap,
-                "box": {
-                    name: [bound if bound < np.inf else None for bound in self.box[name]]
-                    for name in self.parameters
-                    if name in self.box
-                },
+                "box": self._box_as_json(),
                 "where": self.where,
                 "evaluations": self.evaluations,
                 "text": self.text,
@@ -278,6 +274,11 @@ class Formula:
                 ],
             }
         )
+
+    def _box_as_json(self) -> dict[str, list[float | None]]:
+        """Return the range of each bounded parameter, with None for no upper bound."""
+        names = [name for name in self.parameters if name in self.box]
+        return {name: [x if x < np.inf else None for x in self.box[name]] for name in names}
 
     def certificate(self, table: ScheduleTable) -> dict[str, Any]:
         """Return the form with its proof, which `verify` checks without the engine.
@@ -317,15 +318,11 @@ class Formula:
             {"name": name, "unit": unit, "weights": weights_by_key(self.program, costs, unit)}
             for name, unit, costs in zip(self.parameters, units, self.costs.costs, strict=True)
         ]
-        box = {
-            name: [bound if bound < np.inf else None for bound in bounds]
-            for name, bounds in self.box.items()
-        }
         return new_certificate(
             "formula",
             table,
             links,
-            costs={"parameters": parameters, "box": box},
+            costs={"parameters": parameters, "box": self._box_as_json()},
             claim={
                 "facets": self.counts.tolist(),
                 "gap": [*Fraction(self.envelope.gap).as_integer_ratio()],

@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # of the makespan: times that differ by less are one
 
 @short_repr
 class TransferWait(NamedTuple):
-    """Wait of a transfer in a queue [s], and the transfer that it waits for."""
+    """Wait of a message (transfer) in the queues of its workers [s], and what it waits for."""
 
     send: Op  # its SEND
     sender: int  # worker of its SEND
@@ -33,11 +33,8 @@ class TransferWait(NamedTuple):
     start: float  # start of the transfer; equal to `ready` if they differ by rounding only
     worker: int | None = None  # worker in whose queue it waited, None if it did not
     cell: Op | None = None  # its cell in that queue, SEND or RECV
-    # the cell in front of it there; its transfer is the last one that it waited for
-    front: Op | None = None
-    # part of the wait in which the transfer in front had not started either: head-of-line
-    # blocking
-    blocked: float = 0.0
+    front: Op | None = None  # cell in front of it there, whose transfer it waited for last
+    blocked: float = 0.0  # head-of-line blocking: time in which that one had not started either
 
     @property
     def wait(self) -> float:
@@ -107,7 +104,10 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
 
 
 def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]) -> TransferWait:
-    """Return how long a message waits for all messages in front of it in its queues."""
+    """Return the wait of a message in its queues, and the last message that it waits for there.
+
+    The node that carries a message in the program has the messages in front of it as predecessors.
+    """
     program, messages = evaluation.program, evaluation.program.messages
     send, receive = messages.cells(message)
     sender, receiver = int(messages.sender[message]), int(messages.receiver[message])
@@ -115,19 +115,18 @@ def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, in
     wait = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[message]))
     rounding = ROUNDING * evaluation.makespan
     if wait.wait <= rounding:
-        return wait._replace(start=ready)
+        return wait._replace(start=ready)  # no wait
     preds = program.preds[messages.carrier[message]].tolist()
     in_front = [message_by_node[node] for node in preds if node in message_by_node]
     front = max(in_front, key=lambda k: evaluation.message_finish[k])
-    front_workers = int(messages.sender[front]), int(messages.receiver[front])
-    worker = sender if sender in front_workers else receiver
+    front_send, front_receive = messages.cells(front)
+    front_cells = {int(messages.sender[front]): front_send}
+    front_cells[int(messages.receiver[front])] = front_receive
+    worker = sender if sender in front_cells else receiver
+    cell = send if worker == sender else receive
     blocked = float(evaluation.message_start[front]) - ready
-    return wait._replace(
-        worker=worker,
-        cell=send if worker == sender else receive,
-        front=messages.cells(front)[front_workers.index(worker)],
-        blocked=blocked if blocked > rounding else 0.0,
-    )
+    blocked = blocked if blocked > rounding else 0.0
+    return wait._replace(worker=worker, cell=cell, front=front_cells[worker], blocked=blocked)
 
 
 def queue_makespans(

@@ -253,9 +253,6 @@ def longest_paths(
       16.875 4 F 6 B 3 c_F 4 c_B
       16.75 4 F 6 B 3 c_F 3 c_B
       16.75 4 F 6 B 2 c_F 4 c_B
-
-    References:
-      Jimenez and Marzal: Computing the K shortest paths (1999).
     """
     check_types(evaluation=(evaluation, Evaluation), distinct_counts=(distinct_counts, bool))
     count = whole_number(count, "count")

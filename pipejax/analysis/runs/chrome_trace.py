@@ -196,7 +196,7 @@ def _name_events(what: str, worker: int, tid: int, title: str, rank: int) -> lis
 
 
 def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
-    """Divide a track's slices over lanes: each takes the first lane that is free at its start."""
+    """Divide slices over lanes without overlap: each takes the first lane free at its start."""
     lanes: list[list[_Slice]] = [[]]
     busy: list[tuple[int, int]] = []  # heap of (end, lane)
     free = [0]  # heap of lanes
@@ -237,8 +237,10 @@ def _flows(
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Return counter events of activations in flight by worker: +1 at F, -1 after B or W."""
-    # Other items that kinds take and free have their own counters, by name.
+    """Return counter events of activations in flight by worker: +1 at F, -1 after B or W.
+
+    Other items that ops of the table's own kinds take and free have counters of their own.
+    """
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item_by_part = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, change by item

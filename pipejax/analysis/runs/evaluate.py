@@ -253,8 +253,6 @@ def _path_share(
     return {group: time / total for group, time in seconds.items()}
 
 
-# Activations and gathered weights that each worker holds during a run, and their peaks
-
 _ROUNDING = 1e-9  # relative, of sums of sizes
 Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
 PerStage = Float[NumpyArray, "stages *microbatches"]
@@ -274,13 +272,6 @@ class ActivationMemory(NamedTuple):
       weight_share: (stages) share of it that the weight gradient needs after I, or by microbatch.
       checkpoints: (stages) size of the checkpoint between F and R, or by microbatch.
       at_work: (B, I and W, stages) memory that they recompute while they run, or by microbatch.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0I0", "0I1", "0W0", "0W1"]])
-      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0))
-      >>> [steps.tolist() for steps in activation_memory(run, weight_share=0.25).curve(0)]
-      [[0.0, 1.0, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 1.25, 0.5, 0.25, 0.0]]
     """
 
     worker: Int[NumpyArray, " steps"]

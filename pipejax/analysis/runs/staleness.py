@@ -54,14 +54,6 @@ class Staleness:
       applied: (stages, steady) number of the block update that applies each gradient.
       read: (stages, steady) number of the model that each forward reads from.
 
-    Example:
-      >>> from pipejax import schedules
-      >>> stale = staleness(schedules.build("pipedream", num_workers=4, num_microbatches=160))
-      >>> stale.weight_versions.tolist(), stale.own_lag.tolist()
-      ([4, 3, 2, 1], [3, 2, 1, 0])
-      >>> stale.max_delay, stale.mean_delay
-      (14, 8.5)
-
     Source:
       arXiv 2606.03498, the delays of its asynchronous 1F1B; where a forward reads weights that have
       been replaced, as with PipeDream-2BW, the read index of its mixed model.

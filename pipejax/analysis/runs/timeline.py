@@ -79,7 +79,7 @@ class Arrow(NamedTuple):
 
 
 def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " nodes"]:
-    """Return those nodes of all-reduces and updates without a cell that take time."""
+    """Return the nodes of all-reduces and updates that are in no cell and take time."""
     nodes = evaluation.program.beside_cells
     return nodes[evaluation.node_finish[nodes] > evaluation.node_start[nodes]]
 
@@ -202,7 +202,10 @@ def segment_window(run: Evaluation, segment: str) -> Window:
 def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Return the window from start to stop, or that of a named segment in all runs, or None."""
+    """Return the window from start to stop [s], or that of a segment (`part`) over all runs.
+
+    The result is None without any of them.
+    """
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")
@@ -221,9 +224,6 @@ def time_window(
     if not window.stop > window.start:
         raise wrong("stop", f"must be after start {window.start:.5g}, got {window.stop:.5g}")
     return Window(window.start, min(window.stop, end))
-
-
-Times = Float[NumpyArray, " ops"]
 
 
 @short_repr

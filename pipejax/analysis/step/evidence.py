@@ -142,7 +142,10 @@ def workload_regime(workload: Workload, per_node: float) -> Regime:
 def group_errors(
     rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
 ) -> dict[Regime, tuple[float, ...]]:
-    """Return prediction errors [%] by regime: the mean over runs of each configuration."""
+    """Return prediction errors [%] by regime: for each configuration the mean over its runs.
+
+    `error` is predicted / measured - 1 of each row, not in percent.
+    """
     texts = [rows.column(name).astype(str) for name in CONFIGURATION]
     runs = list(zip(*(column.tolist() for column in texts), strict=True))
     errors: dict[Regime, dict[tuple[str, ...], list[float]]] = {}
@@ -156,7 +159,7 @@ def group_errors(
 
 
 def as_numbers(errors: dict[Regime, tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
-    """Convert errors to rows of a system's file: three numbers for a regime, then errors [%]."""
+    """Convert errors to rows of a system's file: a regime's three numbers, then its errors [%]."""
     return tuple((*map(int, regime), *values) for regime, values in errors.items())
 
 
@@ -194,7 +197,7 @@ def _generation(system: str) -> str:
 
 
 def _with_equal_experts(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
-    """Return runs of models with experts, or without experts, as the regime has them."""
+    """Return the runs of models with experts if the regime has experts, else those without."""
     return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
 
 
@@ -248,7 +251,7 @@ def find_evidence(
     result is None if there are none. An empty stack is the default, even of other launchers.
     """
     record, software = system.calibration, stack or DEFAULT_STACK
-    # the runs to choose from, and their range of measured / predicted time
+    # `runs` are the candidates, `factors` is their range of measured / predicted step time
     if record is None:
         factors = error_range(regime, system.name, measured_runs())
         runs = [x for x in measured_runs() if _generation(x.system) == _generation(system.name)]

@@ -177,9 +177,10 @@ def slowest_place(evaluation: Evaluation) -> Fault | None:
 
 
 def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield a cause of imbalance: a single slow stage or worker, or an uneven split of layers."""
+    """Yield at most one cause: a single slow stage or worker, or an uneven split of layers."""
     times, table = ComputeTimes.from_run(trial.run), trial.table
     single = slowest_place(trial.run)
+    # time saved [s] by scaling all stages, or all workers, to their mean time
     even = [(trial.saves(rules), rules) for rules in (times.even, times.even_workers) if rules]
     saved_by_even, even_rules = max(even, default=(0.0, ""))
     if single is None and saved_by_even <= 0:
@@ -212,7 +213,7 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
 
 
 def _is_shared(fault: Fault, ratios: Float[NumpyArray, " stages"], table: ScheduleTable) -> bool:
-    """Return whether stages on other workers than the fault's differ at least half as much."""
+    """Return whether stages on other workers differ from the median at least half as much."""
     # `ratios` are times of stages over the median. The first and last stage are a little longer in
     # most models: differences below `UNEVEN_DIFFERENCE` share no blame.
     differences = np.abs(ratios - 1)
@@ -311,7 +312,7 @@ def _rules(trial: FaultRemoved) -> Iterator[Fault]:
 def message_times(
     table: ScheduleTable, costs: Costs
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
-    """Return mean message times [s] by pair of workers, then by stage boundary."""
+    """Return mean message times [s] as {pair of workers: {stage boundary between them: time}}."""
     edges = table.grammar.edges(table.num_stages)
     times = np.zeros((2, table.num_pipes, len(edges)))  # by direction, pipe and boundary
     for name in MESSAGE_FIELDS:
@@ -365,7 +366,7 @@ DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch
 
 
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
-    """Yield causes for the parts of the step in which ops wait, and for few microbatches."""
+    """Yield a cause for each part of the step [s] in which ops wait, and for few microbatches."""
     run = trial.run
     lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
     for name, why in {**WHY, **lanes}.items():

@@ -5,7 +5,7 @@ first stage, a last one, and between them a few kinds that differ in their layer
 of their copies.
 """
 
-import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -159,7 +159,8 @@ def resource_shares(
     work_counts = priced.places.gather(counts if slowed is None else slowed.counts(counts))
     parts = [slice(start, start + PART) for start in range(0, size, PART)]
     slopes = np.concatenate([_slopes(priced, work_counts, rows) for rows in parts])
-    values = [power * _get(systems, FIELDS[name]) for name, power in POWER.items()]
+    numbers = (operator.attrgetter(".".join(FIELDS[name]))(systems) for name in POWER)
+    values = [power * number for number, power in zip(numbers, POWER.values(), strict=True)]
     return times, slopes * np.stack(values, axis=-1) / np.asarray(times)[:, None]
 
 
@@ -178,10 +179,6 @@ def _slopes(
             for name, slope in cost.slopes.items():
                 slopes[name] += np.einsum(f"n{axes},n{axes}->n", count, slope[:, 0])
     return np.stack([*slopes.values()], axis=-1)
-
-
-def _get(tree: Any, path: tuple[str, ...]) -> Any:
-    return functools.reduce(getattr, path, tree)
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
@@ -207,10 +204,10 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     examples, stage = _distinct(columns)
     distinct = [np.asarray(leaf)[examples] if np.ndim(leaf) else leaf for leaf in leaves]
     unplaced, *values = jax.tree.unflatten(structure, distinct)
-    message_bytes = np.broadcast_to(work.message_bytes, stages.senders.shape)
-    links = stages.senders.ravel(), stages.receivers.ravel(), message_bytes.ravel()
+    all_bytes = np.broadcast_to(work.message_bytes, stages.senders.shape)
+    links = np.stack([leaf.ravel() for leaf in (stages.senders, stages.receivers, all_bytes)])
     examples, boundary = _distinct(links)
-    senders, receivers, message_bytes = (np.asarray(link)[None, examples] for link in links)
+    senders, receivers, message_bytes = links[:, None, examples]
     distinct_work = work._replace(
         stages=unplaced._replace(senders=senders, receivers=receivers),
         message_bytes=message_bytes,

@@ -135,15 +135,15 @@ def without_rules(table: ScheduleTable) -> ScheduleTable | None:
 
 
 def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
-    """Yield each part's name and the time [s] that it adds to the makespan, in fixed order."""
+    """Yield each part's name, and the time [s] by which it makes the run longer."""
     table, delay = evaluation.table, Links("delay")
     no_waits = {field: 0.0 for fields in _waits(table).values() for field in fields}
     compute_costs = with_leaves(evaluation.costs, no_waits)
     program, vector = lower_and_price(table, compute_costs, delay)
     compute = float(busy_times(program, vector).mean())
     even_costs = with_equal_stages(compute_costs, table, microbatches=True)
-    ruleless = without_rules(table)
-    program, run = _run(ruleless or table, even_costs, delay)
+    table_without_rules = without_rules(table)
+    program, run = _run(table_without_rules or table, even_costs, delay)
     makespan = float(run.finish.max())
     start, gaps = _start_and_gaps(table, program, run)
     yield "compute", compute
@@ -151,7 +151,7 @@ def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
     yield "gaps", gaps
     yield "end", makespan - compute - start - gaps
     levels = [*_levels(evaluation, compute_costs)]
-    if ruleless is not None:
+    if table_without_rules is not None:
         levels.insert(0, (RULES, (even_costs, delay)))
     for name, (costs, links) in levels:
         _, level_run = _run(table, costs, links)
@@ -181,7 +181,7 @@ def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tup
 
 
 def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Yield the causes of idle time, each with costs and links of a run with all causes up to it.
+    """Yield causes of idle time, each with the costs and links of a run with all causes up to it.
 
     `costs` are those of compute ops alone, with all differences of microbatches and stages.
     """
@@ -358,8 +358,10 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 def fitting_change(
     workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
 ) -> Change | None:
-    """Find the cheapest change with which a workload fits in `room` bytes; None if none does."""
-    # If a launcher is named, it must run the changed workload.
+    """Find the change of least cost rank with which a workload fits in `room` bytes, or None.
+
+    A change sets fields of the workload. If a launcher is named, it must run the changed workload.
+    """
 
     def rank(change: Change) -> tuple[int, int]:
         return sum(COST_RANKS[entry] for entry in change.items()), len(change)

@@ -281,7 +281,9 @@ class StepTimes:
         A set holds the numbers of the system in `names`, NaN for the system's own, then a factor
         of layer times for each group of layers.
         """
-        system = _numbers(system)
+        # without names and other text, which would cause further compilations
+        unnamed = dataclasses.replace(system, name="", source="", calibration=None)
+        system = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
         seconds = np.empty((len(values), self.size))
         slopes = np.empty((len(values), self.size, values.shape[1]))
         with jax.enable_x64(True):
@@ -312,13 +314,6 @@ def _with_rate(link: Link, rate: Number) -> Link:
     """Set the bandwidth so that the link reaches a measured rate [B/s]; 0 changes nothing."""
     bandwidth = xp.where(rate > 0, rate / link.efficiency, link.bandwidth)
     return dataclasses.replace(link, bandwidth=bandwidth)
-
-
-def _numbers(system: System) -> System:
-    """Remove a system's name and other text, so that these cause no new compilation."""
-    unnamed = dataclasses.replace(system, name="", source="", calibration=None)
-    numbers: System = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
-    return numbers
 
 
 def row_workloads(rows: MeasuredRows) -> tuple[Workload, ...]:
@@ -447,11 +442,13 @@ def _solve_part(program: Program, steps_overlap: bool, leaves: Any) -> tuple[Any
 
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Return a function that gives the index of these rows in a cost (batch, rows, ..)."""
-    # it cuts off the padding of the last axis, which is stages or, of message times, boundaries
+    """Return a function from a cost (batch, rows, ..) to the index that selects these rows in it.
+
+    The index leaves out padding of the last axis: stages or, of message times, boundaries.
+    """
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
-        """Return the index of the rows in a field's costs, without padded stages."""
+        """Return the index that selects the rows from the costs of a field, without padding."""
         if leaf.ndim <= 2:
             return slice(None), rows
         return slice(None), rows, ..., slice(stages - 1 if name in MESSAGE_FIELDS else stages)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,10 +91,7 @@ class Predictions(NamedTuple):
 
     def take(self, index: NumpyArray) -> "Predictions":
         """Select rows by a mask or by their indices."""
-        fits = None if self.fits is None else self.fits[index]
-        return Predictions(
-            self.seconds[index], self.memory_bytes[index], self.low[index], self.high[index], fits
-        )
+        return Predictions._make(None if values is None else values[index] for values in self)
 
 
 @short_repr
@@ -184,11 +181,7 @@ class Validation:
     @property
     def by_configuration(self) -> "Validation":
         """Merge rows of equal configuration into a row with their mean measured step time."""
-        columns = [self.measured.column(name).astype(str).tolist() for name in CONFIGURATION]
-        rows_by_configuration: dict[tuple[str, ...], list[int]] = {}
-        for row, configuration in enumerate(zip(*columns, strict=True)):
-            rows_by_configuration.setdefault(configuration, []).append(row)
-        groups = [*rows_by_configuration.values()]
+        groups = _equal_rows(self.measured, CONFIGURATION)
         first_rows = np.array([rows[0] for rows in groups], int)
         means = np.array([self.measured.seconds[rows].mean() for rows in groups])
         measured = dataclasses.replace(self.measured.take(first_rows), seconds=means)
@@ -201,11 +194,7 @@ class Validation:
         is_finite = np.isfinite(means.errors)
         rows, times = means.measured.take(is_finite), means.predicted.seconds[is_finite]
         names = "model", "accelerators", "global_batch", "precision", "system", "stack"
-        columns = [rows.column(name).astype(str).tolist() for name in (*SIZES, *names)]
-        rows_by_job: dict[tuple[str, ...], list[int]] = {}
-        for k, job in enumerate(zip(*columns, strict=True)):
-            rows_by_job.setdefault(job, []).append(k)
-        jobs = [np.array(job_rows) for job_rows in rows_by_job.values() if len(job_rows) > 1]
+        jobs = [job for job in _equal_rows(rows, (*SIZES, *names)) if len(job) > 1]
         if not jobs:
             return None
         taus, regrets = [], []
@@ -260,6 +249,15 @@ class Validation:
                 if np.isfinite(errors[i])
             ]
         )
+
+
+def _equal_rows(rows: MeasuredRows, names: Iterable[str]) -> list[list[int]]:
+    """Group the indices of rows that are equal in the columns `names`."""
+    columns = [rows.column(name).astype(str).tolist() for name in names]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row, values in enumerate(zip(*columns, strict=True)):
+        groups.setdefault(values, []).append(row)
+    return [*groups.values()]
 
 
 def _errors(
@@ -375,7 +373,7 @@ def _warn_overridden(rows: MeasuredRows, system: str) -> None:
 
 
 def _predict(rows: MeasuredRows, system: System | None, predict: Predict) -> Predictions:
-    """Predict rows, each with its stack; raise if a measured number has no prediction."""
+    """Predict rows by system and stack; raise if a measured number has no prediction."""
     # Without a system, each row has the one that it names.
     predictions = Predictions(*(np.full(len(rows), np.nan) for _ in Predictions._fields))
     names = rows.system if system is None else np.full(len(rows), system.name)

@@ -1,4 +1,4 @@
-"""Corners: runs at several named sets of costs, as in static timing analysis of chips."""
+"""Corners: named sets of costs, each with a run, as in static timing analysis of chips."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -45,7 +45,9 @@ class Corners:
 def corners(
     program: Program, costs: Mapping[str, Costs], *, target: float | None = None
 ) -> Corners:
-    """Run a program at several named sets of costs, and find the worst slack of every node.
+    """Run a program at named sets of costs (corners), and find the least slack of every node.
+
+    The slack of a node is the time by which it can be delayed without delaying the end.
 
     Args:
       program: lowered schedule.
@@ -82,18 +84,20 @@ def corners(
         program = program_for(program, corner)  # per microbatch if one corner needs it
     in_float64 = partial(mapped, lambda leaf: np.asarray(leaf, np.float64))
     vectors = np.stack([cost_vector(program, in_float64(corner)) for corner in costs.values()])
-    preds, lateness = np.asarray(program.preds), np.zeros(len(costs))
+    preds = np.asarray(program.preds)
     graphs = [(preds, v[program.duration_index], v[program.lag_index]) for v in vectors]
     finish = np.stack([finish_times(*graph) for graph in graphs])
     check_finite({"makespan": finish.max(axis=1)}, dict(costs))
+    total_negative_slack = np.zeros(len(costs))
     if seconds is not None:
-        lateness = np.minimum(seconds - finish[:, program.last_node], 0.0).sum(axis=1)
+        worker_ends = finish[:, program.last_node]  # (corners, workers)
+        total_negative_slack = np.minimum(seconds - worker_ends, 0.0).sum(axis=1)
     node_slack = np.stack([slack(*graph, seconds) for graph in graphs])
     return Corners(
         names=tuple(costs),
         target=seconds,
         makespan=finish.max(axis=1),
-        total_negative_slack=lateness,
+        total_negative_slack=total_negative_slack,
         slack=node_slack,
         worst_slack=node_slack.min(axis=0),
         binding=node_slack.argmin(axis=0),

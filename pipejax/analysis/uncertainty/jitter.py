@@ -24,7 +24,7 @@ from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.program import run_many_on_host
-from pipejax.engine.pricing import NodeCosts, PerOpCosts, per_op_costs, price
+from pipejax.engine.pricing import PerOpCosts, per_op_costs, price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -155,7 +155,8 @@ def jitter(
         raise wrong("seed", f"must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link)
-    per_op = per_op_costs(run.program, _price(run, costs))
+    costs_in_float64 = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
+    per_op = per_op_costs(run.program, price(run.program, costs_in_float64))
     slowest = _Slowest(samples, replicas)
     draws = samples * replicas
     # a makespan that overflows is an error below
@@ -208,11 +209,6 @@ class _Slowest:
         self.draws[samples[slowest]] = draws[slowest]
 
 
-def _price(run: Evaluation, costs: Costs) -> NodeCosts:
-    """Price a program in double precision on the host: durations and lags [s]."""
-    return price(run.program, mapped(lambda leaf: np.asarray(leaf, np.float64), costs))
-
-
 def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, "columns samples"]]]:
@@ -233,7 +229,7 @@ def _blocks(
 def _durations(
     per_op: PerOpCosts, factors: Jitter, workers: int, seed: int, group: int
 ) -> Float[NumpyArray, "columns samples"]:
-    """Draw a group's durations [s] for every cost column, as `PerOpCosts` orders them."""
+    """Draw the durations [s] of all ops and messages (columns) in a group of samples."""
 
     def generator(stream: int) -> np.random.Generator:
         return np.random.default_rng([seed, stream, group])

@@ -225,12 +225,19 @@ class PlaceSensitivity(NamedTuple):
 def place_sensitivity(
     evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
 ) -> list[PlaceSensitivity]:
-    """Return exact step times with each stage, worker or boundary scaled, largest effect first."""
+    """Return exact step times with each place scaled, by falling share of the critical path.
+
+    Places are stages, workers and stage boundaries.
+    """
     check_types(evaluation=(evaluation, Evaluation))
-    results = [
-        PlaceSensitivity(place, what, share, _step_times(evaluation, f"{what}@{place}", factors))
-        for place, what, share in _shares(evaluation)
-    ]
+    table, links = evaluation.table, evaluation.links
+    results = []
+    for place, what, share in _shares(evaluation):
+        rules = [f"{what}@{place}*{factor!r}" for factor in factors]
+        scaled = [scaled_costs(evaluation.costs, table, rule) for rule in rules]
+        runs = (lower_and_price(table, costs, links) for costs in scaled)
+        step_times = tuple(makespan_on_host(*run) for run in runs)
+        results.append(PlaceSensitivity(place, what, share, step_times))
     return sorted(results, key=lambda result: (-result.share, -result.step_times[-1]))
 
 
@@ -270,10 +277,3 @@ def _by_stage(
     _, stage = program.layout.op_at(ops)
     op_seconds = share * seconds[is_fused, None]
     return stage_seconds + np.bincount(stage.ravel(), op_seconds.ravel(), count)
-
-
-def _step_times(evaluation: Evaluation, what: str, factors: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the step times [s] with a cost such as "compute@stage2" times each factor."""
-    table, links = evaluation.table, evaluation.links
-    scaled = (scaled_costs(evaluation.costs, table, f"{what}*{factor!r}") for factor in factors)
-    return tuple(makespan_on_host(*lower_and_price(table, costs, links)) for costs in scaled)

@@ -22,8 +22,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipejax.runtimes.processes import serve
 
-# The small model in PyTorch: equal stages, and their training data.
-
 INNER = 8  # width within a stage, at most: large messages need little arithmetic
 JUDGED = 64  # features of the output that the loss looks at, at most
 
@@ -177,7 +175,7 @@ class SlowLinks:
                 setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
     def post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
-        """Post messages on slow links; this replaces the function of PyTorch's runtime."""
+        """Post messages on slow links, in place of `_batch_p2p` of PyTorch's runtime."""
         posted = []
         for message in messages:
             sends = message.op is dist.isend
@@ -371,7 +369,10 @@ class TableRun:
         return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
-        """Run and time steps; each step has a slice in the trace, as with `profiler.step()`."""
+        """Run steps; return the time of each, of messages and of ops [s].
+
+        A step has a slice in the trace, as with `profiler.step()`.
+        """
         steps = []
         for number in range(count):
             message = self._message_seconds()

@@ -20,8 +20,6 @@ from jax.sharding import Mesh, PartitionSpec
 from pipejax.base.array_types import Array, Bool, Float, NumpyArray
 from pipejax.runtimes.spmd.instructions import Instructions, SpmdSizes
 
-# The small model that is trained: stages of one shape, and the same without a pipeline.
-
 
 class SmallModel(NamedTuple):
     """Size and seed of the small model to train."""
@@ -46,20 +44,20 @@ class TrainingData(NamedTuple):
     target: Float[NumpyArray, "microbatches batch hidden"]
 
 
-def stage_parameters(num_stages: int, hidden: int, seed: int) -> StageParameters:
+def stage_parameters(num_stages: int, model: SmallModel) -> StageParameters:
     """Draw random parameters (stages, ...), with a separate seed for each stage."""
-    parts = []
+    parts, hidden = [], model.hidden
     for stage in range(num_stages):
-        draw = np.random.default_rng([seed, stage]).standard_normal
+        draw = np.random.default_rng([model.seed, stage]).standard_normal
         scale = hidden**-0.5
         parts.append((scale * draw((hidden, hidden)), draw(hidden), scale * draw((hidden, hidden))))
     return StageParameters(*map(np.stack, zip(*parts, strict=True)))
 
 
-def training_data(num_microbatches: int, batch_size: int, hidden: int, seed: int) -> TrainingData:
+def training_data(num_microbatches: int, model: SmallModel) -> TrainingData:
     """Draw random inputs and targets for one step."""
-    shape = 2, num_microbatches, batch_size, hidden
-    return TrainingData(*np.random.default_rng(seed).standard_normal(shape))
+    shape = 2, num_microbatches, model.batch_size, model.hidden
+    return TrainingData(*np.random.default_rng(model.seed).standard_normal(shape))
 
 
 def run_stage(parameters: StageParameters, activation: Array) -> Array:
@@ -89,8 +87,8 @@ def unpipelined(
 
     def mean_loss(parameters: StageParameters) -> Array:
         def apply_stage(activation: Array, stage: Any) -> tuple[Array, None]:
-            stage_parameters, is_real = stage
-            return jnp.where(is_real, run_stage(stage_parameters, activation), activation), None
+            layer, is_real = stage
+            return jnp.where(is_real, run_stage(layer, activation), activation), None
 
         def microbatch_loss(activation: Array, target: Array) -> Array:
             output, _ = jax.lax.scan(apply_stage, activation, (parameters, is_real_stage))

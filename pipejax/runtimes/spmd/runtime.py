@@ -57,7 +57,7 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
             f"the table has {sizes.workers} workers, but JAX has {count} devices here: "
             f"JAX_NUM_CPU_DEVICES={sizes.workers} must be set before JAX starts"
         )
-    local_index, data = local_stage_index(table), _data(table, model)
+    local_index, data = local_stage_index(table), training_data(table.num_microbatches, model)
     state = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
         _initial_state(table, model, sizes, local_index, data),
@@ -77,10 +77,6 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
         gradients=jax.tree.map(sum_copies, state.sums),
         losses=state.losses[last_worker, np.arange(table.num_microbatches)],
     )
-
-
-def _data(table: ScheduleTable, model: SmallModel) -> TrainingData:
-    return training_data(table.num_microbatches, model.batch_size, model.hidden, model.seed)
 
 
 def _pad(values: NumpyArray, count: int) -> NumpyArray:
@@ -110,7 +106,7 @@ def _initial_state(
         weights[worker, local_index[worker, stage]] = leaf[stage]
         return jnp.asarray(weights)
 
-    parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
+    parameters = stage_parameters(table.num_stages, model)
     weights = jax.tree.map(held, parameters)
     return WorkerState(
         jnp.asarray(activations),
@@ -129,8 +125,9 @@ def step_errors(
 
     The latter is compiled for `stages` and `microbatches`, at least those of the table.
     """
-    data, count = _data(table, model), table.num_microbatches
-    parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
+    count = table.num_microbatches
+    data = training_data(count, model)
+    parameters = stage_parameters(table.num_stages, model)
     loss, gradients = unpipelined(
         jax.tree.map(lambda leaf: jnp.asarray(_pad(leaf, stages)), parameters),
         *(jnp.asarray(_pad(values, microbatches)) for values in data),
@@ -194,9 +191,6 @@ def left_out(table: ScheduleTable) -> dict[str, str]:
     """Return the phases of a table's cells that the JAX runtime skips, with the reasons."""
     used = set(table.phase.ravel().tolist())
     return {Phase(phase).name: reason for phase, reason in LEFT_OUT.items() if int(phase) in used}
-
-
-# Executed as a process of its own: steps under tables on devices that the environment asks for.
 
 
 def answer_to(request: Any) -> dict[str, Any]:
