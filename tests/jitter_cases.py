@@ -41,7 +41,7 @@ def make_costs(table):
 def sample_costs(run, costs, sample):
     """Durations and lags of one sample: those of its slowest replica."""
     program = run.evaluation.program
-    per_op = jitter.per_op_costs(program, jitter._price(run.evaluation, costs))
+    per_op = jitter.per_op_costs(program, jitter.price(program, costs))
     group, column = divmod(int(run.draws[sample]), jitter.GROUP)
     times = jitter._durations(per_op, run.jitter, run.evaluation.workers, run.seed, group)
     row = times[:, column]
