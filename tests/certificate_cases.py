@@ -13,7 +13,7 @@ from legal_sizes import WHOLE, is_legal
 import pipejax as pj
 from pipejax.checker.prices import read_links, read_memory, read_seconds
 from pipejax.checker.table import Table
-from pipejax.checker.verify import Question, derive_bounds
+from pipejax.checker.verify import derive_bounds
 from pipejax.schedules.table.links import LINK_MODELS, MEETING
 from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import to_table
@@ -155,8 +155,7 @@ def derived_bounds(claimed):
     options = {"is_in_units": False, "has_bounds": True}
     seconds = read_seconds(costs["seconds"], table, "seconds", **options)
     memory = read_memory(costs["memory"], table, "memory")
-    question = Question(claim["objective"] == "span", claim["limits"], claim["offload"])
-    return derive_bounds(table, links, seconds, memory, question)
+    return derive_bounds(table, links, seconds, memory, claim)
 
 
 @st.composite

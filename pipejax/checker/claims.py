@@ -10,6 +10,9 @@ from pipejax.checker.run import Run, by_worker
 from pipejax.checker.values import at_microbatch, is_real
 
 ROUNDING = 1e-9  # by which sums of floats may differ, of the largest number of their kind
+# quantities that are no times, by claim
+QUANTITIES = {"peak_memory": "memory", "held": "memory", "peak_in_flight": "count"}
+QUANTITIES |= {"offloaded": "count"}
 SEARCHED = "FBIWOL"  # ops whose starts an optimum claims
 Curve = list[tuple[float, float]]  # moments, and the memory that a worker holds from then on
 
@@ -73,7 +76,10 @@ def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
     """Return the largest number of activations that a worker holds as it executes its row."""
 
     def change(cell: list[TableOp], moment: str) -> float:
-        """Return the change in activations by a cell's grammar-defined ops at its start or end."""
+        """Return the change in activations by a cell's own kinds of ops, "at_start" or "at_end".
+
+        A kind counts items that it takes (+) or frees (-); an item may be a share of an activation.
+        """
         kinds = (rules.kinds[op.letters] for op in cell if op.letters in rules.kinds)
         return sum(
             count * rules.items.get(part, 1)
@@ -134,26 +140,14 @@ def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], d
     return at_start, at_end
 
 
-class Tolerance(NamedTuple):
-    """Largest allowed differences between claimed and derived numbers."""
-
-    time: float
-    memory: float
-    counts: float
-
-    def for_claim(self, claim: str) -> float:
-        """Return the allowed difference for a claim, given the claim's key."""
-        if claim in ("peak_memory", "held"):
-            return self.memory
-        return self.counts if claim in ("peak_in_flight", "offloaded") else self.time
-
-
-def tolerance(derived: dict[str, Any], memory: Prices, rules: TableRules) -> Tolerance:
-    """Return the tolerances for a run; counts must be exact, unless the grammar has items."""
+def tolerances(derived: dict[str, Any], memory: Prices, rules: TableRules) -> dict[str, float]:
+    """Return the allowed differences of times, memory and counts between claims and a run."""
     sizes = [size for key in ("sizes", "checkpoints") for size in _numbers(memory[key])]
     largest = max([*sizes, *derived["peak_memory"].values()])
+    # counts must be exact, unless the grammar has items, which may be fractions
     counts = max(derived["peak_in_flight"].values()) if rules.items else 0
-    return Tolerance(ROUNDING * derived["makespan"], ROUNDING * largest, ROUNDING * counts)
+    sums = {"time": derived["makespan"], "memory": largest, "count": counts}
+    return {name: ROUNDING * value for name, value in sums.items()}
 
 
 def _numbers(values: Any) -> Iterator[float]:

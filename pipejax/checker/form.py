@@ -235,7 +235,7 @@ class CountedRuns:
         return end
 
     def counts(self, point: Row) -> Row:
-        """Return how often each parameter is on a longest path at a point."""
+        """Return how often each parameter is on a longest path, at a point of parameter values."""
         end = self.ends(point)
         event = max(end, key=lambda event: end[event])
         counts = self.durations[event]

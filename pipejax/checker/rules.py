@@ -186,13 +186,8 @@ class TableRules:
             return str(self.lanes[letters])
         return "host" if letters in ("O", "L") else "compute"
 
-    def has_other_lane(self, letters: str, other: str) -> bool:
-        """Return whether two op kinds are on different lanes; the host lane counts as compute."""
-        lanes = {"compute" if lane == "host" else lane for lane in map(self.lane, (letters, other))}
-        return len(lanes) == 2
-
     def stage_cells(self, letters: str) -> list[str]:
-        """List which sharding cells on lanes (UNSHARD, REDUCE_GRAD) an op of a stage waits for."""
+        """List the sharding cells on lanes (UNSHARD, REDUCE_GRAD) that an op waits for."""
         computes = letters in tuple("FBIWR") or (letters in self.kinds and self.is_counted(letters))
         is_end = letters in ("WAIT_REDUCE_GRAD", "U")
         needs = (("UNSHARD", computes), ("REDUCE_GRAD", is_end))

@@ -85,8 +85,10 @@ class Run:
         seconds, (_, stage, microbatch) = self.seconds, cell[0]
         if len(cell) == 2 and "pair" in seconds:
             return at_microbatch(seconds["pair"][stage], microbatch)
-        times = [
-            at_microbatch(seconds[letters][_index(place)], m) if letters in seconds else 0.0
+        times = [  # a place is a stage such as 2, or "worker 2"
+            at_microbatch(seconds[letters][int(str(place).removeprefix("worker "))], m)
+            if letters in seconds
+            else 0.0
             for letters, place, m in cell
         ]
         if len(cell) == 2 and "pair_factor" in seconds:
@@ -222,7 +224,7 @@ class Run:
 
     def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
         """Add the message from a producer to an op of another worker, by number of its rule."""
-        # In each queue, a message waits for the one before it, by a sort key.
+        # In each queue, messages wait for each other in the order of `key`, or of `rank` on a link.
         source, target = self.table.cell[producer], self.table.cell[op]
         sender, receiver = source.worker, target.worker
         route = self.rules.route(producer.stage, op.stage)
@@ -370,8 +372,3 @@ class Run:
 def by_worker(values: Iterable[Any]) -> dict[str, Any]:
     """Return a dict of values under the names of workers in a certificate."""
     return {f"worker {worker}": value for worker, value in enumerate(values)}
-
-
-def _index(place: Any) -> int:
-    """Return the number in a stage, as 2, or in the name of a worker, as "worker 2"."""
-    return int(place.removeprefix("worker ")) if isinstance(place, str) else int(place)

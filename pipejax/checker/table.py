@@ -85,7 +85,7 @@ class Table:
 
     def __init__(self, data: Any) -> None:
         """Read a table from JSON data and check that it is legal."""
-        self._read(data)
+        self._read(data)  # all but the cells: rules, placement, number of stages
         for stage in {stage for edge in self.rules.graph for stage in edge}:
             require_legal(stage < self.num_stages, f"graph: stage {stage} does not exist")
         reader = CellReader(self.rules)
@@ -98,7 +98,7 @@ class Table:
         microbatches = (op.microbatch for op in ops if op.letters in compute)
         self.num_microbatches = 1 + max(microbatches, default=-1)
         self._check_microbatches()
-        self.cell: dict[TableOp, Cell] = {}
+        self.cell: dict[TableOp, Cell] = {}  # by op
         for worker, row in enumerate(self.rows):
             require_legal(any(row), f"worker {worker} has no op")
             for slot, cell in enumerate(row):
@@ -252,8 +252,8 @@ class Table:
                 producers.append(awaited_op(op))
             for producer in producers:
                 home, producer_slot = self.cell[producer]
-                is_before = home != worker or producer_slot < slot
-                if not is_before and not rules.has_other_lane(op.letters, producer.letters):
+                lanes = {rules.lane(x.letters).replace("host", "compute") for x in (op, producer)}
+                if home == worker and producer_slot >= slot and len(lanes) == 1:
                     late = "is the same fused pair" if producer_slot == slot else "stands after it"
                     wait = f"{rules.op_text(op)} on worker {worker} waits for"
                     text = f"deadlock: {wait} {rules.op_text(producer)}, which {late} in the row"

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from pipejax.checker.claims import Discrepancy, derive, derive_optimum, differences, tolerance
+from pipejax.checker.claims import (
+    QUANTITIES,
+    Discrepancy,
+    derive,
+    derive_optimum,
+    differences,
+    tolerances,
+)
 from pipejax.checker.form import check_form, form_text, read_form
 from pipejax.checker.prices import MESSAGE, NO_LINKS, Prices, read_links, read_memory, read_seconds
 from pipejax.checker.run import DeadlockError, Run
@@ -42,7 +49,7 @@ class PipeStage(NamedTuple):
     update: float
     gradient: float  # B, or I and W
     input_gradient: float  # B or I
-    step_end: float  # A and U
+    step_end: float  # A and U, after the last gradient
     head: float  # from the start of the run to the first F
     trip: float  # from F to the input gradient
     tail: float  # from the input gradient to the end of the run
@@ -52,22 +59,21 @@ class PipeStage(NamedTuple):
     share: float  # of the size that stays for W
 
 
-class Question(NamedTuple):
-    """The quantity that lower bounds are about: objective, memory limits, and offloads."""
-
-    is_span: bool
-    limits: list[float] | None
-    may_offload: bool
-
-
 Group = list[tuple[list[PipeStage], float]]  # stages and limits of workers that share a host link
 
 
 def derive_bounds(
-    table: Table, links: Prices, seconds: Prices, memory: Prices, question: Question
+    table: Table, links: Prices, seconds: Prices, memory: Prices, claims: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Derive the lower bounds [s] that apply, by their kind in `DERIVED`."""
-    is_span, limits, may_offload = question
+    """Derive the lower bounds [s] that apply, by their kind in `DERIVED`.
+
+    Claims tell whether they are about a span, the memory limits, and whether ops may offload.
+    """
+    is_span, limits, may_offload = (
+        claims["objective"] == "span",
+        claims["limits"],
+        claims["offload"],
+    )
     bounds = {}
     if not is_span:  # a span excludes the time before its first op
         free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}
@@ -75,13 +81,13 @@ def derive_bounds(
     if not table.rules.is_usual:
         return bounds
     pipes = range(len(table.placement))
-    stages = [s for pipe in pipes for s in pipe_stages(table, seconds, memory, pipe)]
+    stages = [s for pipe in pipes for s in pipe_stages(table, seconds, memory, pipe, is_span)]
     workers = range(len(table.rows))
     worker_stages = {worker: [s for s in stages if s.worker == worker] for worker in workers}
-    bounds["worker"] = max(worker_end(worker_stages[worker], is_span) for worker in workers)
-    bounds["stage"] = max(stage_path(stage, None, is_span) for stage in stages)
+    bounds["worker"] = max(map(worker_end, worker_stages.values()))
+    bounds["stage"] = max(stage_path(stage, None) for stage in stages)
     if limits is not None and not may_offload:
-        bounds["memory chain"] = max(stage_path(s, limits[s.worker], is_span) for s in stages)
+        bounds["memory chain"] = max(stage_path(s, limits[s.worker]) for s in stages)
     if limits is not None and (not may_offload or {"O", "L"} <= set(seconds)):
         shared = [] if is_span else links["host_links"]  # spans of two workers need not meet
         single = [[worker] for worker in workers if not any(worker in group for group in shared)]
@@ -89,7 +95,7 @@ def derive_bounds(
             [(worker_stages[worker], limits[worker]) for worker in group if worker_stages[worker]]
             for group in [*shared, *single]
         ]
-        ends = [least_end(group, is_span, may_offload) for group in groups if group]
+        ends = [least_end(group, may_offload) for group in groups if group]
         unit = common_unit(list_durations(table, links, seconds, may_offload))
         bounds["memory area"] = round_up(max(ends, default=0.0), unit)
     return bounds
@@ -102,8 +108,13 @@ def _minima(values: Any, axes: int) -> Any:
     return min(values) if isinstance(values, list) else values
 
 
-def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> list[PipeStage]:
-    """List the stages of a pipe, with lower bounds [s]; an empty list without microbatches."""
+def pipe_stages(
+    table: Table, seconds: Prices, memory: Prices, pipe: int, is_span: bool
+) -> list[PipeStage]:
+    """List the stages of a pipe, with lower bounds [s]; an empty list without microbatches.
+
+    With `is_span`, a run begins with a worker's first op and ends with its last gradient.
+    """
     count, workers = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []
@@ -131,6 +142,9 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
         tail.append(max(stage_tail[s], hop(1, s - 1) + input_gradient[s - 1] + tail[-1]))
     for s in reversed(stages[:-1]):
         trip[s] = hop(0, s) + f[s + 1] + trip[s + 1] + input_gradient[s + 1] + hop(1, s)
+    if is_span:
+        head = u = step_end = [0.0] * table.num_stages
+        tail = [gradient[s] - input_gradient[s] for s in stages]
     has_link = {"O", "L"} <= set(times)
     return [
         PipeStage(
@@ -154,11 +168,11 @@ def pipe_stages(table: Table, seconds: Prices, memory: Prices, pipe: int) -> lis
     ]
 
 
-def worker_end(stages: list[PipeStage], is_span: bool) -> float:
+def worker_end(stages: list[PipeStage]) -> float:
     """Return a lower bound on a worker's end [s]: time to its first op, its ops, the step end."""
+    if not stages:
+        return 0.0
     busy = sum(s.microbatches * (s.forward + s.gradient) for s in stages)
-    if is_span or not stages:
-        return busy
     updates = sum({s.stage: s.update for s in stages}.values())
     # the last op is followed by the end of the step of its stage, and by all updates of the worker
     after_all = max(min(s.step_end for s in stages), updates)
@@ -168,11 +182,11 @@ def worker_end(stages: list[PipeStage], is_span: bool) -> float:
     return min(s.head for s in stages) + max(busy + after_all, until_inputs + shortest_tail)
 
 
-def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
+def stage_path(s: PipeStage, limit: float | None) -> float:
     """Return the length of the longest path through all ops of one stage [s]."""
     # Each F follows the F before it, each input gradient follows its F and the input gradient
     # before it. If the limit has no room for an activation, its F waits for earlier gradients.
-    forward, ends = 0.0 if is_span else s.head, [0.0]  # end of the last F, and of input gradients
+    forward, ends = s.head, [0.0]  # end of the last F, and of input gradients
     weight_gradient = s.gradient - s.input_gradient
     for k in range(s.microbatches):
         if limit is not None and s.size:
@@ -189,19 +203,18 @@ def stage_path(s: PipeStage, limit: float | None, is_span: bool) -> float:
                 forward = max(forward, ends[min(num_gradients, k)] + delay)
         forward += s.forward
         ends.append(max(forward + s.trip, ends[-1]) + s.input_gradient)
-    return ends[-1] + (weight_gradient if is_span else s.tail)
+    return ends[-1] + s.tail
 
 
-# --------------------------------------------------------------------------------- memory area
-def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
+def least_end(group: Group, may_offload: bool) -> float:
     """Return the earliest end of a run [s] in which a host link can carry all needed offloads."""
     stages = [s for worker_stages, _ in group for s in worker_stages]
-    idle = min(_head(s, is_span) + s.forward for s in stages)
-    idle += min(s.input_gradient + _tail(s, is_span) for s in stages)
+    idle = min(s.head + s.forward for s in stages)
+    idle += min(s.input_gradient + s.tail for s in stages)
 
     def is_enough(end: float) -> bool:
         """Return whether the host link can carry the needed offloads and loads before `end`."""
-        needed = sum(link_time(s, limit, end, is_span, may_offload) for s, limit in group)
+        needed = sum(link_time(s, limit, end, may_offload) for s, limit in group)
         return needed <= max(0.0, end - idle)
 
     low, high = 0.0, 1.0  # doubled until enough, then bisected
@@ -211,14 +224,6 @@ def least_end(group: Group, is_span: bool, may_offload: bool) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
-
-
-def _head(s: PipeStage, is_span: bool) -> float:
-    return 0.0 if is_span else s.head
-
-
-def _tail(s: PipeStage, is_span: bool) -> float:
-    return s.gradient - s.input_gradient if is_span else s.tail
 
 
 def _usable(stages: list[PipeStage], limit: float) -> float:
@@ -231,19 +236,16 @@ def _usable(stages: list[PipeStage], limit: float) -> float:
     return math.floor(room / size + ROUNDING) * size
 
 
-def link_time(
-    stages: list[PipeStage], limit: float, end: float, is_span: bool, may_offload: bool
-) -> float:
-    """Return how long a worker needs the host link in a run that ends at `end` [s]."""
+def link_time(stages: list[PipeStage], limit: float, end: float, may_offload: bool) -> float:
+    """Return the least time [s] of offloads and loads on a worker in a run that ends at `end`."""
     # An activation needs memory x time, an area. The worker has `room` x `length` of it, from its
     # first possible start to its last possible end. Offloads must save the missing area.
-    length = end - min(_head(s, is_span) for s in stages)
-    length -= min(_tail(s, is_span) for s in stages)
+    length = end - min(s.head for s in stages) - min(s.tail for s in stages)
     room = _usable(stages, limit)
     if length < sum(s.microbatches * (s.forward + s.input_gradient) for s in stages) or room <= 0:
         return math.inf
     needed = sum(s.microbatches * s.size * (s.forward + s.trip + s.input_gradient) for s in stages)
-    lack = needed + _unused_area(stages, limit, room, is_span) - room * length
+    lack = needed + _unused_area(stages, limit, room) - room * length
     if lack <= ROUNDING * room * length:
         return 0.0
     link = {s: s.link if may_offload else math.inf for s in stages}
@@ -262,7 +264,7 @@ def link_time(
     return math.inf if lack > ROUNDING * room * length else max(min_seconds, seconds)
 
 
-def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bool) -> float:
+def _unused_area(stages: list[PipeStage], limit: float, room: float) -> float:
     """Return the area (memory x time) that no activation can use."""
     # At the start, one F after the other takes memory, and at the end, one input gradient after the
     # other frees it. While an activation's share for W is kept, fewer others may fit.
@@ -277,8 +279,7 @@ def _unused_area(stages: list[PipeStage], limit: float, room: float, is_span: bo
     }
     lost = sum(s.microbatches * s.weight * spare[s] for s in stages)
     # weight gradients after the last input gradient take nothing away
-    after = min(_tail(s, is_span) for s in stages)
-    after -= min(0.0 if is_span else s.step_end for s in stages)
+    after = min(s.tail for s in stages) - min(s.step_end for s in stages)
     return filling + max(0.0, lost - max(spare.values()) * after)
 
 
@@ -427,11 +428,20 @@ def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
     """Check the claims about a run or an optimum by running the table."""
     costs, claims = data["costs"], {**data["claim"], **data["proof"]}
     is_optimum = data["kind"] == "optimum"
-    _check_bounds_form(claims["lower_bounds"], name)
-    table = Table(data["table"])
-    question = _read_question(claims, table, name)
-    links = read_links(costs["links"], table, f"{name}: links")
     bounds = claims["lower_bounds"]
+    require(isinstance(bounds, list), f"{name}: lower_bounds", "a list", bounds)
+    for bound in bounds:
+        check_keys(bound, ("by", "value"), f"{name}: a lower bound")
+        by, value = bound["by"], bound["value"]
+        require(isinstance(by, str), f"{name}: by of a lower bound", "a text", by)
+        require(is_time(value), f"{name}: a lower bound", "a number of at least 0", value)
+    table = Table(data["table"])
+    check_word(claims["objective"], ("makespan", "span"), f"{name}: objective")
+    offload, limits = claims["offload"], claims["limits"]
+    require(isinstance(offload, bool), f"{name}: offload", "true or false", offload)
+    if limits is not None:
+        check_numbers(limits, (len(table.rows),), f"{name}: limits")
+    links = read_links(costs["links"], table, f"{name}: links")
     options = {"is_in_units": is_optimum, "has_bounds": bool(bounds)}
     seconds = read_seconds(costs["seconds"], table, f"{name}: seconds", **options)
     memory = read_memory(costs["memory"], table, f"{name}: memory")
@@ -440,43 +450,23 @@ def _check_run(data: Mapping[str, Any], name: str) -> Verdict:
     except DeadlockError as error:
         return Verdict(None, (Discrepancy("run", "to the end", str(error)),))
     derived = derive(run, memory)
-    tolerances = tolerance(derived, memory, table.rules)
-    value = derived["max_span" if question.is_span else "makespan"]
+    allowed = tolerances(derived, memory, table.rules)
+    value = derived["max_span" if claims["objective"] == "span" else "makespan"]
     compared = derive_optimum(run, value, certificate_checksum(data)) if is_optimum else derived
     problems = [
         _explain(run, problem)
         for key, expected in compared.items()
-        for problem in differences(claims[key], expected, tolerances.for_claim(key), key)
+        for problem in differences(claims[key], expected, allowed[QUANTITIES.get(key, "time")], key)
     ]
     peaks = derived["peak_memory"].items()
-    for limit, (worker, peak) in zip(question.limits or (), peaks, strict=False):
-        if peak > limit + tolerances.memory:
+    for limit, (worker, peak) in zip(limits or (), peaks, strict=False):
+        if peak > limit + allowed["memory"]:
             problems.append(Discrepancy(f"limit: {worker}", limit, peak))
-    derived_bounds = derive_bounds(table, links, seconds, memory, question) if bounds else {}
-    problems += _check_bounds(bounds, derived_bounds, value, tolerances.time)
+    derived_bounds = derive_bounds(table, links, seconds, memory, claims) if bounds else {}
+    problems += _check_bounds(bounds, derived_bounds, value, allowed["time"])
     checked = tuple(CheckedBound(b["value"], b["by"], b["by"] in derived_bounds) for b in bounds)
     unit = "units" if is_optimum else "seconds"
     return Verdict(derived["makespan"], tuple(problems), checked, unit)
-
-
-def _read_question(claims: Prices, table: Table, name: str) -> Question:
-    """Return the objective, the memory limits and the use of offloads that claims refer to."""
-    check_word(claims["objective"], ("makespan", "span"), f"{name}: objective")
-    offload = claims["offload"]
-    require(isinstance(offload, bool), f"{name}: offload", "true or false", offload)
-    if claims["limits"] is not None:
-        check_numbers(claims["limits"], (len(table.rows),), f"{name}: limits")
-    return Question(claims["objective"] == "span", claims["limits"], offload)
-
-
-def _check_bounds_form(bounds: Any, name: str) -> None:
-    """Check that claimed lower bounds have the form [{"by": text, "value": number}, ..]."""
-    require(isinstance(bounds, list), f"{name}: lower_bounds", "a list", bounds)
-    for bound in bounds:
-        check_keys(bound, ("by", "value"), f"{name}: a lower bound")
-        by, value = bound["by"], bound["value"]
-        require(isinstance(by, str), f"{name}: by of a lower bound", "a text", by)
-        require(is_time(value), f"{name}: a lower bound", "a number of at least 0", value)
 
 
 def _check_bounds(
