@@ -39,7 +39,6 @@ COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parall
 PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
-LATENCY_HIDING = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
 FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
 
 
@@ -616,12 +615,12 @@ class Launcher(NamedTuple):
     """
 
     name: str
-    source: str  # its repository
-    schedules: Sequence[str]  # that it builds by name
     options: Callable[[_Job], Options]  # that run a job
     lacks: Callable[[_Job], Iterator[str]]  # features of a job that it does not support
+    program: Callable[[_Job], str]  # text for the user's program or environment
+    source: str  # its repository
+    schedules: Sequence[str]  # that it builds by name
     precisions: Mapping[str, Options]  # options by precision of products
-    program: Callable[[_Job], str] = lambda job: ""  # text for the user's program or environment
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
     groups: Mapping[str, Sequence[str]] = {}  # options by configuration record; others in "model"
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
@@ -678,27 +677,24 @@ class Launcher(NamedTuple):
         return fields
 
 
-_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {  # of a job
-    "Megatron-LM": {
-        "options": _megatron,
-        "lacks": _unsupported_by_megatron,
-        "program": _connections,
-    },
-    "Megatron-Bridge": {"options": _megatron, "lacks": _unsupported_by_megatron},
-    "torchtitan": {"options": _torchtitan, "lacks": _unsupported_by_torchtitan},
-    "DeepSpeed": {
-        "options": _deepspeed,
-        "lacks": _unsupported_by_deepspeed,
-        "program": _pipeline_module,
-    },
-    "MaxText": {
-        "options": _maxtext,
-        "lacks": _unsupported_by_maxtext,
-        "program": lambda job: LATENCY_HIDING if job.workload.overlap > 0 else "",
-    },
+def _nothing(_job: _Job) -> str:
+    return ""
+
+
+def _latency_hiding(job: _Job) -> str:
+    flag = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
+    return flag if job.workload.overlap > 0 else ""
+
+
+_FUNCTIONS: Mapping[str, Sequence[Any]] = {  # `Launcher.options`, `lacks` and `program`
+    "Megatron-LM": (_megatron, _unsupported_by_megatron, _connections),
+    "Megatron-Bridge": (_megatron, _unsupported_by_megatron, _nothing),
+    "torchtitan": (_torchtitan, _unsupported_by_torchtitan, _nothing),
+    "DeepSpeed": (_deepspeed, _unsupported_by_deepspeed, _pipeline_module),
+    "MaxText": (_maxtext, _unsupported_by_maxtext, _latency_hiding),
 }
 LAUNCHERS: Mapping[str, Launcher] = {
-    name: Launcher(name, **record, **_FUNCTIONS[name])
+    name: Launcher(name, *_FUNCTIONS[name], **record)
     for name, record in read_named("arguments", "launchers", "file")[0]["launchers"].items()
 }
 
