@@ -180,11 +180,7 @@ class Costs(_FilledIn):
         table: ScheduleTable,
         *,
         forward: "Seconds | None" = None,
-        backward: "Seconds | None" = None,
-        input_grad: "Seconds | None" = None,
-        weight_grad: "Seconds | None" = None,
         transfer: "Seconds | None" = None,
-        latency: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
         """Make costs with equal op times on every stage and equal times of all messages.
@@ -192,12 +188,9 @@ class Costs(_FilledIn):
         Args:
           table: the schedule to be priced; its stages decide nothing here, for costs are equal.
           forward: F [s]; every argument is a number, or a batch of them: an array.
-          backward: B; the sum of I and W if None.
-          input_grad: I; half of B if None.
-          weight_grad: W; what B leaves over I if None.
           transfer: transmit time of a message; `transmit=` is the same.
-          latency: latency of a message.
-          **others: further fields of `Costs`.
+          **others: further fields of `Costs`: `backward`, the sum of I and W if not given;
+            `input_grad`, half of B; `weight_grad`, what B leaves over I; `latency` of a message.
 
         Returns:
           The costs; where any argument is a batch of shape (N,), all leaves are: those of ops have
@@ -212,8 +205,7 @@ class Costs(_FilledIn):
           >>> pj.Costs.uniform(table, forward=1.0, backward=3.0).input_grad
           1.5
         """
-        split = {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
-        times: dict[str, Any] = {"forward": forward, **split, "latency": latency, **others}
+        times: dict[str, Any] = {"forward": forward, **others}
         return cls._from_numbers(table, transfer=transfer, **times)
 
     @classmethod

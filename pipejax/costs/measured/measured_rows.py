@@ -52,17 +52,19 @@ def _in_bytes(unit: str = "") -> FieldKind:
 
 _FREE_TEXT = FileField(TEXT, "")
 _DEGREE = FileField(whole(), 1)
+_NUMBER = FileField(whole(0), 0)
 _SWITCH = FieldKind(lambda value, where: bool(whole(0, 1).read(value, where)), whole(0, 1).schema)
 _OF_WORKLOAD = {
-    name: FileField(
-        _SWITCH if WORKLOAD_FIELDS[name].kind == "flag" else WORKLOAD_FIELDS[name].values
-    )
-    for name in OF_WORKLOAD
+    name: FileField(_SWITCH if field.kind == "flag" else field.values)
+    for name, field in WORKLOAD_FIELDS.items()
+    if name in OF_WORKLOAD
 }
 # columns of sizes of a model, or of changes to those of a named one: a target is a path in `Model`
 SIZES: Mapping[str, FileField] = {
-    **{name: FileField(whole(), None, target=name) for name in ("layers", "hidden", "heads")},
-    "kv_heads": FileField(whole(), None, target="kv_heads"),
+    **{
+        name: FileField(whole(), None, target=name)
+        for name in ("layers", "hidden", "heads", "kv_heads")
+    },
     "ffn": FileField(whole(), None, target="ffn_hidden"),
     "sequence": FileField(whole(), None, target="sequence"),
     "vocabulary": FileField(whole(0), None, target="vocabulary"),
@@ -79,18 +81,12 @@ SIZES: Mapping[str, FileField] = {
     },
 }
 COUNTS: Mapping[str, FileField] = {
-    "tensor": _DEGREE,
-    "context": _DEGREE,
-    "expert": _DEGREE,
-    "expert_tensor": FileField(whole(0), 0),
-    "data": _DEGREE,
-    "pipeline": _DEGREE,
-    "stages_per_worker": _DEGREE,
-    "microbatch_size": _DEGREE,
+    **dict.fromkeys(("tensor", "context", "expert"), _DEGREE),
+    "expert_tensor": _NUMBER,
+    **dict.fromkeys(("data", "pipeline", "stages_per_worker", "microbatch_size"), _DEGREE),
     "global_batch": FileField(whole()),
     "zero": FileField(whole(0, 3), 0),
-    "embedding_units": FileField(whole(0), 0),
-    "loss_units": FileField(whole(0), 0),
+    **dict.fromkeys(("embedding_units", "loss_units"), _NUMBER),
     "accelerators_per_node": FileField(whole(), OF_SYSTEM),
 }
 # measured bandwidths of one accelerator, within a node and between nodes
@@ -119,11 +115,10 @@ CONFIGURATION: Mapping[str, FileField] = {
         for name in ("attention_precision", "head_precision", "wide_first", "wide_last")
     },
     "dispatcher": _OF_WORKLOAD["dispatcher"],
-    "system": _FREE_TEXT,
-    "stack": _FREE_TEXT,
+    **dict.fromkeys(("system", "stack"), _FREE_TEXT),
     "pipeline_layout": FileField(_named(lambda text: str(PipelineLayout.parse(text))), ""),
     "op": FileField(choice((STEP, *OPS)), STEP),
-    "stage": FileField(whole(0), 0),
+    "stage": _NUMBER,
 }
 SPREAD: Mapping[str, FileField] = {"n": FileField(whole(), 1), "spread": FileField(POSITIVE, 0.0)}
 MEASURED: Mapping[str, FileField] = {
