@@ -14,10 +14,7 @@ MAX_RESULTS = 8  # cached results per object and function: the latest ones
 def cached_method(
     function: Callable[Concatenate[Owner, Arguments], Result],
 ) -> Callable[Concatenate[Owner, Arguments], Result]:
-    """Cache a function's results on its first argument, a frozen object, by its other arguments.
-
-    Results are shared, so callers must not change them.
-    """
+    """Cache a function's results, which are shared, on its first argument, a frozen object."""
 
     @functools.wraps(function)
     def cached(owner: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -67,11 +67,7 @@ class ResultDict(dict[str, Any]):
 
 
 def facts(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of the facts of a record: those listed, or else all but defaults.
-
-    A record without a list of facts yields its first field and all fields that differ from their
-    defaults.
-    """
+    """Yield names and values of the facts of a record: those listed, or else all but defaults."""
     if record._facts:
         yield from ((name, getattr(record, name)) for name in record._facts)
         return

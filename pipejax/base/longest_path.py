@@ -180,10 +180,7 @@ def _longest_paths_one_by_one(
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:
-    """Return masks of the nodes and of the edges on the longest path; at a tie, to the first sink.
-
-    `preds` are (nodes, max_preds), as `lag`; the second mask has the same shape.
-    """
+    """Return masks of nodes and edges on the longest path; at a tie, to the first sink."""
     on_path, edge_on_path = np.zeros(len(finish), bool), np.zeros(preds.shape, bool)
     has_successor = np.zeros(len(finish), bool)
     has_successor[preds] = True
@@ -230,10 +227,7 @@ class CycleError(ValueError):
 def topological_order(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds, width: int = 1
 ) -> Int[NumpyArray, " nodes"]:
-    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out).
-
-    `width` estimates how many nodes are independent; it changes only the speed.
-    """
+    """Order the nodes by Kahn's algorithm; `width`, an estimate, changes only the speed."""
     if _has_wide_waves(num_nodes, tail, width):
         return np.concatenate([wave for wave, _ in _waves(num_nodes, tail, head)])
     # successors of node n: successors[offsets[n] : offsets[n + 1]]

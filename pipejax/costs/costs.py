@@ -261,11 +261,7 @@ class Costs(_FilledIn):
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from numbers (or batches of numbers), equal for all stages or all workers.
-
-        `transfer` is another name of `transmit`. With `by_worker`, `times` are of a microbatch on a
-        whole worker.
-        """
+        """Make costs from numbers (or batches), equal for all stages, or for all whole workers."""
         check_types(table=(table, ScheduleTable), others=(others, Mapping, type(None)))
         for name in times:
             if name not in FIELDS:

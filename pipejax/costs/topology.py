@@ -209,10 +209,7 @@ class PlacedCosts(NamedTuple):
         return place_nodes(self.level)
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return link levels and sharing of nodes, on which the costs of a placement depend.
-
-        Placements with equal rows have equal costs.
-        """
+        """Return link levels and sharing of nodes: placements with equal rows have equal costs."""
         columns = [self._boundary_levels(places)[:, self._changes_worker]]
         if self.by_sharing:
             columns.extend(self._node_sharing(places))

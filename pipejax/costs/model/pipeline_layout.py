@@ -280,10 +280,7 @@ def _stage_text(stage: str) -> str:
 
 
 def _repeated_groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the groups of stages from `start` on that repeat at once: size, and number of times.
-
-    The last stage is not in a group, because no | follows it.
-    """
+    """Yield size and number of times of groups from `start`; the last stage is in none."""
     # stages a b a b c: from stage 0 on, a group of size 2 repeats 2 times
     for size in range(1, min(MAX_GROUP, (last - start) // 2) + 1):
         block, end = texts[start : start + size], start + size

@@ -163,10 +163,7 @@ def _exchange_times(system: System, exchanges: Sequence[_Exchange]) -> list[Floa
 def hidden_buckets(
     contention: Contention, exchange: Numbers, compute: Number, layers: Number
 ) -> Numbers:
-    """Return the time [s] that overlapping exchanges with the compute of equal layers saves.
-
-    `exchange` and `compute` are seconds of all `layers` together.
-    """
+    """Return the time [s] that overlapping exchanges with the compute of equal layers saves."""
     # A layer's gradients are exchanged after its compute, after those of earlier layers. With c and
     # a the seconds of compute and exchange of one of L layers, the longest path is one of
     #     L c + a                            compute never rests

@@ -18,10 +18,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def sliced_model(model: Model, part: int, slices: int) -> Model:
-    """Return the model with a sequence (and window) that is priced like one slice of the sequence.
-
-    In both, a token attends to as many others in the mean. `part` is the slice's number, from 0.
-    """
+    """Return the model with a sequence and window that is priced like slice `part` of it."""
     if not model.causal:
         raise MismatchError(
             f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "

@@ -73,10 +73,7 @@ APART, ONE_PASS = range(2)  # ways to run I and W: apart, or in one pass, which 
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
-    """Compute the times of ops (kernels, collectives, host) and of messages (latency + transmit).
-
-    The host starts kernels while the accelerator runs them: a phase takes a smooth maximum of both.
-    """
+    """Compute the times of ops (kernels, collectives, host) and of messages [s]."""
     exchanges = _exchanges(work, system)
     ops = op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)

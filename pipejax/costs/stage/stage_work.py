@@ -350,11 +350,7 @@ def bytes_of_stages(
     slices: int = 1,
     has_r: Any = np.False_,
 ) -> StageBytes:
-    """Compute the memory of stages without a table; numbers may be traced, arrays padded.
-
-    `recompute` names parts that a layer recomputes; whole layers to recompute are in `stages`.
-    `has_r` (stages) says whether the table has R cells for them.
-    """
+    """Compute the memory of stages without a table, as `work_of_stages` counts their work."""
     # A layer keeps `after_f` bytes from F on, or its input if recomputed; W needs `for_w` bytes.
     first, last = stages.first, stages.last
     embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
