@@ -108,10 +108,7 @@ _has_stopped = threading.Event()
 
 
 def watch_signals() -> None:
-    """Let SIGINT and SIGTERM end this process as `_end_at_signal` says.
-
-    A signal that the process ignores, as under nohup or `&`, stays ignored.
-    """
+    """Let SIGINT and SIGTERM, unless ignored as under nohup, end this process."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

@@ -70,10 +70,7 @@ class TimingSettings:
     distinct_counts: bool = False
 
     def add_to(self, result: dict[str, Any], evaluation: "pj.Evaluation") -> Iterator[object]:
-        """Add slack, corners and paths to the object of `--json`, and yield them as tables.
-
-        Only those that options ask for. A corner is a further set of costs with a name.
-        """
+        """Add slack, corners and paths, if asked for, to the object of `--json`; yield tables."""
         target = None if self.target is None else parse_seconds(self.target, "--target")
         if self.slack or self.corner or target is not None:
             corners = pj.analysis.corners(

@@ -318,11 +318,7 @@ def save_page(
     choice: "Carried",
     out: Output,
 ) -> None:
-    """Write the explorer's page with the runs of a scene.
-
-    Without --memory-limit a model has the memory of its system as limit. `choice` has the tables
-    that the page offers.
-    """
+    """Write the explorer's page with the runs of a scene, and the tables of `choice`."""
     from pipejax.plots.explorer.payload import Explored, page
 
     explored = []
@@ -344,10 +340,7 @@ def save_page(
 def further_tables(
     run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
 ) -> "Carried":
-    """Return the times that a page offers for other schedules, and with `choose` their tables.
-
-    Raises ValueError with `choose` if the times do not hold for other schedules.
-    """
+    """Return the times that a page offers for other schedules, and with `choose` their tables."""
     from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried

@@ -246,10 +246,7 @@ def _add_points(
     ranking: tuple[str, int],
     sides: list[str],
 ) -> None:
-    """Add the Pareto front and the best points to the view and the details.
-
-    `ranking` is the measure that ranks the points, and the number of points that it ranks.
-    """
+    """Add the Pareto front and the best points of a `ranking` to the view and the details."""
     if fronts:
         view.append(f"front of {words(sides[0])} against {words(sides[1])}: {len(fronts)} points")
         view += () if has_details() else _table(results, fronts, FIRST_ROWS)
@@ -407,10 +404,7 @@ def map_json(results: "SweepResults", regions: "Regions", across: str, up: str) 
 def map_lines(
     results: "SweepResults", regions: "Regions", across: str, up: str
 ) -> Iterator[object]:
-    """Yield the share of the map in which each schedule is best, and the map as a table.
-
-    The table has a column for each value of the axis `across`, and a row for each value of `up`.
-    """
+    """Yield the share of the map in which each schedule is best, and the map as a table."""
     if not regions.names:
         return
     names = [*regions.names, "-"]  # the last one is for code -1: no point can be chosen

@@ -183,10 +183,7 @@ def _answer_permutation(
     nouns: tuple[str, str],
     out: Output,
 ) -> Answer:
-    """Answer with the best permutation of microbatches or workers, and write it to a file.
-
-    `best` has it under "order" or "places"; `nouns` name a permutation and several of them.
-    """
+    """Answer with the best permutation of microbatches or workers, and write it to a file."""
     table, link, sizes = scenario.table(), scenario.links.model, table_sizes(scenario.table())
     permutation = best["order" if "order" in best else "places"]
     in_file = {name: best[name] for name in ("order", "lengths", "places") if name in best}

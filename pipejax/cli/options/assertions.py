@@ -40,10 +40,7 @@ class Assertion(NamedTuple):
         return bool(compare(value, self.sign, self.value))
 
     def failure(self, result: Any) -> str | None:
-        """Return an error line if the answer does not meet the condition; else None.
-
-        Of several wrong numbers the line names the one that is farthest from the limit.
-        """
+        """Return an error line on the number farthest from the limit, if any fails; else None."""
         values = [*inner_values(result, self.path)]
         if not values and not has_list(result, self.path):
             parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)

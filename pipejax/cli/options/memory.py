@@ -78,10 +78,7 @@ class ActivationOptions(NamedTuple):
     sizes: list[float] | None
 
     def scenario_sizes(self, scenario: "pj.Scenario") -> StageSizes:
-        """Return the sizes of the activations of a scenario's table.
-
-        They are bytes with a model, by microbatch if lengths differ; else activations.
-        """
+        """Return the sizes of a scenario's activations: bytes with a model, else activations."""
         model, table = scenario.source.workload, scenario.table()
         if model is None or scenario.model_workload is not None:
             return self.stage_sizes(table, scenario.workload)

@@ -259,10 +259,7 @@ NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with the parameters of a command and the options that all commands have.
-
-    Only cyclopts reads its signature; the command itself does not get the added options.
-    """
+    """Return a command that cyclopts sees with the options that all commands have."""
     takes = inspect.signature(command).parameters
     excluded = {*takes, *(("format",) if command.__name__ in NO_TABLES else ())}
     if not any(output_kind(option.annotation) for option in takes.values()):

@@ -226,10 +226,7 @@ _EDITS = (  # options that change costs, and need some
 
 
 def parse_costs(run: Any) -> CostFields:
-    """Make the costs, their edits and the files named of the options of a command.
-
-    If no option gives times, the costs are the slots of the table.
-    """
+    """Make costs, their edits and files of options; without times, the slots of the table."""
     nodes, places = _parse_machine(run)
     microbatches = _parse_microbatches(run)
     messages = _parse_messages(run, nodes)

@@ -33,11 +33,7 @@ def report_page(
     name: str = "as it is",
     ran: MeasuredRun | None = None,
 ) -> str:
-    """Return a page with the parts of a report, and runs in the explorer.
-
-    The explorer shows the measured run `ran` and its replay if there is one, then the explained
-    run under `name`, then the run of the first remedy.
-    """
+    """Return a page with the parts of a report, and all of its runs in the explorer."""
     from pipejax.plots.explorer.payload import Explored, page, rendered
 
     explored, titles = [Explored(explanation.run, name)], [name]

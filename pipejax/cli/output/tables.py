@@ -140,10 +140,7 @@ def _latex_cell(cell: str) -> str:
 
 
 def _move_unit(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return header and cells of a column with the unit in the header, if all cells have one.
-
-    Times of several units are converted to a common one.
-    """
+    """Return header and cells of a column, with one unit in the header if all cells have any."""
     matches = {cell: _WITH_UNIT.fullmatch(cell) for cell in cells if cell != "-"}
     quantities = {cell: (match[1], match[2]) for cell, match in matches.items() if match}
     units = {unit for _, unit in quantities.values()}
