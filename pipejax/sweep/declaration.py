@@ -198,10 +198,7 @@ def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
 
 
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
-    """Return the software that all systems have if none is declared, and keys with defaults.
-
-    The keys are those that the software or a launcher sets, so the declaration needs no value.
-    """
+    """Return the software of systems if none is declared, and keys that it or a launcher sets."""
     launchers = _read_values("launcher", declaration, where) or (None,)
     launcher_keys = {key for name in launchers if name for key in find_launcher(name).workload}
     models, systems = (_read_values(key, declaration, where) for key in ("models", "systems"))

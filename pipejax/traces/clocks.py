@@ -112,11 +112,7 @@ def _lead_bounds(
     sources: Int[NumpyArray, " transfers"],
     targets: Int[NumpyArray, " transfers"],
 ) -> Float[NumpyArray, "workers workers"]:
-    """Return [a, b]: upper bounds on the lead of worker b's clock over worker a's [s].
-
-    `sources` and `targets` are the slices at both ends of transfers. Without a transfer from a to b
-    the bound is infinite.
-    """
+    """Return [a, b]: upper bounds on the lead of clock b over a [s]; inf without a transfer."""
     # SEND starts when it is sent, and RECV ends at the arrival; an op sends when it ends, and
     # starts when it has its inputs
     size = len(workers)

@@ -149,11 +149,7 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return for each value the median of all others, its excess over that, and z.
-
-    z is the excess in standard errors. `errors` are the standard errors of the values, to which the
-    spread of the other values adds.
-    """
+    """Return for each value the median of the others, its excess, and that in standard errors."""
     # values 1 2 9 -> medians 5.5 5 1.5, excesses -4.5 -3 7.5
     size = len(values)
     if size < 2:
@@ -219,11 +215,7 @@ class _MicrobatchTimes(NamedTuple):
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
     def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
-        """Return which cells (runs, stages, microbatches) have the numbers of a place.
-
-        A place {"worker": 2, "step": 5} selects all microbatches on the stages of worker 2 in the
-        runs of step 5.
-        """
+        """Return cells (runs, stages, microbatches) of a place, as {"worker": 2, "step": 5}."""
         _, stages, microbatches = self.logs.shape
         numbers = {
             "step": self.step[runs, None, None],

@@ -216,10 +216,7 @@ def _set_unit(
 def _set_end(
     path: Path, batches: Sequence[Columns], unstated: set[str], left_out: list[LeftOut]
 ) -> None:
-    """Set the end of rows without one from their duration; drop rows in which both differ.
-
-    A duration of `unstated` unit takes the unit that agrees best with start and end.
-    """
+    """Set ends from durations, in the unit that agrees best; drop rows in which both differ."""
     contradictions: list[int] = []
     for batch in batches:
         duration = batch.pop("duration", None)

@@ -26,10 +26,7 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide windows of time, from `begin` to `end`, into the five times of a `StepBudget` [us].
-
-    `syncs` are starts and ends of host calls that wait for the device [us].
-    """
+    """Divide windows, from `begin` to `end`, into the times of a `StepBudget`; all are in us."""
     # All starts and ends cut time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8.
     # Each piece has one cause: the first condition that holds.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
@@ -71,10 +68,7 @@ class ClockMatch(NamedTuple):
 def match_clocks(
     files: Sequence[Sequence[NumpyArray]], keys: Sequence[Key]
 ) -> list[ClockMatch | None]:
-    """Return the lead of each file's clock over the first file's clock; None without a match.
-
-    `files` has for each file the device work of its ranks; `keys` are the collectives by number.
-    """
+    """Return the lead of each file's clock over the first file's clock; None without a match."""
     # All ranks of a collective end it together. A collective without a communicator counts if all
     # ranks ran it; of more than two ranks, each sends to and receives from others.
     ends_by_rank = [[_collective_ends(work) for work in ranks] for ranks in files]
@@ -116,10 +110,7 @@ def _median_ends(ranks: Sequence[Mapping[int, NumpyArray]]) -> dict[int, NumpyAr
 def _compare(
     base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
-    """Return the match of two clocks with the least spread, from the ends of shared collectives.
-
-    `base` and `other` are the ends of each collective by its number [us].
-    """
+    """Return the match of two clocks with the least spread, from ends of collectives [us]."""
     # collectives with communicators count together; each name without one is a guess of its own
     leads: dict[int, list[float]] = {}
     for key in base.keys() & other.keys():

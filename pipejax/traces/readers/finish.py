@@ -125,10 +125,7 @@ _CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
 def match_messages(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Assign stage and microbatch to messages without them.
-
-    Returns the columns, which slices to keep, and the reasons why messages are dropped.
-    """
+    """Assign stage and microbatch to messages without them; say which to keep, and why not."""
     # A worker's messages follow the order of its ops, but Megatron's interleaved schedules also
     # record calls without a message. So the number of messages of a phase, worker and step decides:
     # - as many as ops that need one: the k-th message belongs to the k-th of these ops;
@@ -229,10 +226,7 @@ def _match_surplus(
     *,
     is_send: bool,
 ) -> Int[NumpyArray, " messages"]:
-    """Match the ops of a worker with messages, of which there are more than ops.
-
-    Returns the row of the op of each message, or a code. Messages and ops are in order of time.
-    """
+    """Return the row of the op of each message, or a code: messages are more than ops."""
     # An op takes the first send that begins after the op ended, or the last receive that ended
     # before the op began. Receives run in reversed time: times 1 2 5 become -5 -2 -1.
     result, place = np.full(len(messages), _EXTRA), 0

@@ -76,10 +76,7 @@ class RankFile(NamedTuple):
 
 
 def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
-    """Drop ranges that enclose other ranges of their phase, such as nested function calls.
-
-    `cells` are the ops of each label; the phase of a range is that of its first op.
-    """
+    """Drop ranges that enclose other ranges of their phase, such as nested function calls."""
     phases = [cell[0].phase if cell else "" for cell in cells]
     numbers = {name: k for k, name in enumerate(dict.fromkeys(phases))} | {"": NONE}
     phase = np.array([numbers[name] for name in phases], np.int64)[rows.label]
@@ -430,10 +427,7 @@ def _join(first: Rows, second: Rows) -> Rows:
 
 
 def _number_weights(columns: Columns, phases: Sequence[str], worker: int, workers: int) -> None:
-    """Number weight gradients without a microbatch, in place, by the order of DualPipeV.
-
-    `columns` are those of one worker of `workers`, which must run DualPipeV's order in each step.
-    """
+    """Number the weight gradients of a worker, which must run DualPipeV, in place."""
     names = np.array([*phases])[columns["phase"]]
     is_weight = (names == "W") & (columns["microbatch"] == NONE)
     if not is_weight.any():
@@ -494,10 +488,7 @@ def _budget_steps(
 def _time_by_kernels(
     ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
 ) -> Sequence[Rows]:
-    """Return the slices of ranks with the times of their kernels, or as recorded by the host.
-
-    If ops of some ranks have kernels and others have not, the latter ranks are dropped.
-    """
+    """Return the slices of ranks with kernels, timed by these; if no rank has any, as recorded."""
     kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is None and any(kernel_rows):

@@ -288,10 +288,7 @@ def _order_readings(
 def _registered_readings(
     columns: Columns, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a numbering of all ops for each registered schedule with the recorded phases.
-
-    `stages` is the number per worker. Recorded microbatches, if any, must agree, too.
-    """
+    """Yield a numbering of all ops for each registered schedule with the recorded phases."""
     rows = np.lexsort([columns[key] for key in ("kind", "end", "start", "worker")])
     pipeline = number_groups(columns["replica"], columns["step"])[rows]
     pipeline_rows = [rows[pipeline == number] for number in range(int(pipeline.max()) + 1)]

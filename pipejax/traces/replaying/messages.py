@@ -43,10 +43,7 @@ class TableRuns:
     def replay(
         self, link_times: Float[NumpyArray, "candidates links"]
     ) -> tuple[Float[NumpyArray, "candidates runs ops"], Float[NumpyArray, "candidates runs"]]:
-        """Replay the runs with candidate message times of links [s].
-
-        Returns the starts of ops after the first start, and times from first start to last end [s].
-        """
+        """Replay the runs with message times of links [s]; return op starts and lengths."""
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
         duration[..., self.ops] = self.end - self.start

@@ -192,10 +192,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 def _compare_models(
     results: Sequence[Replay], best: Replay, noise: float
 ) -> tuple[Mapping[str, float], list[Replay]]:
-    """Return the mean error of each link model by name, and the replays as likely as the best.
-
-    `noise` is the standard deviation of log(measured / predicted) times of a pipeline.
-    """
+    """Return the mean error of each link model, and the replays as likely as the best."""
     measured, place = best.pipelines.spans, results.index(best)
     predicted = measured * (1 + np.stack([result.errors for result in results]))
     squares = (np.log(measured / predicted) ** 2).sum(axis=1)
