@@ -245,7 +245,8 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     option_rows = np.tile(np.array(options, np.int64).reshape(-1, 3), (len(splits), 1))
     layouts = Layouts(*np.hstack([split_rows, option_rows]).T)
     layouts = layouts.take(_is_legal(request, layouts))
-    refusals = _refusals(request, layouts)
+    columns = [*layouts[:3], layouts.microbatches, layouts.edge_units, layouts.recompute]
+    refusals = _reasons_by_class(columns, lambda row: _refusal(request, layouts, row))
     layouts = layouts.take(refusals == "")
     if not len(layouts):
         raise ValueError(_why_none(request, *refusals[:1]))
@@ -324,12 +325,6 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
     has_groups = ~needs_groups | (rows.microbatches % rows.pipeline == 0)
     can_split = (rows.zero == 0) | (rows.data * rows.context > 1)  # ZeRO needs several replicas
     return is_even & has_groups & can_split
-
-
-def _refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
-    """Return for each layout why its schedule or recomputation does not exist; empty if it does."""
-    columns = [*layouts[:3], layouts.microbatches, layouts.edge_units, layouts.recompute]
-    return _reasons_by_class(columns, lambda row: _refusal(request, layouts, row))
 
 
 def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], str]) -> NumpyArray:
