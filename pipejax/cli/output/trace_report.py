@@ -105,10 +105,7 @@ def trace_view(
     result: Mapping[str, Any],
     before_command: Sequence[object] = (),
 ) -> Iterator[object]:
-    """Yield the first suspect, its cost and the action; other suspects, remedies and evidence.
-
-    `result` is the object of `--json`; `before_command` stands before the first remedy's command.
-    """
+    """Yield the first suspect, its cost and the action; other suspects, remedies and evidence."""
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
     finding, rows = analysis.finding, result["remedies"]
     if advice is None:
@@ -228,18 +225,14 @@ def _other_suspects(analysis: "pj.results.Analysis") -> Iterator[object]:
     # a worker and its only stage are one place of one cost: the first of them is named
     distinct: dict[tuple[object, ...], pj.results.Suspect] = {}
     for suspect in [*first, *few]:
-        distinct.setdefault(_place_key(suspect), suspect)
+        is_place = suspect.kind in ("worker", "stage")
+        key = (suspect.seconds,) if is_place else (suspect.kind, suspect.name)
+        distinct.setdefault(key, suspect)
     others = [*distinct.values()][len(first) :]
     for suspect in others[:MAX_OTHERS]:
         yield plain(f"also: {_suspect_text(analysis, suspect)}")
     if others[MAX_OTHERS:]:
         yield f"and {len(others) - MAX_OTHERS} more suspects: --json"
-
-
-def _place_key(suspect: "pj.results.Suspect") -> tuple[object, ...]:
-    """Return the cost of a worker or stage [s], equal if they are one place; else kind and name."""
-    is_place = suspect.kind in ("worker", "stage")
-    return (suspect.seconds,) if is_place else (suspect.kind, suspect.name)
 
 
 def _replay_help(analysis: "pj.results.Analysis") -> Iterator[object]:
