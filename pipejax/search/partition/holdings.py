@@ -18,7 +18,6 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import (
     StageLayers,
-    Stages,
     Workload,
     build_stages,
     recomputed_stages,
@@ -85,11 +84,6 @@ class HoldingPrices(NamedTuple):
         """Write a split, given as the holding index of each stage, as a layout."""
         layers, mtp = (self.counts(name)[point] for name in ("layers", "mtp"))
         return PipelineLayout.with_layers(layers.tolist(), (mtp * self.mtp_layers).tolist())
-
-    def uniform_costs(self) -> Iterator[Costs]:
-        """Yield for each holding the costs of a table whose stages all have this holding."""
-        for k in range(len(self.holdings)):
-            yield Costs(**{name: seconds[k] for name, seconds in self.seconds.items()})
 
 
 def dense_layers(model: Model) -> int:
@@ -164,20 +158,16 @@ class _Pricing:
 
     def price(self, holding: Holding) -> tuple[Costs, StageBytes]:
         """Return seconds and bytes of every stage, if all stages have this holding."""
-        arguments, stages = (self.workload, self.table), self._stages(holding)
-        work = stage_work(*arguments, assigned=stages, offloads=has_host_link(self.system))
-        costs = with_factors(work_costs(work, self.system), *arguments)
-        return costs, stage_bytes(*arguments, stages)
-
-    def _stages(self, holding: Holding) -> Stages:
-        """Describe stages that all have the same holding."""
-        ones = np.ones(self.table.num_stages)
+        arguments, ones = (self.workload, self.table), np.ones(self.table.num_stages)
         recomputed = min(holding.layers, self.max_recomputed) * self.recomputed
         assigned = StageLayers(holding.layers * ones, recomputed)
         places = self.workload.worker_places
         stages = build_stages(self.table, assigned, holding.mtp * ones, places)
         # the number of layers before the stage says how many of its layers are dense
-        return stages._replace(before=(self.dense - holding.dense) * ones)
+        stages = stages._replace(before=(self.dense - holding.dense) * ones)
+        work = stage_work(*arguments, assigned=stages, offloads=has_host_link(self.system))
+        costs = with_factors(work_costs(work, self.system), *arguments)
+        return costs, stage_bytes(*arguments, stages)
 
 
 Shares = Float[NumpyArray, "holdings stages"]
@@ -211,7 +201,7 @@ class Splits:
         return (point == np.arange(len(self.may_hold))[:, None]) * 1.0
 
     def from_shares(self, shares: Shares) -> Points:
-        """Round shares of holdings to a split; return an empty array if it is not legal."""
+        """Round the shares of a mixture to a split; return an empty array if it is not legal."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
         # the layers for further tokens are on one stage, if there are any
         stage = (self.prices.counts("mtp") @ shares).argmax()
@@ -275,7 +265,7 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
     layers, stages = int(workload.model.layers), table.num_stages
     layers_by_name = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
     layers_by_name["megatron, first and last set"] = _first_and_last(layers, table)
-    layers_by_name["torchtitan"] = _torchtitan(layers, stages)
+    layers_by_name["torchtitan"] = _even(layers, stages, (1, 1), allows_remainder=True)
     with contextlib.suppress(MismatchError):  # fewer layers than stages
         units = workload.embedding_units, workload.loss_units
         layers_by_name["by stage shares"] = stage_layers(workload.model, table, units).tolist()
@@ -287,13 +277,18 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
     }
 
 
-def _even(layers: int, stages: int, ends: tuple[int, int]) -> list[int] | None:
+def _even(
+    layers: int, stages: int, ends: tuple[int, int], *, allows_remainder: bool = False
+) -> list[int] | None:
     """Split layers evenly, embedding and loss counted as layers; None if that is impossible."""
+    # a remainder goes to the first stages
     per_stage, remainder = divmod(layers + sum(ends), stages)
-    split = [per_stage] * stages
+    if not per_stage or (remainder and not allows_remainder):
+        return None
+    split = [per_stage + 1] * remainder + [per_stage] * (stages - remainder)
     split[0] -= ends[0]
     split[-1] -= ends[1]
-    return None if remainder else split
+    return split
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
@@ -312,14 +307,3 @@ def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
     # the smallest largest stage, then the smallest range, then the smallest ends
     most_even = min(splits, key=lambda x: (max(x), max(x) - min(x), x[0] + x[-1]))
     return per_worker * most_even  # the list repeated: the same for every stage of a worker
-
-
-def _torchtitan(layers: int, stages: int) -> list[int] | None:
-    """Return the layers of stages by torchtitan's rule; None if a stage would be empty."""
-    if stages == 1:
-        return [layers]
-    per_stage, remainder = divmod(layers + 2, stages)  # embedding and head count as one layer each
-    split = [per_stage + 1] * remainder + [per_stage] * (stages - remainder)
-    split[0] -= 1
-    split[-1] -= 1
-    return split if per_stage else None

@@ -125,7 +125,10 @@ class PathCuts:
         seconds = np.zeros((len(prices.holdings), layout.num_stages))
         for phase, op_weights in zip(TIMED, ops, strict=True):
             if op_weights.any():
-                seconds += weighted_sum(prices.seconds[PHASE_FIELDS[phase.name]], op_weights)
+                times = prices.seconds[PHASE_FIELDS[phase.name]]
+                if times.ndim == 2:  # (holdings, stages): all microbatches take equal times
+                    times = times[..., None]
+                seconds += (times * op_weights).sum(axis=-1)
         shape = (len(LINK_COSTS), *layout.link_shape)
         # counts of latencies, of transmit times, and of messages, which take both
         latency, transmit, message = weights[layout.first_link :].reshape(shape).sum(axis=-1)
@@ -148,16 +151,6 @@ class PathCuts:
         is_longer = times >= times[:, ::-1]
         is_longer[:, 1] = ~is_longer[:, 0]  # at a tie the forward
         return np.where(is_longer, 1.0, float(factor))
-
-
-def weighted_sum(
-    seconds: Float[NumpyArray, "holdings stages *microbatches"],
-    weights: Float[NumpyArray, "stages columns"],
-) -> Float[NumpyArray, "holdings stages"]:
-    """Sum op times with weights over the microbatches of each stage."""
-    if seconds.ndim == weights.ndim:  # all microbatches take equal times
-        return seconds * weights.sum(axis=-1)
-    return (seconds * weights).sum(axis=-1)
 
 
 def stage_work_function(
@@ -214,9 +207,7 @@ class SplitProgram:
         self.bound, self.gap = 0.0, 0.0
         self.point: Columns = np.zeros(len(self.holding) + stages)
         self.is_open, self.is_whole = True, False
-        self._constraints: list[
-            tuple[Any, Float[NumpyArray, " rows"], Float[NumpyArray, " rows"]]
-        ] = []
+        self._constraints: list[tuple[Any, NumpyArray, NumpyArray]] = []  # matrix, low, high
         on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0
         self._add(on_stage, 1.0, 1.0)
         self._order(on_stage, layers)

@@ -22,6 +22,7 @@ from pipejax.base.checks import check_local_search, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import jax
 from pipejax.base.progress import OnProgress, telling
+from pipejax.costs.costs import Costs
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.stage.stage_costs import stage_costs
@@ -136,7 +137,12 @@ class SplitSearch:
         self.prices = price_holdings(
             self.workload, self.system, self.table, lambda costs: stage_work(costs).min() <= limit
         )
-        may_hold = np.stack([stage_work(costs) <= limit for costs in self.prices.uniform_costs()])
+        # for each holding, the costs of a table whose stages all have this holding
+        rows = (
+            Costs(**{name: seconds[k] for name, seconds in self.prices.seconds.items()})
+            for k in range(len(self.prices.holdings))
+        )
+        may_hold = np.stack([stage_work(costs) <= limit for costs in rows])
         self.paths = PathCuts(self.program, self.prices)
         held = held_counts(self.table) if math.isfinite(self.capacity) else None
         self.splits = Splits(
