@@ -210,7 +210,8 @@ def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path
     assert result["planned_for"] == {"zb-v": {"F": 1.0, "I": 1.0, "W": 1.0, "c": 0.0}}
     assert "zb-v planned for F=I=W=1, c=0" in plot.read_text()
     _, out, _ = call(*ZB_V, *box, "--versus", "zb-v")
-    assert "zb-v: in the order planned for F=I=W=1, c=0 (--slots, --planned-comm); evaluate" in out
+    order = "zb-v: the order was planned for F=I=W=1, c=0 (--slots, --planned-comm); evaluate"
+    assert order in out
     assert "1f1b against zb-v as planned for F=I=W=1, c=0: zb-v as planned is never slower" in out
     assert "slower than zb-v as planned, at F=1, B=2" in out
     _, out, _ = call("formula", "-s", "zb-v", *ZB_V[3:], *box, "--slots", "F=1,B=3")

@@ -253,7 +253,7 @@ def test_command(call, tmp_path):
         "p95",
         "p90 slowdown",
         "rank",
-        "most often",
+        "most share",
         "100 %",
         "60 samples",
         f"{run.quantile(0.9):.3g} s",
