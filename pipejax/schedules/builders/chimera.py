@@ -78,6 +78,10 @@ def chimera_asymmetric(
         the stages and 2 for the second if None.
       in_flight: as of `chimera`.
       slots: slot durations of F and B on a stage of mean size.
+
+    Example:
+      >>> chimera_asymmetric(4, 4).stage_shares
+      (0.666..., 0.666..., 1.333..., 1.333...)
     """
     if stage_shares is None:
         stage_shares = [1.0] * (num_workers // 2) + [2.0] * (num_workers // 2)

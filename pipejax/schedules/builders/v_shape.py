@@ -165,6 +165,12 @@ def v_min(
     Options:
       num_workers: P; each holds stages w and 2 P - 1 - w.
       transfer: time of a message, in slots.
+
+    Example:
+      >>> print(v_min(2, 2))
+                   0    1    2    3    4    5    6    7    8    9   10   11   12   13   14
+        worker 0  0F0   .    .   3F0  3I0  0F1  3W0  0I0  0W0  3F1  3I1  3W1   .   0I1  0W1
+        worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
     limits = [2 * ((num_workers + 4) // 3)] * num_workers
     return _plan("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)

@@ -323,6 +323,11 @@ def pipe_offload(
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
 
+
+    Example:
+      >>> tables = [pipe_offload(4, 8, offload_share=share) for share in (0, 0.5, 1)]
+      >>> [int((table.phase == Phase.O).sum()) for table in tables]
+      [0, 12, 24]
     """
     offloaded_share = share(offload_share, "offload_share")
     weight_share = share(weight_share, "weight_share")
@@ -417,6 +422,11 @@ def ada_offload(
       offload: time of O, in slots, one number or one per stage; nothing is offloaded if None.
       load: time of L, in slots, one number or one per stage; that of O if None.
       host_links: groups of workers that share a host link; the others have their own.
+
+    Example:
+      >>> tables = [ada_offload(4, 8, memory_limit=2, offload=t) for t in (None, 0.5)]
+      >>> [table.offloads for table in tables]
+      [False, True]
     """
     pipe = slot_pipe(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
     host_links = check_host_groups(host_links, num_workers)
