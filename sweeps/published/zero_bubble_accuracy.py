@@ -38,12 +38,10 @@ TOLERANCE: Mapping[tuple[str, str], float] = {  # mean error of step time or mem
     (MEMORY, "zb-2p"): 9.0,
 }
 REASON = (
-    "1f1b, zb-1p and zb-2p: a further microbatch took {least:.0f} to {most:.0f} % longer than the "
-    "profiled F + I + W, over all schedules. Where messages have slack, as in these three, no link "
-    "model accounts for that. A step of zb-2p lasts as its longest worker, as workers begin the "
-    "next step without waiting for each other: its measured times are on a line in the "
-    "microbatches that begins at 0.05 s in all models, while filling the pipeline takes 0.1 to "
-    "0.3 s."
+    "A further microbatch took {least:.0f} to {most:.0f} % longer than the profiled F + I + W. No "
+    "link model explains this for 1f1b, zb-1p and zb-2p, whose messages have slack. Workers begin "
+    "the next step of zb-2p without waiting for each other: its measured times are on a line in "
+    "the microbatches that begins at 0.05 s, while filling the pipeline takes 0.1 to 0.3 s."
 )
 
 
