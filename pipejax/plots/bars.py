@@ -185,7 +185,7 @@ def _draw_group(
 
 
 def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
-    """List the legend entries of phases; `hatched` and `deep` label hatching and darker colours."""
+    """List the legend entries; `hatched`: text for hatching, `deep`: text for darker colours."""
     used = bar_phases(bars)
     looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [

@@ -58,7 +58,7 @@ class Panel(NamedTuple):
     memory: Curves | None = None  # curves below the run, or None
 
     def bars(self, critical: bool) -> list[Bar]:
-        """Return the ops to draw, which are all ops that take time, without waits."""
+        """Return the bars of all ops that take time, except waits."""
         shown_bars = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
         return [bar if critical else bar._replace(is_critical=False) for bar in shown_bars]
 

@@ -401,8 +401,8 @@ def check_communication(content: Content) -> None:
 
 
 def _message_cell(content: Content, op: Op, partner: int, *, is_send: bool) -> int:
-    """Return the cell of a SEND or RECV op, if it lies on the right side of `partner`."""
-    # A SEND must stand after its producer `partner`, a RECV before its consumer `partner`.
+    """Return the cell of a SEND after `partner`, or of a RECV before it; raise if there is none."""
+    # `partner` is the cell of the op that produces the message, or of the one that consumes it.
     cell = int(content.where[op.phase][op.stage, op.microbatch])
     is_before = cell % content.num_slots < partner % content.num_slots
     if cell != NOWHERE and is_before != is_send:

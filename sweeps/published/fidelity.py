@@ -472,8 +472,8 @@ def llama3() -> Section:
     """Share of the peak of Llama-3 405B, in percentage points."""
     rows, reason = llama3_accuracy.accuracies(pj.load_system("h100"))
     text = (
-        "The Llama 3 report (Table 4) states the MFU of three runs. Predictions are for an "
-        "H100 by its data sheet; errors are in percentage points."
+        "The Llama 3 report (Table 4) states the MFU of three runs. Predictions use the "
+        "numbers of the H100's data sheet, without calibration; errors are in percentage points."
     )
     return Section("Llama-3 405B on 8,192 and 16,384 H100", text, tuple(rows), (reason,))
 

@@ -129,7 +129,7 @@ class RowBatch(NamedTuple):
     def slopes(
         self, kind: PricingKind, system: System, values: Values, counts: CostArrays
     ) -> Float[NumpyArray, "batch rows values"]:
-        """Return slopes of each row's step time (the sum of counts * costs) by the values."""
+        """Return slopes, in the values, of each row's step time sum(counts * costs)."""
         from pipejax.engine.batched.pricing import pulled
 
         def pull(pairs: Any) -> NumpyArray:

@@ -1,4 +1,4 @@
-"""`pipejax init`: a file to begin with that no example holds."""
+"""`pipejax init`: a starter file for a case that no shipped example covers."""
 
 import csv
 import io

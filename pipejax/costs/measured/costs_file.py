@@ -335,7 +335,7 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Return costs of one second per slot, to draw a table, of its slots or of `durations`."""
+    """Return costs to draw a table: 1 s per slot of each op, or of `durations` if stated."""
     slots = durations or table.slots
     shares = np.asarray(table.stage_shares)  # a stage with more layers takes longer
     field_costs: dict[str, Any] = {}

@@ -72,6 +72,7 @@ def unrolled_with_counts(
         """Return makespans (batch) [s] and counts (columns, batch), computed in threads."""
         pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
         size = max(map(len, pieces))
+        # no cost has column 0: nothing writes or reads its counts
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
         def take(low: int, results: list[NumpyArray]) -> None:

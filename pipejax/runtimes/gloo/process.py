@@ -399,7 +399,7 @@ class TableRun:
 
 
 def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """Return the largest difference over the largest entry; NaN if one array is missing."""
+    """Return the largest difference divided by the largest entry; NaN if an array is missing."""
     if ours is None or other is None:
         return float("nan")
     scale = float(other.abs().max()) or 1.0

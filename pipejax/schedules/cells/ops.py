@@ -239,7 +239,7 @@ class PhaseLists(Generic[SomePhase]):
 
     @functools.cached_property
     def sharding(self) -> tuple[SomePhase, ...]:
-        """Return the phases of whole stages, which have no microbatch."""
+        """Return the phases that run once per stage, not once per microbatch."""
         return tuple(phase for phase in self.cell_phases if phase.kind.scope == STAGE)
 
     @functools.cached_property

@@ -259,7 +259,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return evaluate(table, costs, link=links).makespan
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
-        """Build the table from one option per worker; None stands for no sharding cells."""
+        """Build the table from a choice of sharding cells per worker; None: no sharding cells."""
         rows = [
             row if option is None else option.row
             for row, option in zip(self._rows, options, strict=True)

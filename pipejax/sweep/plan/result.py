@@ -296,7 +296,7 @@ class PlanResult:
       outside: the best layout of each other regime, an extrapolation; and faster ones that may not
         fit, as measured runs needed more memory than predicted.
       tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
-      under_launchers: the best layout under defaults of launchers that differ from those assumed.
+      under_launchers: the best layout under other launchers' defaults than those assumed.
       break_even_factors: numbers of the machine, each with the factor on it alone that makes the
         first runner-up as fast as the best; the nearest to 1 first.
       enumerated: number of legal layouts.

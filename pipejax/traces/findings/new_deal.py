@@ -119,7 +119,7 @@ def round_work(replayed: Replay) -> float:
 
 
 def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
-    """Return the recorded op times of a step as costs by stage and microbatch of all replicas."""
+    """Return a step's recorded op times as costs (stages, microbatches of all replicas)."""
     table = replayed.pipelines.table
     ops, size = PipelineOps.select(replayed.pipelines.trace, replicas), table.num_microbatches
     # microbatch m of replica r becomes microbatch r M + m of one long step

@@ -308,7 +308,7 @@ def place_ranks(
 def _list_placements(
     ranks: Sequence[int], ops: Sequence[set[tuple[int, ...]]], world: int, replicas: int
 ) -> list[Places]:
-    """List possible (replica, worker) of all ranks, in which no replica runs an op twice."""
+    """List assignments of ranks to (replica, worker) in which no replica runs an op twice."""
     # Ranks 0 1 2 3 of two replicas are (0, 0) (1, 0) (0, 1) (1, 1) by turns, and
     # (0, 0) (0, 1) (1, 0) (1, 1) by blocks. `ops` has the ops of each rank.
     by_turns = [(rank % replicas, rank // replicas) for rank in ranks]
