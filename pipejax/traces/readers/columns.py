@@ -100,7 +100,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
-    return _with_workers(finish_trace(rows, phases, sizes, left_out, notes), sizes.world)
+    return _with_workers(finish_trace(rows, phases, sizes, left_out, notes), sizes.world or None)
 
 
 def _join_batches(
@@ -120,18 +120,19 @@ def _join_batches(
     return rows, phases
 
 
-def _with_workers(trace: Trace, world: int) -> Trace:
+def _with_workers(trace: Trace, world: int | None) -> Trace:
     """Return a trace with its number of workers: from a stated `world`, else as in the rows."""
+    if world is None:
+        # a last worker without rows would be missed: refuse rows that look so
+        _check_last_stage(vars(trace), trace.phases)
+        note = f"no file says workers: {trace.workers}, the largest number in the rows"
+        return dataclasses.replace(trace, inferred=(*trace.inferred, note))
     replicas = int(trace.replica.max(initial=0)) + 1
     workers, rest = divmod(world, replicas)
-    if world and (rest or workers < trace.workers):
-        text = f"workers times {replicas} replicas, and at least {trace.workers} workers"
-        raise wrong("world", f"must be {text} as in the files, got {world}", world)
-    if workers:
-        return dataclasses.replace(trace, known_workers=workers)
-    note = f"no file says workers: {trace.workers}, the largest number in the rows"
-    _check_last_stage(vars(trace), trace.phases)
-    return dataclasses.replace(trace, inferred=(*trace.inferred, note))
+    if rest or workers < trace.workers:
+        sizes = f"a multiple of the {replicas} replicas, with at least {trace.workers} workers"
+        raise wrong("world", f"must be {sizes} as in the files, got {world}", world)
+    return dataclasses.replace(trace, known_workers=workers)
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:

@@ -247,7 +247,7 @@ def _match_surplus(
 # Replica and worker of each rank, where labels do not state them
 
 Places = Sequence[tuple[int, int]]  # replica and worker of each rank
-MAX_LEAD = 0.1  # of an op before its inputs, relative to the median op
+MAX_LEAD_SHARE = 0.1  # of an op before its inputs, relative to the median op
 _OP_FIELDS = ("phase", "stage", "microbatch")
 
 
@@ -328,7 +328,7 @@ def _is_causal(trace: Trace) -> bool:
     producers, consumers = transfers(trace, OP_INPUTS)
     lead = (trace.end[producers] - trace.start[consumers]).max(initial=0.0)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
-    return bool(lead <= MAX_LEAD * np.median(seconds)) if len(seconds) else True
+    return bool(lead <= MAX_LEAD_SHARE * np.median(seconds)) if len(seconds) else True
 
 
 def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:

@@ -41,11 +41,11 @@ class RunSizes(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A possible numbering of all ops: sizes, and complete columns; a size of 0 is unused."""
+    """A possible numbering of all ops: sizes, and complete columns; a size of None is unused."""
 
-    steps: int
-    stages: int
-    microbatches: int
+    steps: int | None
+    stages: int | None
+    microbatches: int | None
     order: str
     columns: Columns
 
@@ -82,7 +82,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
         possible = _consistent_readings(candidates, by_step=by_step)
     missing_text = ", ".join(missing)
     if len(possible) != 1:
-        raise wrong("files", _why_ambiguous(missing_text, candidates, possible))
+        raise wrong("files", _why_ambiguous(missing, candidates, possible))
     for name in missing:
         columns[name] = np.full(len(kind), NONE)
         columns[name][rows] = possible[0].columns[name][row_ops]
@@ -94,12 +94,17 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
     return [f"no file says {missing_text}: {possible[0].text()} is {how}"]
 
 
-def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence[_Reading]) -> str:
-    """Return the error text if no reading (numbering of all ops) or several are possible."""
+def _why_ambiguous(
+    missing: Sequence[str], candidates: Sequence[_Reading], possible: Sequence[_Reading]
+) -> str:
+    """Return the error text if no reading (numbering of all ops) or several are possible.
+
+    `missing` names the columns that the readings number.
+    """
     listed = "; ".join(reading.text() for reading in possible[:_MAX_LISTED])
     if len(possible) > _MAX_LISTED:
         listed += f"; and {len(possible) - _MAX_LISTED} more"
-    why = f"{len(possible)} of {len(candidates)} readings can be ({listed})"
+    why = f"{len(possible)} of {len(candidates)} readings are possible ({listed})"
     if not candidates:
         why = "no reading has these sizes"
     elif not possible:
@@ -109,8 +114,8 @@ def _why_ambiguous(what: str, candidates: Sequence[_Reading], possible: Sequence
         for name, option in _OPTIONS.items()
         if len({getattr(reading, name) for reading in possible}) > 1
     ]
-    options.append(f"--columns {what.split(', ')[-1]}=NAME")
-    return f"must say {what}: {why}; {' or '.join(options)} says it"
+    options.append(f"--columns {missing[-1]}=NAME")
+    return f"must say {', '.join(missing)}: {why}; to choose, give {' or '.join(options)}"
 
 
 def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
@@ -156,7 +161,7 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
-    step_counts = [0]  # the file numbers its steps
+    step_counts: list[int | None] = [None]  # the file numbers its steps
     if "step" in missing:  # a worker begins a step after the end of the previous one
         is_same_lane = np.diff(lane[rows]) == 0
         step_counts = [
@@ -165,11 +170,11 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
             if (np.diff(turn[rows] // (total // steps))[is_same_lane] >= 0).all()
         ]
     if len(step_counts) > 1 and "microbatch" in missing:
-        ambiguous = [_Reading(steps, 0, 0, "", {}) for steps in step_counts]
-        raise wrong("files", _why_ambiguous(", ".join(missing), ambiguous, ambiguous))
+        ambiguous = [_Reading(steps, None, None, "", {}) for steps in step_counts]
+        raise wrong("files", _why_ambiguous(missing, ambiguous, ambiguous))
     for steps in step_counts:
         turns_per_step, columns, step_turn = total, dict(ops), turn
-        if steps:
+        if steps is not None:
             turns_per_step = total // steps
             columns["step"], step_turn = np.divmod(turn, turns_per_step)
         # more ops than a step can have: they keep no microbatch, and are counted as left over
@@ -197,7 +202,7 @@ def _step_readings(
     is_backward = columns["kind"] > 0
     # without microbatches in the file, only turns distinguish equal ops: they become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
-    microbatches = turns if turn_column else 0
+    microbatches = turns if turn_column else None
     workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1
     if "stage" in missing and "chunk" not in columns and turn_column:
         for stages in _divisors(turns, sizes.stages):
@@ -217,13 +222,14 @@ def _step_readings(
                 is_up = bool(order) & (loop % 2 == 1)
                 worker = np.where(is_up, num_stages // stages - 1 - position, position)
                 new_columns = columns | turn_column | {"worker": worker}
-                yield _Reading(0, stages, microbatches, order, new_columns)
+                yield _Reading(None, stages, microbatches, order, new_columns)
     elif turn_column:
         pipe = _find_pipes(columns)
         pipes = int(pipe.max()) + 1
-        yield _Reading(0, 0, turns * pipes, "", columns | {"microbatch": turn * pipes + pipe})
+        microbatch = turn * pipes + pipe
+        yield _Reading(None, None, turns * pipes, "", columns | {"microbatch": microbatch})
     elif turns == 1:
-        yield _Reading(0, 0, 0, "", columns)
+        yield _Reading(None, None, None, "", columns)
 
 
 def _has_ambiguous_weights(columns: Columns) -> bool:
@@ -240,22 +246,27 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 
 
 def _placement_readings(
-    columns: Columns, chunk: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
+    columns: Columns,
+    chunk: Int[NumpyArray, " ops"],
+    stages: int,
+    microbatches: int | None,
+    workers: int,
 ) -> Iterator[_Reading]:
     """Yield a numbering of stages (a reading) for each placement: looped, in a V, in two pipes.
 
-    `chunk` is the number of an op's stage among the `stages` of its worker; `microbatches` is 0 if
-    the file states them. Two pipes are possible only if it does, and a worker has one stage.
+    `chunk` is the number of an op's stage among the `stages` of its worker; `microbatches` is None
+    if the file states them. Two pipes are possible only then, and if a worker has one stage.
     """
     microbatch, worker = columns["microbatch"], columns["worker"]
-    placements = {"": chunk < 0, "in a V": chunk % 2 == 1}  # which ops run on the way up
-    if stages == 1 and not microbatches:
+    # which ops run on the way up, from the last worker to the first
+    placements = {"": np.zeros(chunk.shape, bool), "in a V": chunk % 2 == 1}
+    if stages == 1 and microbatches is None:
         placements["in two pipes"] = microbatch % 2 == 1
         placements["in two pipes, half and half"] = microbatch > microbatch.max() // 2
     for name, is_up in placements.items():
         position = np.where(is_up, workers - 1 - worker, worker)
         new_columns = columns | {"stage": chunk * workers + position}
-        yield _Reading(0, stages, microbatches, name, new_columns)
+        yield _Reading(None, stages, microbatches, name, new_columns)
 
 
 def _order_readings(
@@ -319,7 +330,7 @@ def _registered_readings(
             numbers = {key: np.zeros(len(rows), np.int64) for key in ("microbatch", "stage")}
             for run in pipeline_rows:
                 numbers["microbatch"][run], numbers["stage"][run] = ops[2:]
-            yield _Reading(0, stages, microbatches, f"that of {name}", columns | numbers)
+            yield _Reading(None, stages, microbatches, f"that of {name}", columns | numbers)
 
 
 def _divisors(number: int, stated: int) -> list[int]:

@@ -26,7 +26,7 @@ CellSlices = NewType("CellSlices", NumpyArray)  # (cells) the first slice of eve
 CellCount = NewType("CellCount", int)
 
 MAX_OVERLAP = 0.1  # of two ops of a worker by rounding of clocks, relative to the shorter op
-MAX_LEAD = 0.1  # start of an op before its input by rounding of clocks, relative to the median op
+MAX_LEAD_SHARE = 0.1  # of an op before its input by rounding of clocks, relative to the median op
 MAX_GAP = 5.0  # of an op, relative to the median gap
 MIN_GAP = 1e-3  # of the mean op, relative to the median op; smaller gaps do not count
 MIN_STARVED = 0.02  # of a pipeline, of a host that launches late
@@ -369,10 +369,14 @@ def _rows(
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op that starts earliest before its input ends; None if within rounding."""
+    """Describe the op with the largest lead; None if it is within rounding of clocks.
+
+    `lead` says of all slices of a trace how long before the end of its input each starts [s];
+    `slices` are the positions among them of the ops of one pipeline.
+    """
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
-    tolerance = float(MAX_LEAD * np.median(trace.end[slices] - trace.start[slices]))
+    tolerance = float(MAX_LEAD_SHARE * np.median(trace.end[slices] - trace.start[slices]))
     if max_lead <= tolerance:
         return None
     return (
