@@ -272,10 +272,13 @@ def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
 
 
 def _joiner(function: Callable[..., NumpyArray]) -> Any:
-    """Make `numpy.concatenate` or `numpy.stack` a function of `Many`."""
+    """Make `numpy.concatenate` or `numpy.stack` a function of `Many`.
+
+    `Many.value` is (batch or 1, *shape), `Many.slopes[name]` (batch or 1, inputs, *shape).
+    """
 
     def join(operands: Sequence[Any], axis: int = 0) -> Many:
-        manys = [_to_many(operand) for operand in operands]
+        parts = [_to_many(operand) for operand in operands]
 
         def join_arrays(arrays: Sequence[NumpyArray], batch_axes: BatchAxes) -> NumpyArray:
             """Join arrays, with those that all configurations share repeated along the batch."""
@@ -284,13 +287,13 @@ def _joiner(function: Callable[..., NumpyArray]) -> Any:
             return function(full_arrays, axis=_batch_axis(axis, batch_axes))
 
         input_sizes = {
-            name: slope.shape[1] for many in manys for name, slope in many.slopes.items()
+            name: slope.shape[1] for part in parts for name, slope in part.slopes.items()
         }
         slopes = {}
         for name, size in input_sizes.items():
-            arrays = [many.slopes.get(name, np.zeros((1, size, *many.shape))) for many in manys]
+            arrays = [part.slopes.get(name, np.zeros((1, size, *part.shape))) for part in parts]
             slopes[name] = join_arrays(arrays, _SLOPE_AXES)
-        return Many(join_arrays([many.value for many in manys], _VALUE_AXES), slopes)
+        return Many(join_arrays([part.value for part in parts], _VALUE_AXES), slopes)
 
     return join
 

@@ -157,16 +157,17 @@ class Table:
         require(is_valid, "stage_shares", f"0 or {self.num_stages} numbers above 0", shares)
         self._read_weights(data.get("weights", {}))
 
-    def _read_weights(self, weights: Any) -> None:
-        """Read which weights gradients use: lag in updates, runs of LocalSGD, local steps."""
+    def _read_weights(self, rule: Any) -> None:
+        """Read the rule `weights`: which weights a gradient uses."""
+        # behind: age in updates; runs, local_steps: LocalSGD's parallel runs, steps per average
         keys = ("behind", "runs", "local_steps")
-        is_rule = isinstance(weights, dict) and set(weights) <= set(keys)
-        is_valid = is_rule and all(is_whole(weights.get(key, 1), 1) for key in keys[1:])
-        require(is_valid, "weights", f"whole numbers of {', '.join(keys)}", weights)
-        self.weight_lag, self.runs = weights.get("behind"), weights.get("runs", 1)
-        self.local_steps = weights.get("local_steps", 1)
-        is_valid = self.weight_lag is None or is_whole(self.weight_lag)
-        require(is_valid, "weights: behind", "a whole number or null", self.weight_lag)
+        is_rule = isinstance(rule, dict) and set(rule) <= set(keys)
+        has_counts = is_rule and all(is_whole(rule.get(key, 1), 1) for key in keys[1:])
+        require(has_counts, "weights", f"whole numbers of {', '.join(keys)}", rule)
+        self.weight_lag, self.runs = rule.get("behind"), rule.get("runs", 1)
+        self.local_steps = rule.get("local_steps", 1)
+        has_lag = self.weight_lag is None or is_whole(self.weight_lag)
+        require(has_lag, "weights: behind", "a whole number or null", self.weight_lag)
 
     def _check_microbatches(self) -> None:
         """Check that each microbatch has a pipe, and that all its slices have the same pipe."""

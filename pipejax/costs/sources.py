@@ -114,15 +114,16 @@ class GivenTimes(CostSource):
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Return a table's costs for each link level."""
+        # gathers and reductions on a lane of their own overlap with compute, so they need a time
         used = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
         missing = [f"{phase.name}=.." for phase in used if phase.kind.time not in self.times]
+        argument = "worker_times" if self.per_worker else "stage_times"
+        if missing:
+            what = "gathers and reductions beside compute take time"
+            raise ArgumentError(argument, None, f"{what}: give {', '.join(missing)}, too")
         try:
-            if missing:
-                what = "gathers and reductions beside compute take time"
-                raise ValueError(f"{what}: give {', '.join(missing)}, too")
             levels = [self._level(table, message) for message in self.messages]
         except ValueError as error:
-            argument = "worker_times" if self.per_worker else "stage_times"
             raise ArgumentError(argument, None, str(error)) from None
         if self.stages is None:
             return levels

@@ -224,12 +224,12 @@ def _fraction(weight: float) -> Fraction:
 
 
 def weights_by_key(program: Program, weights: Costs, denominator: int) -> dict[str, Any]:
-    """Return a parameter's weights in all costs, times a denominator, by phase or message cost.
+    """Return the integers weight * denominator of a parameter, by phase or message cost.
 
-    `weights` are costs with the factor of the parameter in each cost. The results are nested lists
-    of integers (stages), (workers) for phases of workers, or (2, pipes, boundaries) for messages.
-    If costs differ by microbatch, microbatches are their last axis, except for phases of whole
-    stages such as UNSHARD, which belong to no microbatch.
+    `weights` holds the parameter's coefficient in each cost. The integers are nested lists
+    (stages), (workers) for phases of workers, or (2, pipes, boundaries) for messages. If costs
+    differ by microbatch, microbatches are their last axis, except for phases of whole stages such
+    as UNSHARD, which belong to no microbatch.
     """
     layout = program.layout
     microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()

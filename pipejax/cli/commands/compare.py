@@ -139,7 +139,7 @@ def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
 
 def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> Iterator[object]:
     """Yield the fastest schedules, a table of all rows, and schedules that do not fit or exist."""
-    sizes, compared = _varying_sizes(rows), _varying_sizes(rows, WORDS)
+    sizes, compared = _varying_sizes(rows), _varying_sizes(rows, LABELS)
     ranked = _ranked(rows)
     yield from _winners(ranked, best, compared)
     shared_sizes = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
@@ -149,7 +149,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
             "not ranked together: times are of a stage, and schedules with more stages do more "
             "work; --measured-stages N or --worker-times compares equal work"
         )
-    columns = [*(Column(WORDS[name], name) for name in compared), Column("schedule", "schedule")]
+    columns = [*(Column(LABELS[name], name) for name in compared), Column("schedule", "schedule")]
     keys = len(columns)
     columns += [
         Column("makespan", partial(_makespan, best)),
@@ -196,7 +196,7 @@ def _by_text(texts: Iterable[tuple[str, Row]], sizes: list[str]) -> Iterator[obj
 
 SIZES = ("workers", "microbatches")
 # sizes of a row and their columns; rows of unequal work have their stages too
-WORDS = {"workers": "P", "microbatches": "M", "unequal_stages": "S"}
+LABELS = {"workers": "P", "microbatches": "M", "unequal_stages": "S"}
 LEVELS = (
     Column("bubble: formula", "formula_bubble_ratio", percent),
     Column("bubble: table", "table_bubble_ratio", percent),
@@ -216,26 +216,26 @@ def _ranked(rows: list[Row]) -> list[Row]:
 TIE = 1e-9  # relative difference of makespans that count as equal
 
 
-def _winners(ranked: list[Row], best: Best, sizes: list[str]) -> Iterator[object]:
-    """Yield, for each size, the fastest schedules and how much longer the next one takes."""
+def _winners(ranked: list[Row], best: Best, shown_sizes: list[str]) -> Iterator[object]:
+    """Yield, for the sizes of each run, the fastest schedules and their lead over the next."""
     if not best:
         yield "no schedule fits the memory"
-    for size, least in best.items():
-        rows = [row for row in ranked if _size(row) == size and "above_best" in row]
+    for sizes, least in best.items():
+        rows = [row for row in ranked if _size(row) == sizes and "above_best" in row]
         fastest = [row["schedule"] for row in rows if _is_least(row["makespan"], least)]
         lead = ""
         if len(rows) > len(fastest):
             next_row = rows[len(fastest)]
             lead = f"; next is {next_row['schedule']}, {percent(next_row['above_best'])} longer"
-        numbers = dict(zip(WORDS, size, strict=True))
-        where = "".join(f" at {WORDS[name]} = {numbers[name]}" for name in sizes)
+        numbers = dict(zip(LABELS, sizes, strict=True))
+        where = "".join(f" at {LABELS[name]} = {numbers[name]}" for name in shown_sizes)
         verb = "are" if len(fastest) > 1 else "is"
         yield plain(f"{' and '.join(fastest)} {verb} fastest{where}: {seconds(least)}{lead}")
 
 
-def _name_row(row: Row, sizes: list[str]) -> str:
+def _name_row(row: Row, shown_sizes: list[str]) -> str:
     """Return the schedule of a row with the sizes that differ."""
-    return row["schedule"] + "".join(f" {WORDS[name]} = {row[name]}" for name in sizes)
+    return row["schedule"] + "".join(f" {LABELS[name]} = {row[name]}" for name in shown_sizes)
 
 
 def _gigabytes(row: Row, mark: str = "") -> str:
@@ -246,7 +246,7 @@ def _gigabytes(row: Row, mark: str = "") -> str:
 
 
 def _size(row: Row) -> tuple[int, int, int]:
-    """Return the sizes of a row in the order of `WORDS`; rows of one size are ranked together."""
+    """Return the sizes of a row as in `LABELS`; rows of equal sizes are ranked together."""
     return row["workers"], row["microbatches"], row.get("unequal_stages") or 0
 
 

@@ -393,7 +393,6 @@ class StageLayers(NamedTuple):
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
     """Assign layers by the pipeline layout or by stage shares, and count recomputed layers."""
-    # Full recomputation repeats all layers, except on stages for which the table has R cells.
     if not is_traced(workload.model):
         check_sizes(workload.model)
     if not workload.pipeline_layout:
@@ -404,12 +403,14 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.parse(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    limit, group, _ = workload.recomputation  # full is uniform:1
-    if (group if limit == math.inf else limit) > (largest := int(layers.max())):
+    max_layers, group, _ = workload.recomputation  # full: all layers, in groups of 1
+    named_layers, largest = group if max_layers == math.inf else max_layers, int(layers.max())
+    if named_layers > largest:
         refusal = f"recompute {workload.recompute}: no stage has more than {largest} layers"
         raise MismatchError(f"{refusal}; full recomputes all layers", "recompute")
-    recomputed = np.minimum(layers, limit)
-    return StageLayers(layers, recomputed * recomputed_stages(workload, table))
+    # a stage whose recomputation the table has as R cells repeats none in its backward
+    is_repeated = recomputed_stages(workload, table)
+    return StageLayers(layers, np.where(is_repeated, np.minimum(layers, max_layers), 0.0))
 
 
 def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:

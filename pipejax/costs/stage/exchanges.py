@@ -54,15 +54,15 @@ def price_exchanges(
     work: StageWork, system: System, within_layers: Sequence[Collective]
 ) -> Exchanges:
     """Compute the times of all collectives of a step; messages are not included."""
-    # Dense weights and experts are two groups with different numbers of replicas. A stage that
+    # Dense weights and experts are two kinds, with different numbers of replicas. A stage that
     # lies in two pipes (bidirectional schedules) has twice as many replicas of its gradients.
     weight_counts = stacked_trees([part.weights for part in work.parts])
     trained_counts = stacked_trees([part.trained for part in work.parts])
-    weights = xp.stack([*weight_counts], axis=1) * work.element_bytes  # (parts, groups)
+    weights = xp.stack([*weight_counts], axis=1) * work.element_bytes  # (parts, kinds)
     trained = xp.stack([*trained_counts], axis=1) * work.element_bytes
     replicas, by_stage = _replicas(work, system)
     parameters = xp.stack([count + 0 * work.stages.copies for count in work.parameters])
-    gradients = parameters * work.gradient_bytes  # (groups, stages)
+    gradients = parameters * work.gradient_bytes  # (kinds, stages)
     exchanges = [
         *_with_groups(work, system, within_layers),
         _Exchange("all_gather", weights, replicas),
@@ -106,9 +106,9 @@ def _with_groups(
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Return the groups that exchange weights: per pipe (1, groups), in all pipes (groups, stages).
+    """Return the replicas of dense weights and of experts (two kinds) as groups of ranks.
 
-    The two groups are the replicas of dense weights and those of experts.
+    The first group has the replicas in a pipe (1, kinds), the second in all pipes (kinds, stages).
     """
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
@@ -139,11 +139,8 @@ def _exchange_times(system: System, exchanges: Sequence[_Exchange]) -> list[Floa
     has_many_networks = isinstance(system.network.rate, Many)
     indices_by_kind: dict[tuple[str, bool], list[int]] = {}
     for index, item in enumerate(exchanges):
-        size, inside = (
-            (np.asarray(number) for number in item.group) if has_many_networks else (0, 0)
-        )
-        crosses_nodes = bool(np.any(size > inside))
-        indices_by_kind.setdefault((item.kind, crosses_nodes), []).append(index)
+        varies = has_many_networks and bool(np.any(np.greater(*item.group)))  # crosses nodes
+        indices_by_kind.setdefault((item.kind, varies), []).append(index)
     times: dict[int, Float[Computed, ...]] = {}
     for (kind, _), indices in indices_by_kind.items():
         # Join all numbers of these exchanges: shapes (2, 3) and (4,) make a row of 10. Split after.

@@ -334,22 +334,20 @@ Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
 def _vocabulary_grammars(
-    kinds: Mapping[str, OpKind], rules: tuple[str, ...], producer: str
-) -> tuple[Mapping[Phase, Grammar], int]:
-    """Return a grammar for backwards B and one for I, and the number of reductions per backward.
-
-    The backward of the last stage waits for the kind `producer`.
-    """
-    grammars = {
-        phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {producer}"))
+    kinds: Mapping[str, OpKind], rules: tuple[str, ...], last_reduction: str
+) -> Mapping[Phase, Grammar]:
+    """Return a grammar for backwards B and one for I, which wait for the last reduction."""
+    return {
+        phase: Grammar(
+            kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {last_reduction}")
+        )
         for phase in INPUT_GRADS
     }
-    return grammars, 1 + len(rules)
 
 
-VARIANTS = {
-    1: _vocabulary_grammars({**_KINDS, **_SECOND_REDUCTION}, ("Z <- T",), "Z"),
-    2: _vocabulary_grammars(_KINDS, (), "Y"),
+VARIANTS = {  # grammars, and number of reductions before a backward: Y and Z, or Y
+    1: (_vocabulary_grammars({**_KINDS, **_SECOND_REDUCTION}, ("Z <- T",), "Z"), 2),
+    2: (_vocabulary_grammars(_KINDS, (), "Y"), 1),
 }
 
 

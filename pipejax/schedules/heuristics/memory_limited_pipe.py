@@ -276,7 +276,11 @@ class _Rounds:
         return extra
 
     def is_late(self, stage: int) -> bool:
-        """Return whether a stage would come late to its next gradient after one more forward."""
+        """Return whether a stage should run its next backward before one more forward.
+
+        It should if the gradient has arrived; also if it would arrive during the forward and the W
+        that make room for it, unless the wait would make the stage the one that idled longest.
+        """
         # without a lead of two forwards, the next stage would wait for this forward
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
@@ -285,7 +289,7 @@ class _Rounds:
         arrival = self.clock[next_stage] + next_ops + self.back[stage]  # of the gradient
         if self.clock[stage] >= arrival:
             return True
-        num_weights = self.weights_before_forward(stage) or 0
+        num_weights = self.weights_before_forward(stage) or 0  # None: no room, it cannot run
         work = self.durations[F][stage] + num_weights * self.durations[W][stage]
         may_idle = arrival - self.clock[stage] <= max(self.idle) - self.idle[stage]
         return self.clock[stage] + work > arrival + self.tolerance and may_idle

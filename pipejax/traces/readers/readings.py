@@ -97,10 +97,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
 def _why_ambiguous(
     missing: Sequence[str], candidates: Sequence[_Reading], possible: Sequence[_Reading]
 ) -> str:
-    """Return the error text if no reading (numbering of all ops) or several are possible.
-
-    `missing` names the columns that the readings number.
-    """
+    """Return the error text if no reading (numbering of all ops) or several are possible."""
     listed = "; ".join(reading.text() for reading in possible[:_MAX_LISTED])
     if len(possible) > _MAX_LISTED:
         listed += f"; and {len(possible) - _MAX_LISTED} more"
