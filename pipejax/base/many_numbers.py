@@ -272,10 +272,8 @@ def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
 
 
 def _joiner(function: Callable[..., NumpyArray]) -> Any:
-    """Make `numpy.concatenate` or `numpy.stack` a function of `Many`.
-
-    `Many.value` is (batch or 1, *shape), `Many.slopes[name]` (batch or 1, inputs, *shape).
-    """
+    """Make `numpy.concatenate` or `numpy.stack` a function of `Many`."""
+    # value (batch or 1, *shape), slopes[name] (batch or 1, inputs, *shape)
 
     def join(operands: Sequence[Any], axis: int = 0) -> Many:
         parts = [_to_many(operand) for operand in operands]

@@ -146,23 +146,31 @@ class Run:
                 self.queues[queue].append(((slot, worker), (worker, slot)))
 
     def _add_step_end(self) -> None:
-        """Add gradient all-reduces and optimizer updates, if any of them takes time."""
-        # An all-reduce waits for the last gradient of its stage on each of its workers; an update
-        # on a worker waits for the all-reduce, and for the worker's last op.
+        """Add gradient all-reduces (A) and optimizer updates (U), if any of them takes time."""
         times = [*self.seconds["A"]]
         for update in self.seconds["U"]:
             times += update if depth(update) else [update]
         if not any(times):
             return
         if self.table.has_updates:
-            cells = self.table.cell
-            for op, gradient in self.table.applied.items():
-                reduction = op._replace(letters="A")
-                self.durations[reduction] = float(self.seconds["A"][op.stage])
-                self._wait(reduction, cells[gradient])
-                self._wait(cells[op], reduction)
-                self.queues["A", cells[op].worker].append((cells[gradient], reduction))
-            return
+            self._add_listed_updates()
+        else:
+            self._add_default_updates()
+
+    def _add_listed_updates(self) -> None:
+        """Add an all-reduce before each update that the table lists as a cell."""
+        cells = self.table.cell
+        for update, gradient in self.table.applied.items():
+            reduction = update._replace(letters="A")
+            self.durations[reduction] = float(self.seconds["A"][update.stage])
+            self._wait(reduction, cells[gradient])
+            self._wait(cells[update], reduction)
+            self.queues["A", cells[update].worker].append((cells[gradient], reduction))
+
+    def _add_default_updates(self) -> None:
+        """Add one all-reduce per stage, and one update per stage and worker."""
+        # An all-reduce waits for the last gradient of its stage on each of its workers; an update
+        # on a worker waits for the all-reduce, and for the worker's last op.
         last_gradient: dict[tuple[int, int], Cell] = {}  # by stage and worker
         first_microbatch: dict[tuple[int, int], int] = {}
         for (letters, stage, microbatch), cell in self.table.cell.items():

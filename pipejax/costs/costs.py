@@ -261,7 +261,8 @@ class Costs(_FilledIn):
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from numbers (or batches), equal for all stages, or for all whole workers."""
+        """Make costs from numbers (or batches) that are equal for all stages."""
+        # With `by_worker`, a number is the time of a whole worker, divided among its stages.
         check_types(table=(table, ScheduleTable), others=(others, Mapping, type(None)))
         for name in times:
             if name not in FIELDS:
@@ -271,8 +272,8 @@ class Costs(_FilledIn):
                 raise ValueError("transfer and transmit are the same cost: give one")
             times["transmit"] = checked_seconds("transfer", transfer)
         if Phase.F in required_phases(table):
-            checked_seconds("forward", times["forward"])  # refuses None
-        times |= others or {}
+            checked_seconds("forward", times["forward"])  # None is refused: F has a cost
+        times |= others or {}  # costs of custom kinds are checked and divided in the same way
         times = {name: value for name, value in times.items() if value is not None}
         times = {name: checked_seconds(name, value) for name, value in times.items()}
         times = _broadcast_batches(times)

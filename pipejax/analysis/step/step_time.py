@@ -405,27 +405,27 @@ def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
     """Return step times (batch, rows) [s], and how often each cost is on the critical path."""
-    # Costs and counts have shape (batch, rows, ...), by field. A row of a profile reads one op.
-    counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
-    seconds = np.empty(costs["forward"].shape[:2])
-    for field, rows, stages in batch.ops:
-        seconds[:, rows] = costs[field][:, rows, stages]
-        counts[field][:, rows, stages] = 1.0
     from pipejax.engine.batched.pricing import in_parts
 
+    # Costs and counts have shape (batch, rows, ...), by field.
+    counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
+    seconds = np.empty(costs["forward"].shape[:2])
+    for field, rows, stages in batch.ops:  # rows that are the time of one op: no program to solve
+        seconds[:, rows] = costs[field][:, rows, stages]
+        counts[field][:, rows, stages] = 1.0
     for program, rows, steps_overlap in batch.programs:
-        index = _program_index(rows, program.layout.num_stages)
+        leaf_index = _program_index(rows, program.layout.num_stages)
         shape = len(seconds), len(rows)
-        pair_costs = {}  # (pairs of values and row, ...)
+        flat_costs = {}  # (batch * rows, ...)
         for name, leaf in costs.items():
-            row_leaf = leaf[index(name, leaf)]
-            pair_costs[name] = row_leaf.reshape(math.prod(shape), *row_leaf.shape[2:])
+            row_leaf = leaf[leaf_index(name, leaf)]
+            flat_costs[name] = row_leaf.reshape(math.prod(shape), *row_leaf.shape[2:])
         solve = functools.partial(_solve_part, program, steps_overlap)
-        times, path_counts = in_parts(solve, pair_costs)
+        times, path_counts = in_parts(solve, flat_costs)
         seconds[:, rows] = times.reshape(shape)
         for name, leaf in counts.items():
             count = path_counts[name]
-            leaf[index(name, leaf)] = count.reshape(*shape, *count.shape[1:])
+            leaf[leaf_index(name, leaf)] = count.reshape(*shape, *count.shape[1:])
     return seconds, counts
 
 

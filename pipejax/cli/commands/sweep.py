@@ -507,24 +507,27 @@ def draw_front(
 
 
 def _front_names(
-    results: "SweepResults", names: list[str], front: "Points", points: "Sequence[DistinctPoint]"
+    results: "SweepResults",
+    objective_names: list[str],
+    front: "Points",
+    points: "Sequence[DistinctPoint]",
 ) -> tuple[str, list[str]]:
     """Name the points of a Pareto front by the axes in which they differ.
 
-    Returns the heads of these axes and a name for each point of `front`. Points with the same
-    objectives have one name, "a = b". `names` are the two objectives.
+    Returns the heads of these axes and a name for each point of the front. `front` are positions
+    in the flattened results; points of `points` with the same objectives share a name, "a = b".
     """
     heads, columns = [], []
     for axis, labels in results.axes.items():
         scale = display_scale(results.units, axis, labels.tolist())
         cells = [_cell(results, axis, point, scale) for point in points]
-        if axis not in names and len({*cells}) > 1:
+        if axis not in objective_names and len({*cells}) > 1:
             heads.append(head(axis, scale))
             columns.append(cells)
     texts = ["; ".join(cells) for cells in zip(*columns, strict=True)]
     if not texts:
         return "", []
-    objectives = np.stack([np.asarray(results.column(name), float) for name in names])
+    objectives = np.stack([np.asarray(results.column(name), float) for name in objective_names])
     point_objectives = objectives[:, [point.place for point in points]]
     joined = []
     for objective in objectives[:, front].T:

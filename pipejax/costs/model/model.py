@@ -211,7 +211,8 @@ class Model:
 
     def attended_by(self, share: Number) -> Number:
         """Return the number of tokens that a token attends to, averaged over tokens and layers."""
-        # Under a causal mask a layer without a window attends to sequence / 2 * `share`.
+        # Under a causal mask a layer without a window attends to sequence / 2 * `share`; layers
+        # with a window ignore `share`.
         s, window = self.sequence, self.window
         in_full = s / 2 * share if self.causal else s
         if window is None:

@@ -304,13 +304,14 @@ def _shortest_run(
 
 def _blocked_times(program: Program, run: HostRun) -> Float[NumpyArray, " workers"]:
     """Return per worker the total time [s] for which blocking sends of an op delay its next op."""
+    # Producer of the message that a node carries. Nodes of a worker are numbered in the order in
+    # which they run. A blocking send precedes the next op of its sender.
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
     blocked = np.zeros(program.num_workers)
     for worker in range(program.num_workers):
         op_nodes = np.flatnonzero(_on_workers(program) & (program.worker == worker))
         preds = run.preds[op_nodes[1:]]
-        # an op that waits for messages of the previous op has these as predecessors
         is_message = (preds != SOURCE) & (producer[preds] == op_nodes[:-1, None])
         times = np.where(is_message, run.duration[preds], 0.0)
         blocked[worker] = times.max(axis=1, initial=0.0).sum()

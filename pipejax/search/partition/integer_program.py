@@ -192,27 +192,28 @@ Matrix = Float[NumpyArray, "_ _"]
 class SplitProgram:
     """Integer program of splits, or its relaxation, whose solution is a mixture of splits."""
 
-    # Variables: first, for each allowed pair of holding and stage, whether the stage has the
-    # holding; then, for each stage, whether MoE layers have begun by its end.
+    # Variables: first, for each allowed pair k of holding and stage, whether stage[k] has
+    # holding[k], a set of layers; then, for each stage, whether MoE layers have begun by its end;
+    # last the step time. `unit` and `limit` of the step time are in s.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
         self.prices, model = splits.prices, splits.model
         self.may_hold = splits.may_hold.copy()
         stages = splits.stages
         layers, self.mtp = self.prices.counts("layers"), self.prices.counts("mtp")
-        # layers for further tokens lie on the last stage of a worker, as in Megatron
+        # MTP layers lie on the last stage of a worker, as in Megatron
         self.may_hold[self.mtp > 0, : max(stages - splits.workers, 0)] = False
         self.holding, self.stage = np.nonzero(self.may_hold)
-        self.unit, self.limit = unit, limit  # of the step time [s]
+        self.unit, self.limit = unit, limit
         self.bound, self.gap = 0.0, 0.0
         self.point: Columns = np.zeros(len(self.holding) + stages)
         self.is_open, self.is_whole = True, False
         self._constraints: list[tuple[Any, NumpyArray, NumpyArray]] = []  # matrix, low, high
         on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0
-        self._add(on_stage, 1.0, 1.0)
+        self._add(on_stage, 1.0, 1.0)  # a stage has one holding
         self._order(on_stage, layers)
         totals = {"layers": model.layers, "dense": dense_layers(model), "mtp": model.mtp_layers > 0}
-        for name, total in totals.items():
+        for name, total in totals.items():  # the stages together have all layers of each kind
             self._add(self.prices.counts(name)[None, self.holding] * 1.0, int(total), int(total))
         if splits.held is not None:
             self._limit_memory(splits.held, splits.capacity)

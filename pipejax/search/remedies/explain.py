@@ -502,34 +502,44 @@ class _Shelves:
         return next(iter(fitting), None)
 
     def faults(self) -> tuple[list[Fault], Fault]:
-        """Return the faults, those that cost most first, and the first that is a single cause."""
+        """Return all faults, the costliest first, and the first that has a single cause."""
         memory, base = self.memory, self.memory.begin
         # settings that the launcher lacks are no fault
-        lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
-        settings = [c for c in settings if _lacks(c, self.launcher) <= lacks]
+        lacks = _lacks(base, self.launcher)
+        rivals = self.candidates("settings", base)
+        settings = [c for c in rivals if _lacks(c, self.launcher).issubset(lacks)]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
+        if (order := self.built_in_order()) is not None:
+            gain = min(base.parts["gaps"], base.step_time - order.step_time)
+            faults.append(Fault("gaps", gain, GAPS))
         schedules = self.allowed("schedule")
-        rivals = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
-        best, order = min(rivals, key=_step_time, default=base), self.built_in_order()
-        step, gaps = base.step_time, base.parts["gaps"]
-        if order is not None:
-            faults.append(Fault("gaps", min(gaps, step - order.step_time), GAPS))
-        ends, why = pipeline_ends(base.parts, step)
-        saved = min(ends, step - best.step_time)
-        if ends >= LARGE_ENDS * step and saved > NEGLIGIBLE * step:
-            if saved < ends:
-                why += f", of which {best.what} saves {100 * saved / step:.3g} %"
-            few = next((f for f in faults if f.kind == "microbatches"), Fault("schedule", 0.0, why))
-            others = [fault for fault in faults if fault is not few]
-            faults = [*others, few._replace(seconds=max(few.seconds, saved))]
+        faults = self._add_pipeline_ends(faults, schedules)
         if memory.limit is None:
             schedules = [c for c in schedules if self.launchers("schedule", base, c)]
         faults += _faults_of_memory(memory, schedules)
-        # two causes in one come last, and the memory of now, which is no limit of the machine
-        fits, later = memory.fits(base), (JOINT, "memory" if memory.limit is None else JOINT)
-        faults.sort(key=lambda f: (f.kind in later, fits or f.kind != "memory", -f.seconds))
-        first = next((fault for fault in faults if fault.kind not in later), None)
-        return faults, first or _schedule_fault(base)
+        # Two causes in one come last; so does memory without a limit, which the run itself sets.
+        last_kinds = {JOINT} if memory.limit is not None else {JOINT, "memory"}
+        fits = memory.fits(base)  # if not, memory comes first
+        faults.sort(key=lambda f: (f.kind in last_kinds, fits or f.kind != "memory", -f.seconds))
+        bottleneck = next((fault for fault in faults if fault.kind not in last_kinds), None)
+        return faults, bottleneck or _schedule_fault(base)
+
+    def _add_pipeline_ends(self, faults: list[Fault], schedules: list[Candidate]) -> list[Fault]:
+        """Add pipeline start and end, if they are long and another schedule shortens them."""
+        # They count for the fault "microbatches" if there is one, and are a fault otherwise.
+        memory, base, step = self.memory, self.memory.begin, self.memory.begin.step_time
+        rivals = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
+        best = min(rivals, key=_step_time, default=base)
+        end_seconds, why = pipeline_ends(base.parts, step)
+        saved = min(end_seconds, step - best.step_time)
+        if end_seconds < LARGE_ENDS * step or saved <= NEGLIGIBLE * step:
+            return faults
+        if saved < end_seconds:
+            why += f", of which {best.what} saves {100 * saved / step:.3g} %"
+        end_fault = Fault("schedule", 0.0, why)
+        end_fault = next((fault for fault in faults if fault.kind == "microbatches"), end_fault)
+        others = [fault for fault in faults if fault is not end_fault]
+        return [*others, end_fault._replace(seconds=max(end_fault.seconds, saved))]
 
     def combine(self, has_options: bool) -> Remedy | None:
         """Combine changes of several kinds; return the best combination, if two kinds help."""

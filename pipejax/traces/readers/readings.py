@@ -29,6 +29,9 @@ _MAX_LISTED = 4  # readings in an error
 _MAX_STAGES = 4  # stages per worker up to which registered schedules are tried
 
 
+Numbers = Int[NumpyArray, " ops"]
+
+
 class RunSizes(NamedTuple):
     """Sizes of a run as stated by a file or the user; a size that nobody states is 0."""
 
@@ -127,7 +130,7 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
             columns["step"][rows] = columns["step"][ops][np.maximum(previous, 0)]
 
 
-def _number_turns(ops: Columns) -> tuple[Int[NumpyArray, " ops"], int]:
+def _number_turns(ops: Columns) -> tuple[Numbers, int]:
     """Number each op among ops of equal columns and kind; also return the usual count."""
     # Forwards of a worker at 0, 4 and 7 s that no column distinguishes have turns 0, 1 and 2. B and
     # I are numbered together; the k-th W belongs to the k-th I.
@@ -186,11 +189,7 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
 
 
 def _step_readings(
-    columns: Columns,
-    turn: Int[NumpyArray, " ops"],
-    turns: int,
-    missing: Sequence[str],
-    sizes: RunSizes,
+    columns: Columns, turn: Numbers, turns: int, missing: Sequence[str], sizes: RunSizes
 ) -> Iterator[_Reading]:
     """Yield possible numberings (readings) of worker, stage and microbatch.
 
@@ -243,11 +242,7 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 
 
 def _placement_readings(
-    columns: Columns,
-    chunk: Int[NumpyArray, " ops"],
-    stages: int,
-    microbatches: int | None,
-    workers: int,
+    columns: Columns, chunk: Numbers, stages: int, microbatches: int | None, workers: int
 ) -> Iterator[_Reading]:
     """Yield a numbering of stages (a reading) for each placement: looped, in a V, in two pipes.
 
@@ -267,7 +262,7 @@ def _placement_readings(
 
 
 def _order_readings(
-    columns: Columns, turn: Int[NumpyArray, " ops"], stages: int, microbatches: int, workers: int
+    columns: Columns, turn: Numbers, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
     """Yield a numbering of all ops (a reading) for each order that schedules use.
 
@@ -336,7 +331,7 @@ def _divisors(number: int, stated: int) -> list[int]:
     return [divisor for divisor in candidates if number % divisor == 0]
 
 
-def _find_pipes(columns: Columns) -> Int[NumpyArray, " ops"]:
+def _find_pipes(columns: Columns) -> Numbers:
     """Return each op's pipe: 1 if the stage has two workers and this worker's number differs."""
     stage, worker = columns["stage"], columns["worker"]
     pairs = np.unique(np.stack([stage, worker]), axis=1)

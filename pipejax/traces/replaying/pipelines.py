@@ -369,11 +369,8 @@ def _rows(
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op with the largest lead; None if it is within rounding of clocks.
-
-    `lead` says of all slices of a trace how long before the end of its input each starts [s];
-    `slices` are the positions among them of the ops of one pipeline.
-    """
+    """Describe the op with the largest lead; None if it is within rounding of clocks."""
+    # `lead`: how long before the end of its input each slice of the trace starts [s]
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
     tolerance = float(MAX_LEAD_SHARE * np.median(trace.end[slices] - trace.start[slices]))
