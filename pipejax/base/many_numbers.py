@@ -284,11 +284,9 @@ def _joiner(function: Callable[..., NumpyArray]) -> Any:
             full_arrays = [np.broadcast_to(array, (batch, *array.shape[1:])) for array in arrays]
             return function(full_arrays, axis=_batch_axis(axis, batch_axes))
 
-        input_sizes = {
-            name: slope.shape[1] for part in parts for name, slope in part.slopes.items()
-        }
+        sizes = {name: slope.shape[1] for part in parts for name, slope in part.slopes.items()}
         slopes = {}
-        for name, size in input_sizes.items():
+        for name, size in sizes.items():
             arrays = [part.slopes.get(name, np.zeros((1, size, *part.shape))) for part in parts]
             slopes[name] = join_arrays(arrays, _SLOPE_AXES)
         return Many(join_arrays([part.value for part in parts], _VALUE_AXES), slopes)

@@ -6,7 +6,7 @@ An event is a cell (worker, slot), a message by its SEND, or an all-reduce ("A",
 
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -147,14 +147,11 @@ class Run:
 
     def _add_step_end(self) -> None:
         """Add gradient all-reduces (A) and optimizer updates (U), if any of them takes time."""
-        times = [*self.seconds["A"]]
-        for update in self.seconds["U"]:
-            times += update if depth(update) else [update]
-        if not any(times):
-            return
-        if self.table.has_updates:
+        updates = (update if depth(update) else [update] for update in self.seconds["U"])
+        times = [*self.seconds["A"], *chain.from_iterable(updates)]
+        if any(times) and self.table.has_updates:
             self._add_listed_updates()
-        else:
+        elif any(times):
             self._add_default_updates()
 
     def _add_listed_updates(self) -> None:
@@ -179,10 +176,9 @@ class Run:
                 last_gradient[key] = max(cell, last_gradient.get(key, cell))
             if microbatch >= 0:
                 first_microbatch[key] = min(microbatch, first_microbatch.get(key, microbatch))
-        for stage in range(self.table.num_stages):
+        for stage in sorted({stage for stage, _ in last_gradient}):
             workers = [worker for copy_stage, worker in last_gradient if copy_stage == stage]
-            if workers:
-                self._add_reduction(stage, workers, [last_gradient[stage, w] for w in workers])
+            self._add_reduction(stage, workers, [last_gradient[stage, w] for w in workers])
         for (stage, worker), _ in sorted(last_gradient.items(), key=itemgetter(1)):
             update, microbatch = ("U", stage, worker), first_microbatch[stage, worker]
             self.durations[update] = at_microbatch(self.seconds["U"][stage], microbatch)

@@ -261,8 +261,7 @@ class Costs(_FilledIn):
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from numbers (or batches) that are equal for all stages."""
-        # With `by_worker`, a number is the time of a whole worker, divided among its stages.
+        """Make costs from a time of every stage, or (`by_worker`) of a worker to split by stage."""
         check_types(table=(table, ScheduleTable), others=(others, Mapping, type(None)))
         for name in times:
             if name not in FIELDS:

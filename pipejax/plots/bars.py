@@ -200,8 +200,7 @@ def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[
         strokes: dict[str, Any] = {"edgecolor": palette.BLACK, "linewidth": _EDGE_POINTS}
         entries.append(Patch(facecolor="none", hatch=HATCH, label=hatched, **strokes))
     if any(bar.is_critical for bar in bars):
-        frame = Patch(facecolor="none", edgecolor=palette.CRITICAL, label="critical path")
-        entries.append(frame)
+        entries.append(Patch(facecolor="none", edgecolor=palette.CRITICAL, label="critical path"))
     entries.append(Line2D([], [], color=palette.IDLE, linewidth=0.5, label="idle"))
     return entries
 

@@ -211,8 +211,7 @@ class Model:
 
     def attended_by(self, share: Number) -> Number:
         """Return the number of tokens that a token attends to, averaged over tokens and layers."""
-        # Under a causal mask a layer without a window attends to sequence / 2 * `share`; layers
-        # with a window ignore `share`.
+        # `share` scales the mean s / 2 of a causal mask, in layers without a window only.
         s, window = self.sequence, self.window
         in_full = s / 2 * share if self.causal else s
         if window is None:

@@ -334,13 +334,11 @@ Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 
 def _vocabulary_grammars(
-    kinds: Mapping[str, OpKind], rules: tuple[str, ...], last_reduction: str
+    kinds: Mapping[str, OpKind], rules: tuple[str, ...], reduction: str
 ) -> Mapping[Phase, Grammar]:
-    """Return a grammar for backwards B and one for I, which wait for the last reduction."""
+    """Return a grammar for backwards B and one for I, whose last stage waits for a reduction."""
     return {
-        phase: Grammar(
-            kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {last_reduction}")
-        )
+        phase: Grammar(kinds=kinds, rules=(*_RULES, *rules, f"{phase.name}@last <- {reduction}"))
         for phase in INPUT_GRADS
     }
 

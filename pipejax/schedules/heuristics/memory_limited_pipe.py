@@ -276,11 +276,9 @@ class _Rounds:
         return extra
 
     def is_late(self, stage: int) -> bool:
-        """Return whether a stage should run its next backward before one more forward.
-
-        It should if the gradient has arrived; also if it would arrive during the forward and the W
-        that make room for it, unless the wait would make the stage the one that idled longest.
-        """
+        """Return whether a stage should run its next backward before one more forward."""
+        # It should if the gradient has arrived; also if it would arrive during the forward and the
+        # W that make room for it, unless the wait made the stage the one that idled longest.
         # without a lead of two forwards, the next stage would wait for this forward
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False

@@ -304,8 +304,7 @@ def _shortest_run(
 
 def _blocked_times(program: Program, run: HostRun) -> Float[NumpyArray, " workers"]:
     """Return per worker the total time [s] for which blocking sends of an op delay its next op."""
-    # Producer of the message that a node carries. Nodes of a worker are numbered in the order in
-    # which they run. A blocking send precedes the next op of its sender.
+    # nodes are in the order of execution; a blocking send is a predecessor of its sender's next op
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
     blocked = np.zeros(program.num_workers)

@@ -192,9 +192,8 @@ Matrix = Float[NumpyArray, "_ _"]
 class SplitProgram:
     """Integer program of splits, or its relaxation, whose solution is a mixture of splits."""
 
-    # Variables: first, for each allowed pair k of holding and stage, whether stage[k] has
-    # holding[k], a set of layers; then, for each stage, whether MoE layers have begun by its end;
-    # last the step time. `unit` and `limit` of the step time are in s.
+    # Variables: for each allowed pair k of holding (layers) and stage, whether stage[k] has
+    # holding[k]; for each stage, whether MoE layers have begun by its end; the step time.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
         self.prices, model = splits.prices, splits.model
@@ -204,7 +203,7 @@ class SplitProgram:
         # MTP layers lie on the last stage of a worker, as in Megatron
         self.may_hold[self.mtp > 0, : max(stages - splits.workers, 0)] = False
         self.holding, self.stage = np.nonzero(self.may_hold)
-        self.unit, self.limit = unit, limit
+        self.unit, self.limit = unit, limit  # of the step time [s]
         self.bound, self.gap = 0.0, 0.0
         self.point: Columns = np.zeros(len(self.holding) + stages)
         self.is_open, self.is_whole = True, False

@@ -498,16 +498,16 @@ class _Shelves:
         faster = [c for c in rivals if c.step_time < step - gaps / 2]
         orders = [c for c in faster if c.table.num_stages == base.table.num_stages]
         fitting = [c for c in orders if ignores_memory or memory.fits(c)]
-        fitting.sort(key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time))
-        return next(iter(fitting), None)
+        return min(
+            fitting, key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time), default=None
+        )
 
     def faults(self) -> tuple[list[Fault], Fault]:
         """Return all faults, the costliest first, and the first that has a single cause."""
         memory, base = self.memory, self.memory.begin
         # settings that the launcher lacks are no fault
-        lacks = _lacks(base, self.launcher)
-        rivals = self.candidates("settings", base)
-        settings = [c for c in rivals if _lacks(c, self.launcher).issubset(lacks)]
+        lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
+        settings = [c for c in settings if _lacks(c, self.launcher).issubset(lacks)]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
         if (order := self.built_in_order()) is not None:
             gain = min(base.parts["gaps"], base.step_time - order.step_time)
@@ -525,8 +525,7 @@ class _Shelves:
         return faults, bottleneck or _schedule_fault(base)
 
     def _add_pipeline_ends(self, faults: list[Fault], schedules: list[Candidate]) -> list[Fault]:
-        """Add pipeline start and end, if they are long and another schedule shortens them."""
-        # They count for the fault "microbatches" if there is one, and are a fault otherwise.
+        """Add long pipeline start and end to the fault "microbatches", or as a fault if none."""
         memory, base, step = self.memory, self.memory.begin, self.memory.begin.step_time
         rivals = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
         best = min(rivals, key=_step_time, default=base)

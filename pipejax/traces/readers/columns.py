@@ -123,7 +123,6 @@ def _join_batches(
 def _with_workers(trace: Trace, world: int | None) -> Trace:
     """Return a trace with its number of workers: from a stated `world`, else as in the rows."""
     if world is None:
-        # a last worker without rows would be missed: refuse rows that look so
         _check_last_stage(vars(trace), trace.phases)
         note = f"no file says workers: {trace.workers}, the largest number in the rows"
         return dataclasses.replace(trace, inferred=(*trace.inferred, note))

@@ -27,8 +27,6 @@ _CLOCK_ERROR, _ROUNDING = 5e-5, 0.1
 _INPUTS: Dependencies = (*OP_INPUTS, ("F", "BI", 0), ("BI", "W", 0))
 _MAX_LISTED = 4  # readings in an error
 _MAX_STAGES = 4  # stages per worker up to which registered schedules are tried
-
-
 Numbers = Int[NumpyArray, " ops"]
 
 
