@@ -98,7 +98,8 @@ def test_the_command_says_what_it_found_and_what_it_left_out(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "says"), [(1e-9, 0, "gradients equal"), (np.nan, 1, "gradients differ")]
+    ("error", "code", "says"),
+    [(1e-9, 0, "gradients are those"), (np.nan, 1, "gradients differ from")],
 )
 def test_a_person_reads_whether_gradients_are_equal(error, code, says, call, monkeypatch):
     run = processes.RuntimeRun(

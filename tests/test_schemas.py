@@ -23,7 +23,7 @@ from pages.schemas import (
     vocabulary,
 )
 from pipejax.cli.app import COMMANDS
-from pipejax.cli.options.assertions import failed_assertions, parse_assertions
+from pipejax.cli.options.assertions import parse_assertions, verdicts
 from pipejax.cli.output.schemas import FOLDER, read_schema
 
 RUN = shlex.split("evaluate -s 1f1b -P 4 -M 8 -T F=1ms,B=2ms")  # 1F1B: (P - 1 + M) (F + B) = 33 ms
@@ -178,7 +178,9 @@ def test_conditions_that_hold(call):
 )
 def test_conditions_that_fail(call, text, message):
     code, out, err = call(*RUN, "--assert", text, "--assert", "makespan < 1 h")
-    assert out.startswith("33 ms per step")
+    verdict, answer = out.splitlines()[:2]
+    assert verdict == "assert: makespan < 1 h holds: makespan is 33 ms, 100 % below 3600 s"
+    assert answer.startswith("33 ms per step")
     assert (code, err) == (3, f"assert: {text} does not hold: {message}\n")
 
 
@@ -229,7 +231,8 @@ def test_conditions_that_cannot_be_read(mistake, text, message):
 )
 def test_all_entries_of_a_list_have_to_hold(text, answer, lines):
     """An empty list holds; an entry that lacks the key does not pass in silence."""
-    failures = failed_assertions(parse_assertions("trace", [text]), answer)
+    results = verdicts(parse_assertions("trace", [text]), answer)
+    failures = [line for is_met, line in results if not is_met]
     assert len(failures) == len(lines)
     assert all(line in failure for line, failure in zip(lines, failures, strict=True))
 
@@ -238,7 +241,7 @@ def test_all_entries_of_a_list_have_to_hold(text, answer, lines):
 def test_an_entry_that_is_not_there_is_named(answer):
     conditions = parse_assertions("trace", ["remedies[0].saves < 1 s"])
     with pytest.raises(ValueError, match=r"this answer has no remedies\[0\].saves"):
-        failed_assertions(conditions, answer)
+        verdicts(conditions, answer)
 
 
 def test_a_value_that_this_answer_lacks(call):

@@ -22,6 +22,7 @@ from pipejax.cli.output.report import has_details, has_lines, pick, plain
 from pipejax.cli.output.runs import step_json
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.cells.ops import COMMUNICATION
+from pipejax.schedules.table.links import LINK_MODELS
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison.table_difference import RowDifference, TableDifference
@@ -42,7 +43,7 @@ def compare(
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Compare schedules: makespans at your times, and bubbles as published and without messages.
+    """Compare schedules: step times at your costs, and idle time as published and without messages.
 
     Options:
       microbatches: Several are allowed, as 8,16,32. Default: as in the tables.
@@ -95,7 +96,7 @@ def compare(
         figure.save_timelines(dict(zip(names, runs, strict=True)))
     result = {"workers": workers, "link": link.model, "slots": slots, "rows": rows}
     view = _view(rows, best, link.model, first)
-    details = {"bubbles by three definitions": _reasons(rows, slots)}
+    details = {"idle time counted in three ways": _reasons(rows, slots)}
     return Answer(result, view, details=details)
 
 
@@ -143,7 +144,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
     ranked = _ranked(rows)
     yield from _winners(ranked, best, compared)
     shared_sizes = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
-    yield plain(f"{', '.join(shared_sizes)}; links: {link}")
+    yield plain(f"{', '.join(shared_sizes)}; {LINK_MODELS[link].meaning} (--link {link})")
     if "unequal_stages" in rows[0]:
         yield (
             "not ranked together: times are of a stage, and schedules with more stages do more "
@@ -152,14 +153,14 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
     columns = [*(Column(LABELS[name], name) for name in compared), Column("schedule", "schedule")]
     keys = len(columns)
     columns += [
-        Column("makespan", partial(_makespan, best)),
+        Column("step time", partial(_makespan, best)),
         Column("longer than the fastest", "above_best", percent),
     ]
     if has_details():
         columns += LEVELS
     columns += [
         Column("bubble: run" if has_details() else "bubble", "bubble_ratio", percent),
-        Column("microbatches held", "peak_microbatches", "{:.3g}".format),
+        Column("activations [microbatches]", "peak_microbatches", "{:.3g}".format),
     ]
     if scenario.workload is not None:
         columns.append(Column("MFU", "mfu", percent))

@@ -191,12 +191,12 @@ def _view(
     if result.get("fits") is False:
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
-    yield f"{heading(result)}; links: {_link(evaluation.links)}"
+    yield f"{heading(result)}; {_link(evaluation.links)}"
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
     shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in path)
     idle = percent(result["bubble_ratio"])
-    yield f"workers idle {idle} of the time (bubble); critical path: {shares}"
+    yield f"workers idle {idle} of the time (bubble); longest chain of work: {shares}"
     if scenario.workload is not None and scenario.system is not None:
         yield plain(
             f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
@@ -221,9 +221,11 @@ def _view(
         yield from evidence_lines(result["evidence"], result["regime"], scenario.system.name)
     else:
         peak = result["peak_in_flight"]
-        scope = ", each of one stage" if evaluation.stages > evaluation.workers else ""
         worker, count = peak.argmax(), peak.max()
-        yield f"worker {worker} holds the most activations: those of {count} microbatches{scope}"
+        contents = f"those of {count} microbatches"
+        if evaluation.stages > evaluation.workers:
+            contents = f"{count}, each of one microbatch on one stage"
+        yield f"worker {worker} holds the most activations: {contents}"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
@@ -375,14 +377,14 @@ def summary(
 
 
 def _link(links: pj.Links) -> str:
-    """Return the link model, its meaning, and link options that are not the default."""
-    notes = [LINK_MODELS[links.model].meaning]
+    """Return the meaning of the link model, its name, and link options that differ from it."""
+    notes = [f"--link {links.model}"]
     notes += [f"one queue per {links.queues}"] if links.is_rendezvous else []
     for name, value in links.changed().items():
         if name not in ("model", "queues"):
             text = value if isinstance(value, str) else seconds(value)
             notes.append(f"{name.replace('_', ' ')} {text}")
-    return f"{links.model} ({'; '.join(notes)})"
+    return f"{LINK_MODELS[links.model].meaning} ({'; '.join(notes)})"
 
 
 def _workers(

@@ -61,8 +61,8 @@ def explain(
     Every cause is undone and every remedy applied, and the run repeated.
 
     Options:
-      schedules: Only these are tried. Default: all.
-      out: a report as one page (.html), with the explorer in it.
+      schedules: Remedies that change the schedule try only these. Default: all.
+      out: this report and its timeline, as a page (.html).
       search: Schedules in today's memory, layers over stages, schedules that take long to plan.
 
     Example:

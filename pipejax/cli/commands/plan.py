@@ -100,7 +100,7 @@ def plan(
       launcher: The search takes its schedules and defaults. Default: any launcher.
       schedules: Default: those of the launcher, or 1f1b, interleaved-1f1b and zb-h1.
       memory_limit: For the tensors of an accelerator, as 80GB. It replaces headroom.
-      out: all layouts (.zarr or .csv), or the best one as options of `evaluate` and `show` (.toml).
+      out: the best layout (.toml, for --config), or all layouts (.zarr, .csv).
       figure: step time against memory, its front exact.
 
     Example:

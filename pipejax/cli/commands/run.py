@@ -88,12 +88,12 @@ def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", is_equal: bool) -> dict
 
 def _view(data: Mapping[str, Any], run: "RuntimeRun") -> Iterator[object]:
     """Yield errors of gradients and loss, the step time, and what the runtime skips."""
-    verdict = "equal those" if data["ok"] else "[red]differ from those[/]"
+    verdict = "are those" if data["ok"] else "[red]differ from those[/]"
     yield (
-        f"gradients {verdict} of the model without a pipeline: largest relative difference "
-        f"{run.gradient_error:.3g} ({data['schedule']}, {run.runtime} {run.version})"
+        f"{data['schedule']} ran in {run.runtime} {run.version}: its gradients {verdict} of the "
+        f"model without a pipeline (largest relative difference {run.gradient_error:.3g})"
     )
-    yield f"loss {run.loss:.6g}, relative difference {run.loss_error:.3g}"
+    yield f"loss {run.loss:.6g}; relative difference to that model's loss {run.loss_error:.3g}"
     measured = data["step_time"]
     if measured is not None:
         predicted = ""

@@ -154,7 +154,7 @@ def sweep_show(
     out: Annotated[Output, POINTS] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show the best points of a sweep, its Pareto front, knees of axes, and the best schedules.
+    """Show the best points and schedules of a sweep, its Pareto front, and knees, where gains end.
 
     Points that differ only by rounding share a row, which names the axes that do not matter there.
 

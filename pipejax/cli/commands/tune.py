@@ -233,8 +233,7 @@ def layers(
       method: The result is then not proven; every stage keeps at least one layer.
       microbatch_size: Only with --method, in place of --microbatches. Default: the best one by
         itself.
-      out: All that --json prints (.json), or Megatron's layout alone (.txt), for
-        `--pipeline-layout`.
+      out: Megatron's layout (.txt), or the object of --json (.json).
 
     Example:
       pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16

@@ -39,22 +39,23 @@ class Assertion(NamedTuple):
             return (value == self.value) == (self.sign == "=")
         return bool(compare(value, self.sign, self.value))
 
-    def failure(self, result: Any) -> str | None:
-        """Return an error line on the number farthest from the limit, if any fails; else None."""
+    def verdict(self, result: Any) -> tuple[bool, str]:
+        """Return whether all values meet the condition, and a line on the least favourable one."""
         values = [*inner_values(result, self.path)]
         if not values and not has_list(result, self.path):
             parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
             name = "".join(parts).lstrip(".")
             raise ValueError(f"--assert {self.text!r}: this answer has no {name}")
         failing = [(where, value) for where, value in values if not self.holds(value)]
-        if not failing:
-            return None
-        numbers = [pair for pair in failing if isinstance(pair[1], int | float)]
-        where, value = failing[0]
+        if not values:
+            return True, f"assert: {self.text} holds"
+        state, pick = ("does not hold", max) if failing else ("holds", min)
+        numbers = [pair for pair in failing or values if isinstance(pair[1], int | float)]
+        where, value = (failing or values)[0]
         if numbers and isinstance(self.value, float):
             limit = self.value
-            where, value = max(numbers, key=lambda pair: abs(pair[1] - limit))
-        return f"assert: {self.text} does not hold: {where} is {self._compared(value)}"
+            where, value = pick(numbers, key=lambda pair: abs(pair[1] - limit))
+        return not failing, f"assert: {self.text} {state}: {where} is {self._compared(value)}"
 
     def _compared(self, value: Any) -> str:
         """Write a value and how far it is from the one of the condition."""
@@ -68,12 +69,10 @@ class Assertion(NamedTuple):
         return f"{show(value)}, {percent(abs(difference))} {side} {show(self.value)}"
 
 
-def failed_assertions(assertions: Sequence[Assertion], answer: Any) -> list[str]:
-    """Return a line for each condition that an answer does not meet."""
-    if not assertions:
-        return []
-    result = json.loads(json_text(answer))
-    return [line for line in (assertion.failure(result) for assertion in assertions) if line]
+def verdicts(assertions: Sequence[Assertion], answer: Any) -> list[tuple[bool, str]]:
+    """Return for each condition whether an answer meets it, and a line that says so."""
+    result = json.loads(json_text(answer)) if assertions else None
+    return [assertion.verdict(result) for assertion in assertions]
 
 
 def parse_assertions(command: str, texts: Sequence[str]) -> list[Assertion]:

@@ -15,11 +15,11 @@ from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
 
 from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
 from pipejax.base.data_files import load_json, load_toml
-from pipejax.cli.options.assertions import failed_assertions, parse_assertions
+from pipejax.cli.options.assertions import parse_assertions, verdicts
 from pipejax.cli.options.catalogue import CATALOGUE, OF_ARGUMENTS, flag
 from pipejax.cli.options.option import COMMON, check_outputs, parser, value_kinds
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.report import current_style, printing
+from pipejax.cli.output.report import current_style, is_json, plain, print_all, printing
 from pipejax.schedules.table.links import LINK_OPTIONS, LINKS
 
 if TYPE_CHECKING:
@@ -247,11 +247,13 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: 
     style = {name: common[name] for name in ("json", "details")}
     with printing(format, **style, options=typed_options, outputs=outputs):
         result = command(*bound.args, **bound.kwargs)
+        lines = verdicts(assertions, result.as_json())
+        failures = [line for is_met, line in lines if not is_met]
+        sys.stderr.write("".join(f"{line}\n" for line in failures))
+        if not is_json():
+            print_all(*(plain(line) for is_met, line in lines if is_met))
         result.show()
-        if failures := failed_assertions(assertions, result.as_json()):
-            sys.stderr.write("".join(f"{line}\n" for line in failures))
-            return 3
-    return 0 if result.holds else 1
+    return 3 if failures else 0 if result.holds else 1
 
 
 OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not give

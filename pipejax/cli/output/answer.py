@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -66,14 +66,16 @@ class Answer(NamedTuple):
         if is_json():
             print_json(self.as_json())
         else:
+            outputs = current_style().outputs
             view = [*self.view]
+            # files come before the command that goes on, which may read them
+            count = len([*takewhile(lambda part: not str(part).startswith("next: "), view)])
+            view[count:count] = [plain(f"wrote {file.written}") for file in outputs if file.written]
             print_all(*view)
             if has_details():
                 printed_lines = [part for part in view if isinstance(part, Text)]
                 details = chain.from_iterable(self.details.values())
                 print_all(*(part for part in details if part not in printed_lines))
-            outputs = current_style().outputs
-            print_all(*(plain(f"wrote {output.written}") for output in outputs if output.written))
             next_lines = (plain(f"next: {line}") for line in self.next)
             print_all(*(line for line in next_lines if line not in view))
             if self.details and not has_details():
