@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,13 +91,14 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
     return data.assign_attrs(source=trace.source, **provenance())
 
 
-def costs_text(replayed: Replay) -> str:
+def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] = MappingProxyType({})) -> str:
     """Return the mean times of a trace as the text of a costs file, which `--costs` reads.
 
     Phases that were not recorded are missing: the reader of the file takes half of B for I and W.
 
     Args:
       replayed: a replayed trace.
+      stragglers: factors of slow workers; the file holds the times of their ops without them.
 
     Returns:
       Text of a .json file: times of ops by stage, of messages by stage boundary and direction.
@@ -110,7 +112,7 @@ def costs_text(replayed: Replay) -> str:
       [1.0, 1.5]
     """
     check_types(replayed=(replayed, Replay))
-    costs, pipelines = measured_costs(replayed), replayed.pipelines
+    costs, pipelines = measured_costs(replayed, stragglers=stragglers), replayed.pipelines
     ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
     recorded = {name for name, _ in ops.by_kind()}  # phases outside fused pairs
     content: dict[str, Any] = {"unit": "seconds", "recorded": True}
@@ -122,6 +124,8 @@ def costs_text(replayed: Replay) -> str:
     if pipelines.table.num_stages > 1:
         forward, back = np.asarray(costs.transmit)[:, 0].tolist()
         content |= {"message": {"transmit": forward}, "message_back": {"transmit": back}}
+    if stragglers:
+        content["stragglers"] = {**stragglers}
     return json.dumps(content, indent=1)
 
 

@@ -27,6 +27,7 @@ from pipejax.cli.output.trace_report import (
     trace_view,
 )
 from pipejax.schedules.table.table_files import is_csv, text_for
+from pipejax.traces.findings.suspects import slow_machines
 
 _ORDER = "the order in which ops ran, for --table"
 FILES = {  # files that --save writes, and their content and use
@@ -167,7 +168,8 @@ def _save(folder: Path, analysis: "pj.results.Analysis") -> None:
     folder.mkdir()
     table = folder / _table_name(analysis)
     write_file(table, text_for(analysis.pipelines.table, table))
-    write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay))
+    slow = slow_machines(analysis.suspects, analysis.pipelines)
+    write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay, stragglers=slow))
     write_file(folder / "perfetto.json", pj.traces.perfetto(analysis.replay))
     if analysis.deal is not None:
         orders = dict(zip(analysis.deal.steps, analysis.deal.order.tolist(), strict=True))

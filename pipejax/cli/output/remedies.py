@@ -113,7 +113,9 @@ def _with_files(
     if saved is None:
         return scenario
     files = dataclasses.replace(saved.source, stages=source.stages, places=source.places)
-    scenario = scenario.replace(costs=files)
+    # the file of costs holds the slow workers
+    edits = tuple(e for e in scenario.edits if not isinstance(e, pj.costing.SlowWorkers))
+    scenario = scenario.replace(costs=files, edits=edits)
     names = "schedule num_workers num_microbatches options"
     if pick(scenario, names) != pick(base, names):
         return scenario

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, wrong
 from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
+from pipejax.costs.edits import SlowWorkers
 from pipejax.schedules.registry import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.remedies.explain import Explanation, explain
@@ -27,7 +28,13 @@ from pipejax.traces.findings.new_deal import (
     round_work,
 )
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
-from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, suspects
+from pipejax.traces.findings.suspects import (
+    MAX_LISTED,
+    Suspect,
+    odd_steps,
+    slow_machines,
+    suspects,
+)
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.messages import scale_links
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, op_name
@@ -39,15 +46,15 @@ from pipejax.traces.replaying.replay import (
 )
 
 
-def trace_scenario(replayed: Replay) -> Scenario:
+def trace_scenario(replayed: Replay, stragglers: Mapping[int, float]) -> Scenario:
     """Return a scenario of the most frequent table, at mean recorded times and replayed links."""
-    table, costs = replayed.pipelines.table, measured_costs(replayed)
-    match = registered(table)
+    table, costs = replayed.pipelines.table, measured_costs(replayed, stragglers=stragglers)
+    match, edits = registered(table), (SlowWorkers(stragglers),) if stragglers else ()
     if match is None:
-        return Scenario(table, costs=costs, link=replayed.links)
+        return Scenario(table, costs=costs, link=replayed.links, edits=edits)
     name, options = match
     sizes = table.num_workers, table.num_microbatches // table.grammar.slices
-    return Scenario(name, *sizes, options, costs=costs, link=replayed.links)
+    return Scenario(name, *sizes, options, costs=costs, link=replayed.links, edits=edits)
 
 
 MIN_STEPS = 4  # of a forecast
@@ -394,7 +401,7 @@ def analyse(
         outliers, advice, new_deal = suspects(complete, offsets), None, None
         if replayed.mean_error <= MAX_ERROR:
             advice = explain(
-                trace_scenario(replayed),
+                trace_scenario(replayed, slow_machines(outliers, pipelines)),
                 stage_layers=stage_layers,
                 schedules=schedules,
                 launcher=launcher,

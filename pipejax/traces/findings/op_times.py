@@ -1,7 +1,8 @@
 """Times of ops, messages and collectives, and of the gaps between ops."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +135,12 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
             yield _row("gap", "between ops", NONE, worker, seconds)
 
 
-def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
+def measured_costs(
+    replayed: Replay,
+    *,
+    pipeline: Pipeline | None = None,
+    stragglers: Mapping[int, float] = MappingProxyType({}),
+) -> Costs:
     """Return mean recorded times of ops by stage, and of messages by link, as costs.
 
     If only some stages split their backwards, B is I + W on a stage without a B, and I and W are
@@ -144,6 +150,7 @@ def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Cos
       replayed: a replayed trace.
       pipeline: one of its pipelines, for its times by stage and microbatch; default: means over
         all pipelines.
+      stragglers: factors of slow workers, which divide the times of their ops.
 
     Returns:
       Costs of the table that ran [s].
@@ -161,6 +168,8 @@ def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Cos
     pipelines = replayed.pipelines
     stages, microbatches = pipelines.table.num_stages, pipelines.table.num_microbatches
     ops = PipelineOps.select(pipelines.trace, [pipeline] if pipeline else pipelines.pipelines)
+    factors = np.array([stragglers.get(k, 1.0) for k in range(pipelines.table.num_workers)])
+    ops = ops._replace(seconds=ops.seconds / factors[pipelines.trace.worker[ops.slices]])
     fields = cost_fields(ops, (stages, microbatches) if pipeline else (stages,))
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)

@@ -128,6 +128,24 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
+def slow_machines(suspects: Iterable[Suspect], pipelines: Pipelines) -> dict[int, float]:
+    """Return how many times longer slow workers take, by worker, as a mean over replicas.
+
+    A worker whose only stage is slow in all replicas is left out: the stage may be the cause.
+    """
+    table, num_replicas = pipelines.table, len({run.replica for run in pipelines.pipelines})
+    has_twins = len(table.placement) == 1 and table.num_stages <= table.num_workers
+    in_all: dict[int, float] = {}
+    in_some: dict[int, float] = {}
+    for row in (row for row in suspects if row.kind == "worker"):
+        worker, excess = row.place["worker"], (row.ratio or 1.0) - 1
+        if "replica" in row.place:
+            in_some[worker] = in_some.get(worker, 1.0) + excess / num_replicas
+        elif not has_twins:
+            in_all[worker] = 1 + excess
+    return in_some | in_all
+
+
 def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
     """Return a suspect with its name, before its cost is computed."""
     words = ["and back"] if place.get("ways") == 2 else []
