@@ -139,7 +139,8 @@ def _exchange_times(system: System, exchanges: Sequence[_Exchange]) -> list[Floa
     has_many_networks = isinstance(system.network.rate, Many)
     indices_by_kind: dict[tuple[str, bool], list[int]] = {}
     for index, item in enumerate(exchanges):
-        varies = has_many_networks and bool(np.any(np.greater(*item.group)))  # crosses nodes
+        size, inside = map(np.asarray, item.group) if has_many_networks else (0, 0)
+        varies = bool(np.any(np.greater(size, inside)))  # crosses nodes
         indices_by_kind.setdefault((item.kind, varies), []).append(index)
     times: dict[int, Float[Computed, ...]] = {}
     for (kind, _), indices in indices_by_kind.items():
