@@ -65,7 +65,7 @@ def test_the_report(call, store_options, few_baselines):
 
 OFFLOADS = [
     *ONE,
-    *shlex.split("-T F=0.0101,I=0.0103,W=0.0097 --comm 0.0007 --memory-limit 2 --effort 0.1"),
+    *shlex.split("-T F=0.0101,I=0.0103,W=0.0097 --comm 0.0007 --memory-limit 2 --effort 0.5"),
 ]
 
 

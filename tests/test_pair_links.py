@@ -227,7 +227,7 @@ def test_searches_say_which_links_they_do_not_know(mistake):
     assert "optimize knows no --pair-links, got '0-1=rendezvous'" in mistake(*solves)
     tunes = ["tune", "-s", "1f1b", "-P", "2", "-m", "gpt-22b", "-y", "h100", "--minibatch", "8"]
     tunes += ["--link", "rendezvous", "--eager-below"]
-    assert "tune knows no --eager-below, got 0.001: " in mistake(*tunes, "1e-3")
+    assert "--eager-below must be 0, got 0.001: " in mistake(*tunes, "1e-3")
 
 
 def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
