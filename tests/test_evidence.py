@@ -92,7 +92,7 @@ def test_a_range_weighs_sources_alike_and_widens_if_they_are_few():
     single = [runs("a", "h100", *[0.0] * 99)]
     assert error_range(WHOLE, "h200", single) == (
         *(1, 1),
-        "1 source of models without experts on Hopper, and wider classes",
+        "1 data source of models without experts on Hopper, all others with less weight",
     )
     fast = runs("b", "a100", -50.0)  # ratio 2: weight 1/2 x 1/3 + 1/2 x 1/3 x 1/3 = 0.222
     assert error_range(WHOLE, "h100", [*single, fast])[:2] == (1, 2)
@@ -173,13 +173,13 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
         (
             "llama3-8b",
             "h100",
-            "expect 426 ms to 543 ms (90 % range, by the errors on 9 sources of models without",
+            "expect 426 ms to 543 ms (90 % range for a new source, by our errors on 9 data sources of models without",
         ),
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
         ("llama3-8b", "h100", "h100 with megatron-core-2024, predicted 1.1 % off, bias +0.188 %\n"),
         ("llama3-8b", "h200", "bias +0.188 %; your run differs: h200\n"),
-        ("llama3-8b", "h100", "on Hopper, and wider classes)\nnearest"),
-        ("llama3-8b", "gb200", "on Blackwell, and wider classes)"),
+        ("llama3-8b", "h100", "on Hopper, all others with less weight)\nnearest"),
+        ("llama3-8b", "gb200", "on Blackwell, all others with less weight)"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
         ("llama3-8b", "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),
     ):

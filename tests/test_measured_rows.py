@@ -113,7 +113,7 @@ def test_defaults_are_said(tmp_path):
     row = {"model": "gpt-22b", "tensor": "8", "global_batch": "4", "seconds": "1.42"}
     with pytest.warns(Notice) as message:
         rows = read_rows(write(tmp_path, row))
-    assert "1 rows name no stack (the first is row 1)" in str(message[0].message)
+    assert "1 rows name no software (first: row 1)" in str(message[0].message)
     assert "data = 1" in str(message[1].message)
     assert "sequence_parallel = 1 where tensor > 1" in str(message[1].message)
     assert "tensor =" not in str(message[1].message).replace("tensor > 1", "")

@@ -487,7 +487,7 @@ def test_what_is_saved_is_said(call, folder):
     runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
     write_csv(folder / "run.csv", traces.record_runs([*runs, *runs], replicas=2))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
-    lines = text.partition("wrote trace")[0].splitlines()
+    lines = text.partition("wrote trace")[2].splitlines()
     message = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
     assert sorted(message) == sorted(path.name for path in Path("trace").iterdir())
     assert "deal.json" in message
@@ -633,7 +633,10 @@ def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
-    assert "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica, " in text
+    assert (
+        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; a replay takes "
+        in text
+    )
     assert " per step; 8 microbatches are few for" not in text
     assert "B of stage 0" in text
     assert "message stage 0 to 1" in text
@@ -740,7 +743,7 @@ def test_the_report_is_one_page(call, folder):
     assert text.count("<svg") == 1 + text.count("&lt;svg")
     heads = re.findall(r"<h2>([^<]*)</h2>", text)
     assert heads[:4] == ["Cost of each part", "Costs against the other run", "Files", "Replay"]
-    assert heads[-4:-1] == ["Causes", "Remedies", "Remedy 1 in launchers"]
+    assert heads[-4:-1] == ["Causes", "Remedies", "First remedy in launchers"]
     (parts,) = re.findall(r"<h2>Parts of the step</h2>(.*?)<h2>", text, re.DOTALL)
     shares = [float(share) for share in re.findall(r">(-?[\d.]+) %<", parts)]
     assert sum(shares) == pytest.approx(100.0, abs=0.3)  # three digits of each

@@ -404,7 +404,7 @@ def test_command_reports_and_writes(capsys, tmp_path):
     assert all(f">{when}: " in picture.read_text() for when in ("before", "after"))
     text = capsys.readouterr().out
     for part in (
-        "the order of their producers",
+        "the order in which they are computed",
         "transfers wait",
         "if no message blocked another: ",
     ):

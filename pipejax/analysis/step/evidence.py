@@ -234,11 +234,11 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
     low, high = ends.tolist()
     kind = "with" if regime.experts else "without"
-    noun = "source" if sources == 1 else "sources"
+    noun = "data source" if sources == 1 else "data sources"
     basis = f"{sources} {noun} of models {kind} experts on {generation}"
     # the weight of wider sets, 1 / (K + 1), is more than the range leaves out
     is_wide = (sources - 1) * (100 - PERCENT) < 100
-    return ErrorRange(low, high, f"{basis}, and wider classes" if is_wide else basis)
+    return ErrorRange(low, high, f"{basis}, all others with less weight" if is_wide else basis)
 
 
 def find_evidence(

@@ -354,7 +354,7 @@ def _longest_microbatch(run: Evaluation) -> str:
 WHY: Mapping[str, str] = {  # by the name of a part
     "uneven microbatches": "microbatches differ",
     "messages": "messages are waited for",
-    "blocking": "messages block others (head-of-line), or the worker that sends them",
+    "blocking": "messages wait behind others (head-of-line), or block their sender",
     "offloads": "offloads and loads are waited for",
     "sharding": "weights are gathered and gradients reduced between ops",
     "exchange": "the exchange of gradients is waited for",

@@ -149,9 +149,11 @@ def _view(fit: "Calibration") -> Iterator[object]:
         f"predicted step times are [bold]{after} %[/] off in the mean after the fit, {before} % "
         f"before it; {len(fit.parameters)} numbers are fitted to {fit.fit.rows} runs"
     )
+    if len(fit.parameters) > fit.fit.rows:
+        yield "[red]more numbers than runs: the fit says nothing about other runs[/]"
     held_out = fit.held_out or fit.left_out
     if held_out is not None:
-        yield f"runs predicted without their own rows are {digits(held_out.mape)} % off"
+        yield f"cross-check: runs predicted by fits without them are {digits(held_out.mape)} % off"
     for percent, share in fit.coverage.items():
         yield f"{digits(share)} % of the rows held out lie in their {percent} % band"
     yield from map(plain, fit.remarks)

@@ -209,8 +209,10 @@ def _view(
         parts = (f"{k} {gigabytes(v)}" for k, v in sizes.items() if v > 0 and k != "reserve")
         need = gigabytes(result["memory_bytes"][fullest])
         room = gigabytes(float(scenario.system.memory_available))
+        gibibytes = float(scenario.system.memory_capacity) / 2**30
         yield plain(
-            f"memory: an accelerator of worker {fullest} needs {need} of {room}: {', '.join(parts)}"
+            f"memory: an accelerator of worker {fullest} needs {need} of {room} "
+            f"({gibibytes:.3g} GiB less the system's reserve): {', '.join(parts)}"
         )
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:

@@ -310,7 +310,7 @@ class _FormOptions(NamedTuple):
     def rival(self, schedule: str) -> TableFields:
         """Choose another schedule of the same size."""
         if self.run.schedule is None:
-            raise ValueError("--versus needs --schedule: a table file is of one size")
+            raise ValueError("--versus needs --schedule NAME: P and M of a table file are fixed")
         return dataclasses.replace(self.run, schedule=named(schedule))
 
 
@@ -352,7 +352,7 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
 
     workers, microbatches = settings.run.workers, settings.run.microbatches
     if settings.run.schedule is None or workers is None or microbatches is None:
-        raise ValueError("--family needs --schedule: a table file is of one size")
+        raise ValueError("--family needs --schedule NAME: P and M of a table file are fixed")
     if symbol == "P" and microbatches % workers:
         raise ValueError(
             f"--family P needs as many microbatches as a multiple of {workers} workers, got "

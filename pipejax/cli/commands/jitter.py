@@ -94,7 +94,7 @@ def jitter(
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
 ) -> Answer:
-    """Run schedules with random durations: quantiles of the step time, and who is robust.
+    """Run schedules with random durations: quantiles of the step time, and which is robust.
 
     Options:
       microbatches: Default: as in the tables.
@@ -239,11 +239,12 @@ def _view(
     columns = [
         ("schedule", runs),
         (f"{level} time", map(operator.add, marks, times)),
-        ("rank by time", (rank.makespan_rank for rank in ranked)),
-        (f"{level} slowdown", (f"{rank.slowdown:.3f}" for rank in ranked)),
-        ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
-        ("fastest in samples", (percent(rank.fastest_share) for rank in ranked)),
+        (f"{level} slowdown", (percent(rank.slowdown - 1) for rank in ranked)),
     ]
+    if len(ranked) > 1:
+        columns.insert(2, ("rank by time", (rank.makespan_rank for rank in ranked)))
+        columns.append(("rank by slowdown", (rank.slowdown_rank for rank in ranked)))
+        columns.append(("fastest in samples", (percent(rank.fastest_share) for rank in ranked)))
     if not all(rank.fits for rank in ranked):
         columns.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
     yield grid(columns)

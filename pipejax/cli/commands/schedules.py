@@ -7,7 +7,7 @@ from typing import Any
 import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.scenario import written
+from pipejax.cli.options.scenario import option_text
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import has_lines, is_json, pick
 from pipejax.cli.output.tables import Column, rows_table
@@ -39,10 +39,11 @@ SYSTEMS = (
 COLUMNS = (
     Column("schedule", "name"),
     Column("what it is", "summary"),
-    Column("legal", "legal"),
-    Column("options", "options", lambda options: ", ".join(map(written, options))),
+    Column("sizes allowed", "legal"),
+    Column("options", "options", lambda options: ", ".join(map(option_text, options))),
     Column("source", "source"),
 )
+LETTERS = "P workers r, M microbatches, V stages per worker, K slices of a microbatch"
 SMALL_SIZE = {"num_workers": 4, "num_microbatches": 8}  # of which every built-in schedule exists
 
 
@@ -89,7 +90,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         for name, builder in _builders().items()
     ]
     other_lists = (f"{option[2:]}: {', '.join(items)}" for option, (*_, items) in lists.items())
-    return Answer(rows, [rows_table(rows, COLUMNS), *other_lists])
+    return Answer(rows, [rows_table(rows, COLUMNS, caption=LETTERS), *other_lists])
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:

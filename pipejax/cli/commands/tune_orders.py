@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipejax.costs.topology import PlacedCosts
 
 BEST_KEY = "found"  # JSON key of the best order, beside other orders
-BY_PRODUCER = "the order of their producers"
+BY_PRODUCER = "the order in which they are computed"
 WAITS = (
     Column("transfer", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
@@ -155,9 +155,9 @@ def _messages_view(
     if data["waits"]:
         longest, (sum_before, sum_after) = data["waits"][0], data["wait"].values()
         yield (
-            f"longest wait in {before}: {seconds(longest['wait'])}, of {longest['cell']} behind "
-            f"{longest['front']} on worker {longest['worker']}; all messages together wait "
-            f"{seconds(sum_before)}, in the best order {seconds(sum_after)}"
+            f"longest wait in {before}: {seconds(longest['wait'])}, of {longest['cell']} (stage, "
+            f"op, microbatch) behind {longest['front']} on worker {longest['worker']}; all "
+            f"messages wait {seconds(sum_before)}, in the best order {seconds(sum_after)}"
         )
     else:
         yield f"no message waits in {before}"

@@ -112,10 +112,9 @@ def _view(data: Mapping[str, Any], errors: Any) -> Iterator[object]:
     if data["ranking"] is not None:
         ranking = data["ranking"]
         yield (
-            f"ranking of {ranking['layouts']} layouts of {ranking['jobs']} jobs: the layout "
-            f"predicted fastest is the fastest in {ranking['best_found']:.0f} % of the jobs; it "
-            f"takes {ranking['regret']:.3g} % longer than the fastest in the mean, "
-            f"{ranking['worst_regret']:.3g} % at most (Kendall's tau {ranking['kendall']:.2f})"
+            f"the layout predicted fastest is the fastest in {ranking['best_found']:.0f} % of "
+            f"{ranking['jobs']} jobs ({ranking['layouts']} layouts); it takes "
+            f"{ranking['regret']:.3g} % longer in the mean, {ranking['worst_regret']:.3g} % at most"
         )
     if "out_of_memory" in data:
         verdicts = data["out_of_memory"]

@@ -84,9 +84,9 @@ LIMITS = {  # what a number of the machine limits, by its section
     "network": "links between nodes",
     "host": "launches by the host",
 }
-OVERLAPS = (  # fields of a workload, name of the traffic, and the option
-    ("overlap", "exchange of gradients and weights", "--overlap"),
-    ("tensor_overlap", "tensor parallelism", "--tensor-overlap"),
+OVERLAPS = (  # fields of a workload, degree and name of the traffic, and the option
+    ("overlap", "data", "exchange of gradients and weights", "--overlap"),
+    ("tensor_overlap", "tensor", "tensor parallelism", "--tensor-overlap"),
 )
 
 
@@ -117,7 +117,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         why = (
             f"not ranked, because nobody measured such runs ({entry.regime}) on this machine with "
         )
-        why += "this software"
+        why += request.stack or "the default software of its kind"
         if evidence is not None and evidence.is_many and not evidence.differs:
             why = f"not ranked, because predictions of such runs ({entry.regime}) are "
             why += f"{evidence.mean_error:.3g} % off"
@@ -190,7 +190,9 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     expected = "extrapolated: no range is known"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
-        expected = f"expect {ends} (90 % range, by the errors on {record['range_basis']})"
+        expected = (
+            f"expect {ends} (90 % range for a new source, by our errors on {record['range_basis']})"
+        )
     yield plain(expected)
     yield plain(
         f"nearest measured runs: {record['configurations']} configurations of {sources} "
@@ -214,20 +216,24 @@ def _memory_limit(plan: "PlanResult") -> object:
 def _assumptions(plan: "PlanResult") -> Iterator[object]:
     """Yield the overlap of traffic, bits of gradients, and the layout with launchers' defaults."""
     overlaps = []
-    for name, traffic, flag in OVERLAPS:
+    for name, axis, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
         when = {0.0: "after", 1.0: "during"}.get(share, f"{100 * share:g} % during")
-        overlaps.append(f"{traffic} {when} compute (change: {flag})")
+        if plan.best.layout[axis] > 1:
+            overlaps.append(f"{traffic} {when} compute (change: {flag})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
-    yield plain(f"assumes: {'; '.join(overlaps)}; gradients of {gradient_bits:g} bits")
+    yield plain(f"assumes: {'; '.join([*overlaps, f'gradients of {gradient_bits:g} bits'])}")
+    # said once if the layout fits with no launcher, else for each that it does not fit
+    fits = any(entry.fits for entry in plan.under_launchers)
+    misfit, lead = (" (does not fit)", "") if fits else ("", " does not fit")
     cases = "; ".join(
         f"{' and '.join(entry.launchers)} {seconds(entry.step_time)}, "
-        f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else ' (does not fit)'}, gradients of "
+        f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else misfit}, gradients of "
         f"{8 * entry.gradient_bytes:g} bits"
         for entry in plan.under_launchers
     )
     if cases:
-        yield plain(f"this layout with the defaults of launchers (--launcher NAME): {cases}")
+        yield plain(f"this layout{lead} with the defaults of launchers (--launcher NAME): {cases}")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
@@ -242,13 +248,13 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         return
     lag = plan.runners_up[0].step_time / plan.best.step_time - 1
     cases = [
-        f"{case.number} is {quantity(case.value, number_dimension(case.number))}, "
-        f"{case.factor:.3g} times today's"
+        f"{case.number} {'rises' if case.factor > 1 else 'falls'} to {case.factor:.3g} times "
+        f"today's, {quantity(case.value, number_dimension(case.number))}"
         for case in plan.break_even_factors[:MAX_BREAK_EVEN]
     ]
     when = "and stays slower if any one number of the machine is up to 8 times off"
     if cases:
-        when = f"and becomes the best if {', or if '.join(cases)}"
+        when = f"and wins if {', or if '.join(cases)}"
     yield plain(f"next best: {_long_text(plan.runners_up[0])}, {percent(lag)} slower, {when}")
 
 

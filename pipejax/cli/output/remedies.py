@@ -166,7 +166,8 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:
-            yield plain(f"also: {fault.why.partition('; ')[0]} ({seconds(fault.seconds)})")
+            why = fault.why.partition("; ")[0].replace(": ", ", ")
+            yield plain(f"also: {why}; costs {seconds(fault.seconds)}")
     yield from remedies_view(explanation, rows, rows)
 
 
@@ -190,8 +191,8 @@ def remedies_view(
     if step is None:
         yield from _other_cause(explanation, rows.index(best_rows[0]))
     for row in best_rows:
-        assumes = f"; assumes: {row['assumes']}" if row["assumes"] else ""
-        yield plain(f"{_needs(row)}: {_remedy_text(row, explanation, step)}{assumes}")
+        assumes = f"; assumes {row['assumes'].replace('; ', ', ')}" if row["assumes"] else ""
+        yield plain(f"{_remedy_text(row, explanation, step)}, {_needs(row)}{assumes}")
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from launch_lines(_able_launches(explanation.remedies[place]))
     yield from before_command
@@ -234,7 +235,7 @@ def _needs(row: Mapping[str, Any]) -> str:
     from pipejax.search.remedies.candidates import SHELVES
 
     launchers = " or ".join(row["launchers"])
-    return f"with options of {launchers}" if launchers else f"with {SHELVES[row['shelf']]}"
+    return f"by options of {launchers}" if launchers else f"by {SHELVES[row['shelf']]}"
 
 
 def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
@@ -267,20 +268,22 @@ def _effect_text(effect: "Effect", cause: str) -> str:
     return f"{text} ({seconds(effect.without)} without {effect.part})"
 
 
-LAYERS_HINT = "; --stage-layers N moves whole layers, with options of launchers"
+LAYERS_HINT = "; with --stage-layers N it moves whole layers, by options of launchers"
 
 
 def _remedy_text(
     row: Mapping[str, Any], explanation: "Explanation", step: float | None = None
 ) -> str:
-    """Return what a remedy saves, the memory that it needs, and its name."""
+    """Return the name of a remedy, its saving, and the memory that it needs."""
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
-    needs = "" if is_same else f", {row['memory']:.3g} times the memory"
+    needs = "" if is_same else f" with {row['memory']:.3g} times today's memory"
     is_uneven = row["kind"] == "layers" and row["what"].endswith("equally long")
     hint = LAYERS_HINT if is_uneven else ""
     verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
     saves = _with_share(abs(row["saves"]), explanation, step)
-    return f"{verb} {saves}{needs}: {row['what']}{hint}"
+    what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
+    name = what.replace(": ", " ").replace("; ", " and ")
+    return f"{name}: {verb} {saves}{needs}{hint}"
 
 
 def advice_details(
@@ -319,7 +322,7 @@ def advice_details(
     shown_launches = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
     return details | {
         "remedies": [table, *commands],
-        "remedy 1 in launchers": [*launch_lines(shown_launches)],
+        "first remedy in launchers": [*launch_lines(shown_launches)],
     }
 
 

@@ -173,7 +173,7 @@ def savings(noun: str, time: str, times: Mapping[str, float | None], best: float
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
-    return grid([(noun, all_times), (time, texts), ("the best saves", shares)])
+    return grid([(noun, all_times), (time, texts), ("the best is shorter by", shares)])
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:

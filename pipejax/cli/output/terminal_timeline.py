@@ -124,9 +124,9 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     from pipejax.analysis.runs.timeline import name_of_second
 
     in_colour = out.color_system is not None
-    mark = "underlined: critical path  " if in_colour else f"{CRITICAL_EDGE} critical path  "
-    number = "number: microbatch  " if in_colour else ""  # else it follows its letter
-    legend = Text(f"{number}{mark if shown[0].critical else ''}{IDLE} idle  ")
+    mark = "underlined" if in_colour else f"{CRITICAL_EDGE} before an op"
+    path = f"{mark}: critical path  " if shown[0].critical else ""
+    legend = Text(f"number: microbatch  {path}{IDLE} idle  ")
     looks = looks_of_runs(shown)
     for name in sorted(looks, key=lambda name: -palette.lightness(looks[name].fill)):
         look = looks[name]

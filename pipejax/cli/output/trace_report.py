@@ -127,9 +127,9 @@ def trace_view(
         named = advised[1:]
         layers = rows[0]["what"].removeprefix("layers over stages: ")
         hint = "" if rows[0]["launchers"] else LAYERS_HINT
-        yield plain(
-            f"first: {_action(finding)} (saves {seconds(rows[0]['saves'])}): {layers}{hint}"
-        )
+        goal = f"if {layers}" if layers.startswith("all ") else f"with {layers} layers"
+        saves = seconds(rows[0]["saves"])
+        yield plain(f"first: {_action(finding)}, which saves {saves} {goal}{hint}")
         yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
@@ -152,8 +152,9 @@ def trace_view(
         f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
         for part in parts
     )
-    yield plain(f"mean pipeline, {seconds(advice.step_time)} per step: {', '.join(texts)}")
     min_saving = MIN_SAVING * advice.step_time
+    why = ", as means hide differences" if step > advice.step_time + min_saving else ""
+    yield plain(f"mean pipeline, {seconds(advice.step_time)} per step{why}: {', '.join(texts)}")
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step)
     yield _heading(analysis, result)
@@ -295,7 +296,7 @@ def _heading(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
         f"based on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{orders}: {_count(result['steps'], 'step')} of "
-        f"{_count(result['replicas'], 'replica')}, replayed {fit}{left_out}"
+        f"{_count(result['replicas'], 'replica')}; a replay takes the measured time {fit}{left_out}"
     )
 
 

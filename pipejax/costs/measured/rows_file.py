@@ -37,7 +37,7 @@ from pipejax.costs.model.workload_fields import parse_recompute
 NARROW = {"flash_attention": True, "dropout": False}
 GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
 GPT_VOCABULARY = 51200  # as Megatron pads it
-NO_STACK = "kernels are the system's and no exchange is hidden"
+NO_STACK = "kernels run at the system's rates, and no communication overlaps with compute"
 NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # where no model is named
 TEXTS = ("system", "group", "release", "source")
 _SOFTWARE = {field.name: field.default for field in dataclasses.fields(Workload)}
@@ -117,14 +117,15 @@ class RowReader:
         if self.without_stack:
             count, first = len(self.without_stack), self.without_stack[0]
             warnings.warn(
-                f"{self.path}: {count} rows name no stack (the first is row {first}): {NO_STACK}; "
+                f"{self.path}: {count} rows name no software (first: row {first}), so {NO_STACK}; "
                 "give a column stack or --stack (docs/measured_rows.md has one per framework)",
                 Notice,
                 5,
             )
         if self.defaults:
             listed = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
-            warnings.warn(f"{self.path}: not given in all rows, taken as {listed}", Notice, 5)
+            text = f"{len(self.defaults)} columns are not in all rows and take defaults: {listed}"
+            warnings.warn(f"{self.path}: {text}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
         """Convert the cells of row `number`, from 1, to a value for each column, with defaults."""

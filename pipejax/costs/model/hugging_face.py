@@ -118,7 +118,7 @@ def _architecture(data: Mapping[str, Any], path: str) -> tuple[str, Architecture
         if name in ARCHITECTURES:
             return name, ARCHITECTURES[name]
     if not names:
-        raise ValueError(f"{path}: model_type is missing")
+        raise ValueError(f"{path}: key model_type is missing")
     raise ValueError(f"{path}: {unknown('architecture (model_type)', names[-1], ARCHITECTURES)}")
 
 
@@ -130,7 +130,7 @@ class _Config(NamedTuple):
 
     def whole(self, key: str, minimum: int = 1) -> int:
         if self.data.get(key) is None:
-            raise ValueError(f"{self.path}: {key} is missing")
+            raise ValueError(f"{self.path}: key {key} is missing")
         value = self.data[key]
         return whole_number(value, f"{self.path}: {key}", minimum=minimum, maximum=MAX_COUNT)
 

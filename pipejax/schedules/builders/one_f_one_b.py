@@ -310,7 +310,7 @@ def slimpipe(
     stages_per_worker: int = 2,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """Interleaved 1F1B of slices; a worker holds 1/P of one microbatch and some slices more.
+    """Interleaved 1F1B of slices; worker r holds 1/P of a microbatch and 2 (P - r - 1) slices.
 
     Slices of a microbatch pass V stages of each worker in groups of P, and go back in the reverse
     order. So its first backward follows the forwards of all its slices on all stages, and worker r

@@ -110,8 +110,8 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         self.program, _ = lower_and_price(table, costs, links)
         if not costs.per_microbatch():
             raise ValueError(
-                "costs do not differ by microbatch: any order is as good, give lengths or costs of "
-                "shape (stages, microbatches)"
+                "costs do not differ by microbatch, any order is as good: give --lengths FILE or "
+                "--costs FILE with a value for each stage and microbatch"
             )
         numbers = sum(np.size(leaf) for leaf in leaves(costs))
         self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))

@@ -32,7 +32,7 @@ from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 Stages = Float[NumpyArray, " stages"]
-WHOLE_EDGES = "layers cost the same anywhere; embedding and head are whole, on the outer stages"
+WHOLE_EDGES = "layers cost the same anywhere; embedding on the first stage, head on the last"
 MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
 MAX_STAGES = 16  # of a worker, as in `plan`

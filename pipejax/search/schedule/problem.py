@@ -300,7 +300,7 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
             demand, stages = "one activation", int((table.placement == worker).sum(axis=1).max())
             if not offload and stages > 1:
                 demand += f" of each of its {stages} stages"
-            why = f"memory_limit {limit:g} of worker {worker} is below {demand}, {need:g}"
+            why = f"memory_limit of worker {worker} is {limit:g}, but {demand} takes {need:g}"
             raise InfeasibleError(f"{why}: infeasible", "memory_limit")
 
 
