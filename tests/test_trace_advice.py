@@ -1,6 +1,8 @@
 """Advice of a measured run: late launches, shares of savings, order of commands, long microbatches."""
 
 import dataclasses
+import json
+import shlex
 
 import numpy as np
 import pytest
@@ -149,3 +151,72 @@ def test_a_long_microbatch_is_slow_in_all_stages_or_in_most(stages, share):
     (suspect,) = (row for row in analysis.suspects if row.kind == "microbatch")
     assert suspect.name == "5"
     assert suspect.why.endswith(f" times the others in {share} stages")
+
+
+SLOWNESS = 1.25
+TIMES = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.05)
+WITH_TWO_CHUNKS = {"interleaved-1f1b": {"stages_per_worker": 2}}
+
+
+def record_slow_worker(name, factors):
+    """Return a trace in which worker 2 of each replica is slow by its factor, and its table."""
+    options = WITH_TWO_CHUNKS.get(name, {})
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+    costs = [pj.costing.scaled_costs(TIMES, table, workers={2: factor}) for factor in factors]
+    runs = [pj.evaluate(table, replica_costs) for replica_costs in costs]
+    return pj.traces.record_runs(runs * STEPS, replicas=len(factors)), table
+
+
+# Factors are those of worker 2 in each replica. All stages cost the same, so the stages of a
+# remedy do too.
+@pytest.mark.parametrize(
+    ("name", "factors", "mean_factor"),
+    [
+        ("interleaved-1f1b", [SLOWNESS], SLOWNESS),
+        ("zb-v", [SLOWNESS], SLOWNESS),
+        ("dualpipe-v", [SLOWNESS], SLOWNESS),
+        ("dualpipe", [SLOWNESS], SLOWNESS),  # both stages of two workers are on both
+        ("1f1b", [1.0, SLOWNESS], (1.0 + SLOWNESS) / 2),
+        ("1f1b", [1.0, 1.0, 1.0, 1.4], 1.1),
+        ("interleaved-1f1b", [1.0, SLOWNESS], (1.0 + SLOWNESS) / 2),
+    ],
+)
+def test_remedies_leave_a_slow_machine_slow(name, factors, mean_factor, tmp_path, answer):
+    """Each promised step is that of the remedy's schedule with the same machine slow."""
+    trace, table = record_slow_worker(name, factors)
+    write_csv(tmp_path / "run.csv", trace)
+    folder = tmp_path / "saved"
+    schedules = "zb-v,interleaved-1f1b,interleaved-zb,zb-h1"
+    result = answer("trace", tmp_path / "run.csv", "--schedules", schedules, "--save", folder)
+    assert result["suspects"][0]["kind"] == "worker"
+    # the mean pipeline is as long as the mean of the runs
+    slow_costs = pj.costing.scaled_costs(TIMES, table, workers={2: mean_factor})
+    assert result["pipeline_time"] == pytest.approx(pj.evaluate(table, slow_costs).makespan)
+    stragglers = json.loads((folder / "costs.json").read_text())["stragglers"]
+    assert stragglers == {"2": pytest.approx(mean_factor)}
+    rows = [row for row in result["remedies"] if row["kind"] == "schedule"]
+    assert rows
+    busy = 8 * table.num_stages / 4 * 3.0  # of a usual worker
+    for row in rows:
+        what, _, chunks = row["what"].removeprefix("schedule ").partition(", stages per worker ")
+        options = {"stages_per_worker": int(chunks)} if chunks else {}
+        other = pj.schedules.build(what, num_workers=4, num_microbatches=8, **options)
+        # the same layers on more or on fewer stages
+        share = table.num_stages / other.num_stages
+        ops = ("forward", "backward", "input_grad", "weight_grad")
+        times = pj.Costs(
+            **{key: share * getattr(TIMES, key) for key in ops}, transmit=TIMES.transmit
+        )
+        times = pj.costing.scaled_costs(times, other, workers={2: mean_factor})
+        step = pj.evaluate(other, times).makespan
+        assert row["step_time"] == pytest.approx(step, rel=1e-6)
+        assert row["step_time"] > busy * mean_factor
+        arguments = shlex.split(row["command"])[1:]
+        assert answer(*arguments)["makespan"] == pytest.approx(step, rel=1e-6)
+
+
+def test_the_only_stage_of_a_worker_may_be_slow_instead_of_its_machine():
+    trace, _ = record_slow_worker("1f1b", [SLOWNESS])
+    analysis = pj.traces.analyse(trace, schedules=["zb-h1"])
+    assert analysis.finding.kind == "worker"
+    assert analysis.advice.memory.begin.scenario.edits == ()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +90,7 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
     return data.assign_attrs(source=trace.source, **provenance())
 
 
-def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] = MappingProxyType({})) -> str:
+def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] | None = None) -> str:
     """Return the mean times of a trace as the text of a costs file, which `--costs` reads.
 
     Phases that were not recorded are missing: the reader of the file takes half of B for I and W.
@@ -124,8 +123,7 @@ def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] = MappingPro
     if pipelines.table.num_stages > 1:
         forward, back = np.asarray(costs.transmit)[:, 0].tolist()
         content |= {"message": {"transmit": forward}, "message_back": {"transmit": back}}
-    if stragglers:
-        content["stragglers"] = {**stragglers}
+    content |= {"stragglers": {**stragglers}} if stragglers else {}
     return json.dumps(content, indent=1)
 
 

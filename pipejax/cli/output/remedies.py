@@ -113,9 +113,8 @@ def _with_files(
     if saved is None:
         return scenario
     files = dataclasses.replace(saved.source, stages=source.stages, places=source.places)
-    # the file of costs holds the slow workers
     edits = tuple(e for e in scenario.edits if not isinstance(e, pj.costing.SlowWorkers))
-    scenario = scenario.replace(costs=files, edits=edits)
+    scenario = scenario.replace(costs=files, edits=edits)  # the file has the slow workers
     names = "schedule num_workers num_microbatches options"
     if pick(scenario, names) != pick(base, names):
         return scenario

@@ -28,13 +28,7 @@ from pipejax.traces.findings.new_deal import (
     round_work,
 )
 from pipejax.traces.findings.op_times import OpTimes, measured_costs, op_times
-from pipejax.traces.findings.suspects import (
-    MAX_LISTED,
-    Suspect,
-    odd_steps,
-    slow_machines,
-    suspects,
-)
+from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, slow_machines, suspects
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.messages import scale_links
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, find_pipelines, op_name

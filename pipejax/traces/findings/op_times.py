@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines,
 from pipejax.traces.replaying.replay import Replay
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
+PerWorker = Mapping[int, float]
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -136,10 +136,7 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
 
 
 def measured_costs(
-    replayed: Replay,
-    *,
-    pipeline: Pipeline | None = None,
-    stragglers: Mapping[int, float] = MappingProxyType({}),
+    replayed: Replay, *, pipeline: Pipeline | None = None, stragglers: PerWorker | None = None
 ) -> Costs:
     """Return mean recorded times of ops by stage, and of messages by link, as costs.
 
@@ -168,8 +165,8 @@ def measured_costs(
     pipelines = replayed.pipelines
     stages, microbatches = pipelines.table.num_stages, pipelines.table.num_microbatches
     ops = PipelineOps.select(pipelines.trace, [pipeline] if pipeline else pipelines.pipelines)
-    factors = np.array([stragglers.get(k, 1.0) for k in range(pipelines.table.num_workers)])
-    ops = ops._replace(seconds=ops.seconds / factors[pipelines.trace.worker[ops.slices]])
+    for worker, factor in (stragglers or {}).items():
+        ops.seconds[pipelines.trace.worker[ops.slices] == worker] /= factor
     fields = cost_fields(ops, (stages, microbatches) if pipeline else (stages,))
     transmit = replayed.link_times.reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)

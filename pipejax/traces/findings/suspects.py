@@ -129,21 +129,16 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
 
 
 def slow_machines(suspects: Iterable[Suspect], pipelines: Pipelines) -> dict[int, float]:
-    """Return how many times longer slow workers take, by worker, as a mean over replicas.
-
-    A worker whose only stage is slow in all replicas is left out: the stage may be the cause.
-    """
+    """Return how many times longer slow workers take, by worker, as a mean over replicas."""
     table, num_replicas = pipelines.table, len({run.replica for run in pipelines.pipelines})
+    # the only stage of a worker may be slow itself, unless it is fast in other replicas
     has_twins = len(table.placement) == 1 and table.num_stages <= table.num_workers
-    in_all: dict[int, float] = {}
-    in_some: dict[int, float] = {}
-    for row in (row for row in suspects if row.kind == "worker"):
-        worker, excess = row.place["worker"], (row.ratio or 1.0) - 1
-        if "replica" in row.place:
-            in_some[worker] = in_some.get(worker, 1.0) + excess / num_replicas
-        elif not has_twins:
-            in_all[worker] = 1 + excess
-    return in_some | in_all
+    rows = [row for row in suspects if row.kind == "worker"]
+    in_all = {row.place["worker"]: row.ratio or 1.0 for row in rows if "replica" not in row.place}
+    in_some = dict.fromkeys((row.place["worker"] for row in rows if "replica" in row.place), 1.0)
+    for row in (row for row in rows if "replica" in row.place):
+        in_some[row.place["worker"]] += ((row.ratio or 1.0) - 1) / num_replicas
+    return in_some if has_twins else in_some | in_all
 
 
 def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
