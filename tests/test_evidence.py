@@ -173,7 +173,7 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
         (
             "llama3-8b",
             "h100",
-            "expect 426 ms to 543 ms (90 % range for a new source, by our errors on 9 data sources of models without",
+            "expect 426 ms to 543 ms (90 % of new sources, by our errors on 9 data sources of models without",
         ),
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
         ("llama3-8b", "h100", "h100 with megatron-core-2024, predicted 1.1 % off, bias +0.188 %\n"),

@@ -257,7 +257,7 @@ def test_command(call, tmp_path):
         "100 %",
         "60 samples",
         f"{run.quantile(0.9):.3g} s",
-        f"{run.slowdown(0.9):.3f}",
+        f"{100 * (run.slowdown(0.9) - 1):.3g} %",
     ):
         assert word in text
 

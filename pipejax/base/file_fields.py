@@ -165,10 +165,9 @@ def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str 
         return field.default
     if len(keys) != 1:
         state = f"has {' and '.join(keys)}" if keys else "is missing"
-        subject = name if keys else f"key {name}"
         expected = factors if field.dimension else field.kind.schema.get("enum")
         more = f": expected one of {', '.join(expected)}" if expected else ""
-        raise ValueError(f"{prefix}{subject} {state}{more}")
+        raise ValueError(f"{prefix}{'' if keys else 'key '}{name} {state}{more}")
     value = field.kind.read(data[keys[0]], f"{prefix}{keys[0]}")
     return to_si(value, factors[keys[0]]) if field.dimension else value
 

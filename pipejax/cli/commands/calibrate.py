@@ -149,8 +149,6 @@ def _view(fit: "Calibration") -> Iterator[object]:
         f"predicted step times are [bold]{after} %[/] off in the mean after the fit, {before} % "
         f"before it; {len(fit.parameters)} numbers are fitted to {fit.fit.rows} runs"
     )
-    if len(fit.parameters) > fit.fit.rows:
-        yield "[red]more numbers than runs: the fit says nothing about other runs[/]"
     held_out = fit.held_out or fit.left_out
     if held_out is not None:
         yield f"cross-check: runs predicted by fits without them are {digits(held_out.mape)} % off"

@@ -224,10 +224,8 @@ def _view(
     else:
         peak = result["peak_in_flight"]
         worker, count = peak.argmax(), peak.max()
-        contents = f"those of {count} microbatches"
-        if evaluation.stages > evaluation.workers:
-            contents = f"{count}, each of one microbatch on one stage"
-        yield f"worker {worker} holds the most activations: {contents}"
+        pairs = "pairs of stages and " if evaluation.stages > evaluation.workers else ""
+        yield f"worker {worker} holds the most activations: those of {count} {pairs}microbatches"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))

@@ -290,9 +290,10 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         assert scenario.source.workload is not None
         split = scenario.with_workload(dataclasses.replace(scenario.source.workload, **units))
         need, available = best.memory_bytes.max(), float(system.memory_available)
+        layers = " + ".join(map(str, best.layout.count("t")))
         lines = [
-            f"[bold]{seconds(result.value)}[/] per step with {best.layout} on {table.num_workers} "
-            f"workers, {table.num_microbatches} microbatches{_saving(result)}",
+            f"[bold]{seconds(result.value)}[/] per step with {layers} layers on the stages "
+            f"({best.layout}){_saving(result)}",
             f"memory: {gigabytes(need)} of {gigabytes(available)}",
         ]
         return search_answer(

@@ -250,8 +250,7 @@ def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: 
         lines = verdicts(assertions, result.as_json())
         failures = [line for is_met, line in lines if not is_met]
         sys.stderr.write("".join(f"{line}\n" for line in failures))
-        if not is_json():
-            print_all(*(plain(line) for is_met, line in lines if is_met))
+        print_all(*(plain(line) for is_met, line in lines if is_met and not is_json()))
         result.show()
     return 3 if failures else 0 if result.holds else 1
 

@@ -68,7 +68,6 @@ class Answer(NamedTuple):
         else:
             outputs = current_style().outputs
             view = [*self.view]
-            # files come before the command that goes on, which may read them
             count = len([*takewhile(lambda part: not str(part).startswith("next: "), view)])
             view[count:count] = [plain(f"wrote {file.written}") for file in outputs if file.written]
             print_all(*view)

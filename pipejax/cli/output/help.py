@@ -83,9 +83,8 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     records = {key: record(key, command.__name__) for key in CATALOGUE if key in options}
     option_lines = _option_lines(records, options, width)
     if len(option_lines) > SCREEN - len(lines) - 2:  # an empty line above them, a line below
-        words = " ".join(lines).split()  # of the usage, which has required options, and the example
         for key in [*records]:
-            if not records[key].frequent and flag(key) not in words:
+            if not records[key].frequent and flag(key) not in " ".join(lines).split():
                 del records[key]
         option_lines = _option_lines(records, options, width)
     num_more = len(options) - len(records)

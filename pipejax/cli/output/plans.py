@@ -114,10 +114,8 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         yield from _break_even(plan)
     for entry in plan.outside:
         evidence = entry.evidence
-        why = (
-            f"not ranked, because nobody measured such runs ({entry.regime}) on this machine with "
-        )
-        why += request.stack or "the default software of its kind"
+        software = request.stack or "default software"
+        why = f"not ranked, as nobody measured such runs ({entry.regime}) here with {software}"
         if evidence is not None and evidence.is_many and not evidence.differs:
             why = f"not ranked, because predictions of such runs ({entry.regime}) are "
             why += f"{evidence.mean_error:.3g} % off"
@@ -190,9 +188,7 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     expected = "extrapolated: no range is known"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
-        expected = (
-            f"expect {ends} (90 % range for a new source, by our errors on {record['range_basis']})"
-        )
+        expected = f"expect {ends} (90 % of new sources, by our errors on {record['range_basis']})"
     yield plain(expected)
     yield plain(
         f"nearest measured runs: {record['configurations']} configurations of {sources} "
@@ -223,7 +219,6 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
             overlaps.append(f"{traffic} {when} compute (change: {flag})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join([*overlaps, f'gradients of {gradient_bits:g} bits'])}")
-    # said once if the layout fits with no launcher, else for each that it does not fit
     fits = any(entry.fits for entry in plan.under_launchers)
     misfit, lead = (" (does not fit)", "") if fits else ("", " does not fit")
     cases = "; ".join(

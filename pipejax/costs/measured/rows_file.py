@@ -124,8 +124,7 @@ class RowReader:
             )
         if self.defaults:
             listed = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
-            text = f"{len(self.defaults)} columns are not in all rows and take defaults: {listed}"
-            warnings.warn(f"{self.path}: {text}", Notice, 5)
+            warnings.warn(f"{self.path}: columns missing in some rows: {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
         """Convert the cells of row `number`, from 1, to a value for each column, with defaults."""

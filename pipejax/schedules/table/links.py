@@ -87,16 +87,14 @@ class LinkModel:
     meaning: str = ""  # how messages hold each other up, in words
 
 
-FREE = "messages overlap with compute and with each other"
-ONE_AT_A_TIME = "messages overlap with compute; a link takes one message at a time"
 SENDER_WAITS = "a sender waits until its message is transmitted"
 BOTH_QUEUES = "a transfer waits for its turn in the message queues of sender and receiver"
 # all link models by name, the simplest first
 LINK_MODELS: dict[str, LinkModel] = {
     model.name: model
     for model in (
-        LinkModel("delay", occupancy="", lag="message", meaning=FREE),
-        LinkModel("queued", "transmit", "latency", meaning=ONE_AT_A_TIME),
+        LinkModel("delay", "", "message", meaning="messages overlap with compute and each other"),
+        LinkModel("queued", "transmit", "latency", meaning="a link takes one message at a time"),
         LinkModel("blocking", "transmit", "latency", blocks=True, meaning=SENDER_WAITS),
         LinkModel("rendezvous", "message", "", is_rendezvous=True, meaning=BOTH_QUEUES),
     )
