@@ -80,6 +80,39 @@ def test_options_of_launchers_give_the_step_of_a_remedy(seed):
         assert (remedy.shelf == "launcher") == bool(remedy.launchers)
 
 
+EAGER, COMPILED = map(pj.load_stack, ("torchtitan-2024-eager", "torchtitan-2024"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fields"),
+    [
+        ("interleaved-1f1b", {"stages_per_worker": 2}, {"tensor_parallel": 8, "recompute": "full"}),
+        ("1f1b", {}, {"tensor_parallel": 4}),
+        ("gpipe", {}, {"tensor_parallel": 2, "recompute": "full"}),
+        ("1f1b", {}, {"tensor_parallel": 8, "tensor_overlap": 1.0}),
+    ],
+)
+def test_flags_of_torchtitan_that_compile_promise_compiled_kernels(name, options, fields):
+    def scenario(stack, workload):
+        workload = dataclasses.replace(workload, model=stack.model(LLAMA))
+        costs = pj.costing.ModelCosts(workload, stack.on(H100), stack=stack.name)
+        return pj.Scenario(name, 4, 8, options, costs=costs)
+
+    split = {"sequence_parallel": True, "data_parallel": 4, "zero": 1, "overlap": 1.0}
+    workload = pj.Workload(LLAMA, minibatch=16, recompute_again=True, **split, **fields)
+    result = pj.explain(scenario(EAGER, workload), launcher="torchtitan", schedules=["1f1b"])
+    offered = [remedy for remedy in result.remedies if remedy.launchers]
+    overlaps = [remedy for remedy in offered if remedy.scenario.source.workload.tensor_overlap]
+    assert overlaps and all("compiled kernels" in remedy.what for remedy in overlaps)
+    best = max(offered, key=lambda remedy: remedy.saves)
+    assert best in overlaps
+    for remedy in offered:
+        (launch,) = (row for row in remedy.launches if row.launcher == "torchtitan")
+        stack = COMPILED if "compile.enable" in launch.options else EAGER
+        again = read_launch(launch, scenario(stack, workload)).evaluate()
+        assert again.step_time == pytest.approx(remedy.step_time, rel=1e-9), remedy.what
+
+
 # one planted fault in the terms of a launcher
 
 LAUNCHERS = ("Megatron-LM", "Megatron-Bridge", "torchtitan", "DeepSpeed")

@@ -132,7 +132,10 @@ def launches(
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     check_types(is_compiled=(is_compiled, bool))
-    job = _Job(workload, table, per_node, is_compiled)
+    return _launch(_Job(workload, table, per_node, is_compiled), launcher)
+
+
+def _launch(job: "_Job", launcher: str | None) -> tuple[Launch, ...]:
     launchers = LAUNCHERS.values() if launcher is None else (find_launcher(launcher),)
     return tuple(record.launch(job) for record in launchers)
 
@@ -144,7 +147,7 @@ def machine_launches(
     # a compiler fuses norms and activation functions, which then move no more bytes than needed
     is_compiled = bool(stack) and float(system.kernels.elementwise) == 1
     per_node = float(system.gpus_per_node)
-    return launches(workload, table, launcher, per_node, is_compiled=is_compiled)
+    return _launch(_Job(workload, table, per_node, is_compiled, stack), launcher)
 
 
 def pipeline_launches(
@@ -199,10 +202,12 @@ def pipeline_launches(
     )
 
 
-def launcher_refusal(launcher: str, workload: Workload, table: ScheduleTable) -> str:
+def launcher_refusal(
+    launcher: str, workload: Workload, table: ScheduleTable, stack: str = ""
+) -> str:
     """Name the features that a launcher lacks for a workload and schedule; empty if none."""
-    record = find_launcher(launcher)
-    return Launch(record.name, {}, record.missing(_Job(workload, table, math.inf, False))).refusal
+    record, job = find_launcher(launcher), _Job(workload, table, math.inf, False, stack)
+    return Launch(record.name, {}, record.missing(job)).refusal
 
 
 class _Pipeline:
@@ -224,9 +229,15 @@ class _Job(_Pipeline):
     """A workload on a schedule, in the numbers and names that launchers' options use."""
 
     def __init__(
-        self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
+        self,
+        workload: Workload,
+        table: ScheduleTable,
+        per_node: float,
+        is_compiled: bool,
+        stack: str = "",
     ) -> None:
         super().__init__(table)
+        self.stack = stack
         self.workload, self.per_node, self.is_compiled = workload, per_node, is_compiled
         self.microbatch_size = workload.microbatch_size(table)
         self.global_batch = workload.minibatch * workload.data_parallel
@@ -647,6 +658,11 @@ class Launcher(NamedTuple):
         if job.workload.precision not in self.precisions:
             names = " and ".join(self.precisions)
             features.append(f"precision {job.workload.precision} ({names} are there)")
+        # the option of this overlap needs that of the compiler, which brings other kernels
+        has_overlap = job.workload.tensor_parallel > 1 and job.workload.tensor_overlap > 0
+        if has_overlap and self.stack and self.stack == job.stack:
+            overlap = "tensor parallelism beside compute"
+            features.append(f"{overlap} of eager kernels (--stack {self.compiled} has it)")
         return tuple(features)
 
     def renamed(self, options: Options) -> Options:

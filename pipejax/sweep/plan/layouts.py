@@ -309,7 +309,7 @@ def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
     def find_reason(row: int) -> str:
         workload = layout_workload(request, small, row)
         table = build_table(program_shape(request, small, row), int(small.microbatches[row]))
-        return launcher_refusal(request.launcher, workload, table)
+        return launcher_refusal(request.launcher, workload, table, request.stack)
 
     return _reasons_by_class([*classes.values(), *relations], find_reason)
 
