@@ -528,6 +528,31 @@ def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, o
     assert launch.options["zero_optimization"].get("overlap_comm") is option
 
 
+@pytest.mark.parametrize(
+    ("workers", "data", "zero", "overlap", "is_lacked"),
+    [
+        (4, 8, 1, 1.0, True),  # PipelineModule turns it off
+        (4, 8, 0, 1.0, True),
+        (1, 8, 1, 0.5, True),  # stage 1 ignores it
+        (1, 8, 0, 1.0, True),
+        (1, 8, 2, 1.0, False),
+        (1, 8, 3, 1.0, False),
+        (4, 8, 1, 0.0, False),
+        (4, 1, 0, 1.0, False),  # no replicas, nothing to exchange
+    ],
+)
+def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, overlap, is_lacked):
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=8)
+    workload = pj.Workload(LLAMA, 8, data_parallel=data, zero=zero, overlap=overlap)
+    (launch,) = pj.costing.launches(workload, table, "DeepSpeed")
+    assert any("beside compute" in feature for feature in launch.lacks) == is_lacked
+    scenario = pj.Scenario(table, costs=pj.costing.ModelCosts(workload, pj.load_system("h100")))
+    result = pj.explain(scenario, schedules=["1f1b"], launcher="DeepSpeed")
+    for remedy in result.remedies:
+        if remedy.launchers and (workers > 1 or remedy.scenario.source.workload.zero < 2):
+            assert remedy.scenario.source.workload.overlap == 0 or data == 1, remedy.what
+
+
 # by launcher and precision, as its documentation names them; None if it has none
 PRECISIONS = {
     ("Megatron-LM", "fp8"): "--bf16 --fp8-format hybrid --fp8-recipe tensorwise",

@@ -127,7 +127,7 @@ def job(launcher, rng, **fields):
         "sequence_parallel": launcher != "DeepSpeed",
         "data_parallel": 2,
         "zero": 2 if launcher == "torchtitan" else 1,
-        "overlap": 1.0,
+        "overlap": float(launcher != "DeepSpeed"),  # which has it without a pipeline alone
     }
     workload = pj.Workload(**{"model": LLAMA, **values, **fields})
     costs = pj.costing.ModelCosts(workload, H100)

@@ -528,6 +528,9 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
         yield "stages with unequal layers"
     if has_pipeline and workload.zero > 1:
         yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
+    # the engine turns `overlap_comm` off at ZeRO 1 and in a pipeline
+    if workload.data_parallel > 1 and workload.overlap > 0 and (has_pipeline or workload.zero < 2):
+        yield "gradients and weights beside compute (at ZeRO 2 and 3 without a pipeline)"
     if workload.sequence_parallel:
         yield "sequence parallelism beside tensor parallelism"
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
