@@ -347,7 +347,7 @@ def test_a_shelf_shows_its_largest_remedy(answer, call, launcher, is_combined, l
     assert (largest in combined) == is_combined
     lines = call(*run)[1].splitlines()
     shown = [line for line in lines if f", by options of {launcher}" in line]
-    name = largest["what"].removeprefix("combined: ").replace("; ", " and ")
+    name = largest["what"].removeprefix("combined: ").replace(": ", " ").replace("; ", " and ")
     assert [line.partition(": saves ")[0] for line in shown] == [name]
     assert f"next: {largest['command']}" in lines
     again = answer(*shlex.split(largest["command"])[1:])
