@@ -84,7 +84,7 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     option_lines = _option_lines(records, options, width)
     if len(option_lines) > SCREEN - len(lines) - 2:  # an empty line above them, a line below
         for key in [*records]:
-            if not records[key].frequent and flag(key) not in " ".join(lines).split():
+            if not records[key].frequent and options[key].default is not inspect.Parameter.empty:
                 del records[key]
         option_lines = _option_lines(records, options, width)
     num_more = len(options) - len(records)
