@@ -553,6 +553,23 @@ def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, 
             assert remedy.scenario.source.workload.overlap == 0 or data == 1, remedy.what
 
 
+@pytest.mark.parametrize(
+    ("launcher", "options", "says_eager"),
+    [
+        ("torchtitan", (), True),
+        ("torchtitan", ("--stack", "torchtitan-2024"), False),
+        ("torchtitan", ("--stack", "nanotron-2024"), False),
+        ("megatron-lm", ("--stack", "torchtitan-2024-eager"), True),
+        ("megatron-lm", (), False),
+    ],
+)
+def test_a_plan_says_that_kernels_are_eager_and_how_to_compile(call, launcher, options, says_eager):
+    run = ("-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
+    text = call("plan", *run, "--tensor", 2, "--launcher", launcher, *options)[1]
+    (line,) = (line for line in text.splitlines() if line.startswith("assumes: "))
+    assert ("eager kernels, not compiled (change: --stack torchtitan-2024)" in line) == says_eager
+
+
 # by launcher and precision, as its documentation names them; None if it has none
 PRECISIONS = {
     ("Megatron-LM", "fp8"): "--bf16 --fp8-format hybrid --fp8-recipe tensorwise",

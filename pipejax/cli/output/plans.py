@@ -211,12 +211,18 @@ def _memory_limit(plan: "PlanResult") -> object:
 
 def _assumptions(plan: "PlanResult") -> Iterator[object]:
     """Yield the overlap of traffic, bits of gradients, and the layout with launchers' defaults."""
+    from pipejax.costs.model.launchers import LAUNCHERS  # needs NumPy, which help does without
+
     overlaps = []
     for name, axis, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
         when = {0.0: "after", 1.0: "during"}.get(share, f"{100 * share:g} % during")
         if plan.best.layout[axis] > 1:
             overlaps.append(f"{traffic} {when} compute (change: {flag})")
+    stack = plan.request.stack
+    for launcher in LAUNCHERS.values():
+        if stack and launcher.stack == stack:
+            overlaps.append(f"eager kernels, not compiled (change: --stack {launcher.compiled})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join([*overlaps, f'gradients of {gradient_bits:g} bits'])}")
     fits = any(entry.fits for entry in plan.under_launchers)
