@@ -986,3 +986,32 @@ def test_a_slow_stage_has_one_number_as_cause_and_as_repair(schedule, stage, fac
     (remedy,) = (remedy for remedy in result.remedies if remedy.kind == "repair")
     assert cause.stage == stage
     assert cause.seconds == remedy.saves == pytest.approx(before - step(repaired)[1], rel=1e-9)
+
+
+@pytest.mark.parametrize(("workers", "count"), [(1, 1), (1, 2), (2, 1), (2, 4), (4, 1)])
+def test_reports_count_single_things_in_the_singular(call, workers, count):
+    run = ("-s", "1f1b", "-P", workers, "-M", count, "-W", "F=1ms,B=2ms")
+    for command in "evaluate", "explain":
+        text = call(command, *run)[1]
+        numbers = {"worker": workers, "stage": workers, "microbatch": count}
+        for noun, number in numbers.items():
+            ending = ("es" if noun == "microbatch" else "s") if number > 1 else ""
+            assert f"{number} {noun}{ending}" in text
+        assert not re.search(r"(?<![\d.])1 (workers|stages|microbatche)|microbatche\b", text)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        (("-s", "1f1b", "-P", 4), "worker 3 (stage 3)"),
+        (("-s", "1f1b", "-P", 3), "worker 2 (stage 2)"),
+        (("-s", "1f1b", "-P", 5), "worker 4 (stage 4)"),
+        (("-s", "interleaved-1f1b", "-P", 4, "-V", 2), "worker 3 (stages 3, 7)"),
+    ],
+)
+def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
+    worker = options[3] - 1
+    slow = ("--stragglers", f"{worker}=1.5", "-W", "F=1ms,B=2ms", "-M", 8)
+    assert f"{place} takes 1.5 times" in " ".join(
+        call("explain", *options, *slow, "--details")[1].split()
+    )

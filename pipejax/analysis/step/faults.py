@@ -252,8 +252,8 @@ def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
         if not MIN_SLOW_RATIO < ratio < np.inf or (stage_ratios[stages] < min_stage_ratio).any():
             continue
         rules = f"compute@worker{worker}*{1 / ratio!r}"
-        names = ", ".join(map(str, stages))
-        why = f"worker {worker} (stages {names}) takes {ratio:.3g} times the median of the others"
+        names = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+        why = f"worker {worker} ({names}) takes {ratio:.3g} times the median of the others"
         only_stage = int(stages[0]) if len(stages) == 1 else None
         yield Fault("imbalance", trial.saves(rules), why, worker, only_stage, rules=rules)
 
@@ -375,11 +375,9 @@ def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[
             yield Fault(name, seconds[name], f"{why}{details}")
     ends, ends_text = pipeline_ends(seconds, run.makespan)
     saved_share = max(0.0, 1 - run.microbatches / (ENOUGH * run.workers))
-    yield Fault(
-        "microbatches",
-        ends * saved_share,
-        f"{run.microbatches} microbatches are few for {run.workers} workers: {ends_text}",
-    )
+    noun = "microbatches are" if run.microbatches > 1 else "microbatch is"
+    why = f"{run.microbatches} {noun} few for {run.workers} workers: {ends_text}"
+    yield Fault("microbatches", ends * saved_share, why)
 
 
 def pipeline_ends(seconds: Mapping[str, float], step: float) -> tuple[float, str]:

@@ -155,9 +155,9 @@ def table_sizes(table: Any) -> dict[str, Any]:
 
 def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     """Return the heading of a report: the schedule, its edits and its sizes."""
-    names = ("workers", "stages", "microbatches")
+    nouns = {"workers": "worker", "stages": "stage", "microbatches": "microbatch"}
     counts = ", ".join(
-        f"{sizes[name]} {name.removesuffix('s') if sizes[name] == 1 else name}" for name in names
+        f"{sizes[name]} {noun if sizes[name] == 1 else name}" for name, noun in nouns.items()
     )
     return (
         f"[bold]{escape(sizes['schedule'])}[/]{note}, {counts}"

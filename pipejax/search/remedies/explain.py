@@ -645,6 +645,7 @@ def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterato
 def _schedule_fault(base: Candidate) -> Fault:
     """Return pipeline start and end as the fault of a run that has no other fault."""
     ends, why = pipeline_ends(base.parts, base.step_time)
-    why += f", as this schedule has them with {base.run.microbatches} microbatches"
+    count = base.run.microbatches
+    why += f", as this schedule has them with {count} microbatch{'es' if count > 1 else ''}"
     why = why if base.table.num_workers > 1 else "the step has no pipeline"
     return Fault("schedule", ends, f"nothing stands out: {why}")
