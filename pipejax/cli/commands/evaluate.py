@@ -225,8 +225,8 @@ def _view(
         peak = result["peak_in_flight"]
         worker, count = peak.argmax(), peak.max()
         pairs = "pairs of stages and " if evaluation.stages > evaluation.workers else ""
-        sizes = f"{count} {pairs}microbatch{'' if count == 1 else 'es'}"
-        yield f"worker {worker} holds the most activations: those of {sizes}"
+        activations = f"{count} {pairs}microbatch{'' if count == 1 else 'es'}"
+        yield f"worker {worker} holds the most activations: those of {activations}"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
