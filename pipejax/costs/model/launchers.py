@@ -147,7 +147,9 @@ def machine_launches(
     # a compiler fuses norms and activation functions, which then move no more bytes than needed
     is_compiled = bool(stack) and float(system.kernels.elementwise) == 1
     per_node = float(system.gpus_per_node)
-    return _launch(_Job(workload, table, per_node, is_compiled, stack), launcher)
+    job = _Job(workload, table, per_node, is_compiled)
+    job.stack = stack
+    return _launch(job, launcher)
 
 
 def pipeline_launches(
@@ -206,7 +208,8 @@ def launcher_refusal(
     launcher: str, workload: Workload, table: ScheduleTable, stack: str = ""
 ) -> str:
     """Name the features that a launcher lacks for a workload and schedule; empty if none."""
-    record, job = find_launcher(launcher), _Job(workload, table, math.inf, False, stack)
+    record, job = find_launcher(launcher), _Job(workload, table, math.inf, False)
+    job.stack = stack
     return Launch(record.name, {}, record.missing(job)).refusal
 
 
@@ -229,16 +232,11 @@ class _Job(_Pipeline):
     """A workload on a schedule, in the numbers and names that launchers' options use."""
 
     def __init__(
-        self,
-        workload: Workload,
-        table: ScheduleTable,
-        per_node: float,
-        is_compiled: bool,
-        stack: str = "",
+        self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
     ) -> None:
         super().__init__(table)
-        self.stack = stack
         self.workload, self.per_node, self.is_compiled = workload, per_node, is_compiled
+        self.stack = ""  # the software of the run, if it is known
         self.microbatch_size = workload.microbatch_size(table)
         self.global_batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
@@ -664,8 +662,7 @@ class Launcher(NamedTuple):
         # the option of this overlap needs that of the compiler, which brings other kernels
         has_overlap = job.workload.tensor_parallel > 1 and job.workload.tensor_overlap > 0
         if has_overlap and self.stack and self.stack == job.stack:
-            overlap = "tensor parallelism beside compute"
-            features.append(f"{overlap} of eager kernels (--stack {self.compiled} has it)")
+            features.append(f"tensor parallelism beside eager kernels (--stack {self.compiled})")
         return tuple(features)
 
     def renamed(self, options: Options) -> Options:
