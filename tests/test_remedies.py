@@ -328,7 +328,7 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
 @pytest.mark.parametrize(
     ("launcher", "is_combined", "line"),
     [
-        ("DeepSpeed", True, "-m gpt3-175b -P 4 -M 16 --tensor-parallel 8 --recompute full"),
+        ("DeepSpeed", False, "-m gpt3-175b -P 4 -M 16 --tensor-parallel 8 --recompute full"),
         ("Megatron-LM", True, "-m llama3-8b -P 4 -M 16 --tensor-parallel 2 --zero 1"),
         ("torchtitan", True, "-m llama3-8b -P 4 -M 8 --recompute full"),
         ("Megatron-LM", False, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
