@@ -147,9 +147,9 @@ BAD = {
         "host",
         {"memory_bandwidth_GB_per_s": 0},
     ),
-    "host_link: bandwidth is missing": ("host_link", {"latency_us": 5}),
+    "host_link: key bandwidth is missing": ("host_link", {"latency_us": 5}),
     "unknown key": ("price", {"accelerator_EUR_per_hour": 5}),
-    "calibration: rows is missing": ("calibration", {"source": "x"}),
+    "calibration: key rows is missing": ("calibration", {"source": "x"}),
     "source must be a text": ("calibration", {"source": 3, "rows": 1}),
     'bands: 90 must be as "90": ': (
         "calibration",

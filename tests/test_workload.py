@@ -64,7 +64,7 @@ def edited(base, path, section, changes, removed=()):
 BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
     "unknown key": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"]),
     "bandwidth has bandwidth_GB_per_s and": ("network", {"bandwidth_TB_per_s": 1}),
-    "memory: capacity is missing": ("memory", {}, ["capacity_GB"]),
+    "memory: key capacity is missing": ("memory", {}, ["capacity_GB"]),
     "capacity_GB must be a number above 0": ("memory", {"capacity_GB": -1}),
     "peak_TFLOP_per_s must be a number above 0": ("compute", {"peak_TFLOP_per_s": 0}),
     "efficiency must be a number above 0 and at most 1, got 0": ("network", {"efficiency": 0}),
@@ -74,7 +74,7 @@ BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
     "ascend": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}),
     "source must be a text": (None, {"source": None}),
     "gpus must be a whole number": ("node", {"gpus": 1.5}),
-    "node: bandwidth is missing": (None, {}, ["node"]),
+    "node: key bandwidth is missing": (None, {}, ["node"]),
     "node must be an object": (None, {"node": 3}),
 }
 
