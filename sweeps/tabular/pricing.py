@@ -61,9 +61,8 @@ def price(
     shape = *efficiency.shape, len(systems)
     costs = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[3:]), priced)
     factor = _factors(table, times, inequalities)
-    return dataclasses.replace(
-        costs, **{name: getattr(costs, name) * factors for name, factors in factor.items()}
-    )
+    scaled = {name: getattr(costs, name) * factors for name, factors in factor.items()}
+    return dataclasses.replace(costs, input_grad=None, weight_grad=None, **scaled)
 
 
 def flat(costs: pj.Costs, where: slice = ALL) -> pj.Costs:
