@@ -171,7 +171,7 @@ class RecordedStep(NamedTuple):
     durations: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
 
 
-def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> Figure:
+def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> style.Picture:
     """Draw heat maps one below the other, and below them a step with its own colour scale."""
     paper = style.Paper()
     heights = [_TITLE_INCH + _ROW_INCH * len(heat_map.rows) for heat_map in maps]

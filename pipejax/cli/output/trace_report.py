@@ -259,7 +259,7 @@ def trace_details(
         from pipejax.plots.heat_maps import heat_picture
 
         # the step itself is in the explorer, which draws many ops in a few MB
-        return heat_picture([*_maps(analysis)])._repr_svg_()  # type: ignore[attr-defined]
+        return heat_picture([*_maps(analysis)])._repr_svg_()
 
     pipelines = analysis.pipelines
     dropped = [vars(part) for part in analysis.left_out]
