@@ -1015,3 +1015,18 @@ def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     assert f"{place} takes 1.5 times" in " ".join(
         call("explain", *options, *slow, "--details")[1].split()
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [("1f1b", ()), ("zb-h1", ()), ("interleaved-1f1b", ("-V", 2)), ("gpipe", ())],
+)
+def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, options):
+    table = tmp_path / "mine.csv"
+    made = ("export", "-s", schedule, "-P", 4, "-M", 8, *options, "-f", "torch-csv", "-o", table)
+    assert call(*made)[0] == 0
+    times = ("-T", "F=1ms,I=1ms,W=1ms", "-c", "0.1ms")
+    second = call("explain", "-t", table, *times)[1].splitlines()[1]
+    assert second.startswith(f"mine (the rows of schedule {schedule}), 4 workers")
+    table.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
+    assert "rows of" not in call("explain", "-t", table, *times)[1].splitlines()[1]

@@ -155,7 +155,10 @@ def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -
 
 def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> Iterator[object]:
     yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
-    yield f"{heading(result)}, {result['link']} links"
+    schedule = explanation.memory.begin.scenario.schedule  # of a table's rows, if one has them
+    is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
+    note = f" (the rows of schedule {schedule})" if is_named else ""
+    yield f"{heading(result, note)}, {result['link']} links"
     yield from advice_view(explanation, result["remedies"])
 
 
