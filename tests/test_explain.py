@@ -1023,8 +1023,8 @@ def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
 )
 def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, options):
     table = tmp_path / "mine.csv"
-    made = ("export", "-s", schedule, "-P", 4, "-M", 8, *options, "-f", "torch-csv", "-o", table)
-    assert call(*made)[0] == 0
+    export = ("export", "-s", schedule, "-P", 4, "-M", 8, *options, "-f", "torch-csv", "-o", table)
+    assert call(*export)[0] == 0
     times = ("-T", "F=1ms,I=1ms,W=1ms", "-c", "0.1ms")
     second = call("explain", "-t", table, *times)[1].splitlines()[1]
     assert second.startswith(f"mine (the rows of schedule {schedule}), 4 workers")

@@ -499,3 +499,27 @@ def test_sizes_of_a_model_may_be_numbers_of_numpy(kind):
     costs = pj.stage_costs(pj.Workload(model, 8), system, TABLE)
     other = dataclasses.replace(model, layers=kind(model.layers), heads=kind(model.heads))
     assert pj.stage_costs(pj.Workload(other, 8), system, TABLE) == costs
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama3-8b", "deepseek-v3", "gpt-22b"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"sequence_parallel": True},
+        {"scatter_gather": True},
+        {"tensor_overlap": 1.0},
+        {"contiguous_context": True},
+        {"zero": 3},
+        {"overlap": 1.0},
+    ],
+)
+def test_settings_of_groups_change_no_time_of_a_single_accelerator(model, setting):
+    # the eager kernels of this software wait for their host, which starts collectives too
+    system = pj.load_stack("torchtitan-2024-eager").on(pj.load_system("h100"))
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    plain = pj.Workload(pj.load_model(model), minibatch=4)
+    step_times = [
+        pj.evaluate(table, pj.stage_costs(workload, system, table)).step_time
+        for workload in (plain, dataclasses.replace(plain, **setting))
+    ]
+    assert step_times[0] == step_times[1]

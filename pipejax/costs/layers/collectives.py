@@ -271,7 +271,7 @@ def _tensor_exchanges(
     `units` are the widths of the first product's input, which is gathered, and of the second
     product's output, which is summed; `unit_bytes` are bytes of one unit of all tokens.
     """
-    scatters = layout.sequence_parallel * count  # sequence_parallel is 0 or 1
+    scatters = 1.0 * (layout.shared_by > 1) * count
     reduces = count - scatters
     regathers = layout.trains_layers * scatters  # of inputs for W
     input_bytes, output_bytes = (unit_bytes * width for width in units)
@@ -301,7 +301,7 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     narrow = _in_all_phases(unit_bytes * layout.lora_rank)
     wide = _in_all_phases(unit_bytes * model.hidden)
     count = count * (layout.tensor > 1)
-    scatters = layout.sequence_parallel * count
+    scatters = 1.0 * (layout.shared_by > 1) * count
     return (
         Collective("all_gather", "tensor", narrow, Phases(forward=count)),
         Collective("all_reduce", "tensor", narrow, Phases(count, 2 * count, 0.0)),
@@ -351,7 +351,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     tokens = accelerator_tokens(model, layout)
     hidden = _in_all_phases(model.element_bytes * tokens * model.hidden)
     scalars = _in_all_phases(4 * tokens)
-    scatters = layout.sequence_parallel  # 0 or 1
+    scatters = 1.0 * (layout.shared_by > 1)
     regathers = layout.trains_base * scatters
     return (
         Collective("all_gather", "tensor", hidden, Phases(forward=scatters)),
@@ -366,7 +366,7 @@ def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...
     """List the collectives of the embedding: t accelerators share its vocabulary."""
     # F sums outputs; under sequence parallelism each keeps a part, so W gathers gradients.
     hidden = _in_all_phases(model.element_bytes * accelerator_tokens(model, layout) * model.hidden)
-    scatters = layout.sequence_parallel  # 0 or 1
+    scatters = 1.0 * (layout.shared_by > 1)
     regathers = layout.trains_base * scatters
     return (
         Collective("all_reduce", "tensor", hidden, Phases(forward=1 - scatters)),
