@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 import types
 from collections import Counter
 from pathlib import Path
@@ -14,8 +15,16 @@ import pytest
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS, QUESTIONS, command_function
-from pipejax.cli.options import catalogue, scenario
-from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, flag, record
+from pipejax.cli.options import catalogue, run, scenario, tables
+from pipejax.cli.options.catalogue import (
+    CATALOGUE,
+    DETAILS,
+    EXAMPLES,
+    EXCEPTIONS,
+    PANELS,
+    flag,
+    record,
+)
 from pipejax.cli.options.line import LineOptions, parse
 from pipejax.cli.options.option import command_options, value_kinds
 from pipejax.costs.model.workload_fields import WorkloadField
@@ -138,12 +147,22 @@ def test_help_all_explains_every_option(name, call, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_is_a_command_line(name):
-    result = re.search(r"Example:\n((?:  .*\n?)+)", inspect.getdoc(command_function(name)))
-    program, *words = shlex.split(result[1])
+    program, *words = shlex.split(EXAMPLES[command_function(name).__name__])
     count = len(name.split())
     assert (program, *words[:count]) == ("pipejax", *name.split())
     words = words[count:]
     parse(command_function(name), words, LineOptions(name, COMMANDS))
+
+
+def test_a_detail_is_of_an_option_of_its_command_or_record():
+    commands = {command_function(name).__name__: command_function(name) for name in COMMANDS}
+    modules = [sys.modules[command.__module__] for command in commands.values()]
+    records = {
+        name: part for module in [*modules, tables, run] for name, part in vars(module).items()
+    }
+    for name, details in DETAILS.items():
+        described = (records | commands)[name]
+        assert {*details} <= {*inspect.signature(described).parameters} & {*CATALOGUE}, name
 
 
 SPELLED = {

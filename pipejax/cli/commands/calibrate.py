@@ -29,12 +29,7 @@ NO_FIT_NOTE = (
 
 @options
 class FitOptions:
-    """Options of a fit of a system to runs of models and to collectives.
-
-    Attributes:
-      system: The fit starts from it.
-      stack: The software of all runs. Default: as each row names it.
-    """
+    """Options of a fit of a system to runs of models and to collectives."""
 
     system: str
     stack: str | None = None
@@ -53,14 +48,7 @@ def calibrate(
     fitting: FitOptions,
     out: Annotated[Output, JSON],
 ) -> Answer:
-    """Fit a system to measured runs, robustly.
-
-    Options:
-      out: The system (.json), for `--system` of every command.
-
-    Example:
-      pipejax calibrate runs.csv --system a100 --out mine.json
-    """
+    """Fit a system to measured runs, robustly."""
     from pipejax.costs.measured.measured_rows import joined
     from pipejax.costs.system.system import read_named
     from pipejax.search.calibration.calibrate import calibrated_file

@@ -43,16 +43,7 @@ def compare(
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Compare schedules: step times at your costs, and idle time as published and without messages.
-
-    Options:
-      microbatches: Several are allowed, as 8,16,32. Default: as in the tables.
-      labels: They replace the schedules' own names.
-      figure: timelines of the runs under one time axis.
-
-    Example:
-      pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
-    """
+    """Compare schedules: step times at your costs; idle time as published and without messages."""
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
     listed, link = run.listed, run.links()
     if diff:

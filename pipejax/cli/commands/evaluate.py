@@ -148,11 +148,7 @@ def evaluate(
     timing: TimingSettings = TimingSettings(),
     certificate: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
-    """Evaluate one schedule: step time, bubbles, memory, critical path.
-
-    Example:
-      pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
-    """
+    """Evaluate one schedule: step time, bubbles, memory, critical path."""
     scenario = run.scenario()
     table, evaluation = build(scenario), required(scenario).evaluate()
     _check_links(evaluation)

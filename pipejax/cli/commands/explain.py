@@ -36,12 +36,7 @@ PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", "link", *SHA
 
 @options
 class ExplainedRun(RunOptions):
-    """A run that is explained.
-
-    Attributes:
-      memory_limit: Remedies that need more are left out. Default: the limit of `plan`, or the whole
-        memory of the device if the run needs more; without a system, what the run needs now.
-    """
+    """A run that is explained."""
 
     memory_limit: str | None = None
 
@@ -59,15 +54,6 @@ def explain(
     """Say why a step takes so long, and what would make it shorter, with the commands.
 
     Every cause is undone and every remedy applied, and the run repeated.
-
-    Options:
-      schedules: Remedies that change the schedule try only these. Default: all.
-      out: this report and its timeline, as a page (.html).
-      search: Schedules in today's memory, layers over stages, schedules that take long to plan.
-
-    Example:
-      pipejax explain -s 1f1b -P 4 -M 16 --stage-times F=10ms,B=20ms --comm 2ms
-      --stragglers 2=1.4
     """
     if run.repair is not None:
         raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")

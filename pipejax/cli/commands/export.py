@@ -13,14 +13,7 @@ from pipejax.runtimes.formats import FORMATS
 
 @options
 def export(*, run: RunOptions = RunOptions(), format: str, out: Annotated[Output, ANY]) -> Answer:
-    """Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for Perfetto.
-
-    Options:
-      out: a CSV for PyTorch, a module of Python for JaxPP and Shardy, JSON otherwise.
-
-    Example:
-      pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
-    """
+    """Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for Perfetto."""
     format = resolve_choice(format, FORMATS, "--format")
     scenario = run.scenario()
     table = build(scenario)

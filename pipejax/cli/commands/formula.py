@@ -178,15 +178,6 @@ def formula(
 
     It is of one order of ops: zb-v and others that are planned for times are planned once, for
     --slots and --planned-comm.
-
-    Options:
-      figure: With --versus: the fastest schedule over the second and third parameter, in multiples
-        of the first. Default: F,B,c, one column wide.
-      labels: In --figure, the schedule comes before those of --versus.
-      out: the form and its certificate (.json), for `pipejax verify`.
-
-    Example:
-      pipejax formula -s 1f1b -P 8 -M 32
     """
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
     symbol, numbers = (None, []) if family is None else _parse_family(family)

@@ -45,14 +45,6 @@ def init(
     It can be read as it is. A model may come from a file: `init model --from config.json` of
     Hugging Face, or `--from train.log` of Megatron, whose times make rows. Logs of torchtitan,
     DeepSpeed, NeMo, nanotron and Hugging Face make rows too, with `--columns` for their layout.
-
-    Options:
-      model: The model to copy (default: llama3-70b), or for rows the model that the log trained.
-      system: The system to copy (default: h100), or for rows the one that ran.
-      out: Default: model.json, system.json or rows.csv.
-
-    Example:
-      pipejax init model --from config.json --out ours.json
     """
     kind = resolve_choice(kind, USED_BY, "what to begin")
     is_read = from_ is not None

@@ -36,11 +36,7 @@ DRAWS, MAX_SAMPLES, MIN_SAMPLES = 200_000, 10_000, 500
 
 @options
 class SamplingOptions:
-    """Distributions of durations, and the number of samples.
-
-    Attributes:
-      replicas: Each draws its own durations. Default: --data-parallel with --model, else 1.
-    """
+    """Distributions of durations, and the number of samples."""
 
     op: str = "lognormal:0"
     worker: str = "lognormal:0"
@@ -94,16 +90,7 @@ def jitter(
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
 ) -> Answer:
-    """Run schedules with random durations: quantiles of the step time, and which is robust.
-
-    Options:
-      microbatches: Default: as in the tables.
-      figure: the samples of each schedule as a violin.
-      out: all samples (.zarr).
-
-    Example:
-      pipejax jitter -S gpipe,1f1b -P 8 -M 32 -W F=1,B=2 --op lognormal:0.05
-    """
+    """Run schedules with random durations: quantiles of the step time, and which is robust."""
     from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
     listed, link = run.listed, run.links()

@@ -59,12 +59,7 @@ class StoreOptions:
 
 @options
 class OptimizedRun(SizedRunOptions):
-    """A run under a memory limit.
-
-    Attributes:
-      memory_limit: In activations, or with --model in bytes of the device, as 40GB. One number, or
-        one per worker.
-    """
+    """A run under a memory limit."""
 
     memory_limit: str = dataclasses.field()  # required here, unlike in its base
 
@@ -81,14 +76,7 @@ def optimize(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
-    """Find the fastest schedule within a memory limit, and a bound on any better one.
-
-    Options:
-      out: the best table (.csv or .json).
-
-    Example:
-      pipejax optimize -s 1f1b -P 4 -M 8 -T F=1,I=1,W=1 --memory-limit 3 --time-limit 30s
-    """
+    """Find the fastest schedule within a memory limit, and a bound on any better one."""
     limit, link = MemoryLimit.read(run.memory_limit), run.links()
     limit_seconds = parse_seconds(time_limit, "--time-limit")
     check_modules("optimize needs", ("ortools",), "optimize")

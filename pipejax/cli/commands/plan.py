@@ -40,14 +40,7 @@ CONFIG = ".toml"
 
 @options
 class LayoutChoices:
-    """Values of the axes that are searched, each a number or several.
-
-    Attributes:
-      stages_per_worker: Several are allowed, as 1,2. Default: up to 16, divisors of the layers.
-      microbatch_size: Several are allowed, as 1,2.
-      recompute: As in evaluate, or several, as none,layernorm+mlp.
-      zero: Stages: 0, 1 (optimizer state), 2 (gradients too), 3 (weights too), or several, as 0,1.
-    """
+    """Values of the axes that are searched, each a number or several."""
 
     tensor: str | None = None
     context: str | None = None
@@ -94,18 +87,7 @@ def plan(
     resume: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Find the layout of a training job that takes the shortest step, among all that fit.
-
-    Options:
-      launcher: The search takes its schedules and defaults. Default: any launcher.
-      schedules: Default: those of the launcher, or 1f1b, interleaved-1f1b and zb-h1.
-      memory_limit: For the tensors of an accelerator, as 80GB. It replaces headroom.
-      out: the best layout (.toml, for --config), or all layouts (.zarr, .csv).
-      figure: step time against memory, its front exact.
-
-    Example:
-      pipejax plan -m llama3-405b -y h100 --gpus 2048 --minibatch 2048
-    """
+    """Find the layout of a training job that takes the shortest step, among all that fit."""
     is_config = out.path is not None and out.path.suffix == CONFIG
     if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
         raise ValueError("--resume goes on with --out STORE.zarr, without --force")

@@ -39,9 +39,6 @@ def run(
     """Run a table in a runtime, and compare its gradients with those of the whole model.
 
     Exit code 0 if the gradients are equal within the tolerance, 1 if they are not.
-
-    Example:
-      pipejax run -s zb-h1 -P 4 -M 8 --runtime jax
     """
     from pipejax.runtimes.processes import RUNTIMES, RuntimeJob, run_table
 

@@ -56,9 +56,6 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
 
     With --json it is a list of {name, phases, legal, source, ..}: phases of a table of four workers
     and eight microbatches, and which numbers can be built; both are null where they are not known.
-
-    Example:
-      pipejax schedules
     """
     from pipejax.costs.model.model import load_model, model_names
     from pipejax.costs.model.stack import load_stack, stack_names

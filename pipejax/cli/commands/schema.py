@@ -21,9 +21,6 @@ def schema(
 
     Each key has its type, what it means and the unit of its number; `required` are those that every
     answer has. Keys are only added while `version` stays the same.
-
-    Example:
-      pipejax schema evaluate
     """
     if not command:
         names = [{"command": name} for name in COMMANDS]

@@ -28,14 +28,7 @@ def sensitivity(
     factor: float = 2.0,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
-
-    Options:
-      figure: the tornado chart.
-
-    Example:
-      pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64
-    """
+    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
     scenario = run.scenario()

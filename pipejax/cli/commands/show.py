@@ -50,11 +50,7 @@ CAPTION_PLACES = ("under", "beside")
 
 @options
 class PictureSettings:
-    """Style of a timeline.
-
-    Attributes:
-      labels: They replace the schedules' own names.
-    """
+    """Style of a timeline."""
 
     from_: str | None = None
     to: str | None = None
@@ -121,13 +117,6 @@ def show(
     """Show timelines of schedules under one time axis, in slots if there are no times.
 
     A page (.html) prices them anew as sliders move; it needs no server and no net.
-
-    Options:
-      schedules: One below the other.
-      out: a drawing (.png, .pdf, .svg), or a page (.html).
-
-    Example:
-      pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
     activations = run.activations
     suffix = None if out.path is None else out.path.suffix

@@ -21,14 +21,7 @@ from pipejax.cli.output.tables import TextTable, grid
 def staleness(
     *, run: RunOptions = RunOptions(), figure: Annotated[Output, DRAWING] = NO_OUTPUT
 ) -> Answer:
-    """Show weight versions and delays of an asynchronous table, in slots if there are no times.
-
-    Options:
-      figure: the delays as a picture.
-
-    Example:
-      pipejax staleness -s pipedream -P 8 -M 320 -T F=1,B=2 --comm 0.5
-    """
+    """Show weight versions and delays of an asynchronous table, in slots if there are no times."""
     from pipejax.costs.stage.stage_work import stage_bytes
 
     scenario = run.scenario()

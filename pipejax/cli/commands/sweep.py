@@ -48,12 +48,6 @@ def sweep_run(
     """Evaluate a grid of schedules, workloads and systems into a Zarr store, block by block.
 
     Killed at any moment and resumed, it ends with the same bytes as without a break.
-
-    Options:
-      out: A Zarr store. --force replaces an existing sweep.
-
-    Example:
-      pipejax sweep run grid.toml --out results.zarr --resume
     """
     if resume and out.force:
         raise ValueError("--resume goes on with a store, --force begins it anew: choose one")
@@ -157,13 +151,6 @@ def sweep_show(
     """Show the best points and schedules of a sweep, its Pareto front, and knees, where gains end.
 
     Points that differ only by rounding share a row, which names the axes that do not matter there.
-
-    Options:
-      out: All points that --where keeps (.parquet), for DuckDB or polars.
-      figure: All points over the two --axes, or the --map.
-
-    Example:
-      pipejax sweep show results.zarr --best 5 --where systems=h100 --knee network.bandwidth
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
     from pipejax.sweep import results as stores

@@ -65,19 +65,6 @@ def trace(
 
     Reads columns (Parquet, CSV), lists of starts and ends by rank (JSON), traces of PyTorch's
     profiler (one file a rank) and SQLite exports of Nsight Systems; the content says which.
-
-    Options:
-      stages_per_worker: Needed if the files do not say it.
-      microbatches: Per pipeline and step; needed if the files do not say it.
-      replicas: Copies of the pipeline among the ranks; needed if labels do not say it.
-      schedules: Only these are tried. Default: all.
-      launcher: Default: any.
-      search: Schedules in today's memory, and schedules that take long to plan.
-      out: a report as one page (.html).
-      figure: Time lost by worker and replica, and by stage and step.
-
-    Example:
-      pipejax trace run.parquet --save trace
     """
     if not files:
         raise ValueError("FILES are missing: give the files of one run, or a folder of them")

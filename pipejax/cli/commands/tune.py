@@ -43,18 +43,7 @@ def tune(
     microbatches: int | None = None,
     no_memory_limit: bool = False,
 ) -> Answer:
-    """Find what makes the step shortest: microbatch size, layers, orders, places, and more.
-
-    Options:
-      workers: Default: 8, or as in the table.
-      method: Default: exhaustive up to 200,000 settings (1,000,000 of several parts), else
-        local.
-      microbatch_size: For commands that do not tune it. Default: the best one by itself.
-      microbatches: It replaces the microbatch size.
-
-    Example:
-      pipejax tune size -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
-    """
+    """Find what makes the step shortest: microbatch size, layers, orders, places, and more."""
     parts, schedule = tuned_parts(over), named(schedule)
     workers = workers or (find(schedule).sizes or (8,))[0]
     settings = run.table_options(OF_RUNS)
@@ -227,18 +216,7 @@ def layers(
     time_limit: str = "60",
     out: Annotated[Output, LAYOUT] = NO_OUTPUT,
 ) -> Answer:
-    """Split a model into the stages that make the step shortest, for Megatron and torchtitan.
-
-    Options:
-      method: The result is then not proven; every stage keeps at least one layer.
-      microbatch_size: Only with --method, in place of --microbatches. Default: the best one by
-        itself.
-      out: Megatron's layout (.txt), or the object of --json (.json).
-
-    Example:
-      pipejax tune layers -s 1f1b -P 4 -M 16 -m llama3-8b -y h100 --minibatch 16
-      --tensor-parallel 2
-    """
+    """Split a model into the stages that make the step shortest, for Megatron and torchtitan."""
     point = None  # schedule and workers for --method, which also tunes the microbatch size
     if method is not None and run.table is None:
         schedule = run.name or "1f1b"

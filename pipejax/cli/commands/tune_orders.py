@@ -50,15 +50,7 @@ def messages(
     certificate: Annotated[Output, JSON] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Find which transfers block others under rendezvous, and search a better order of them.
-
-    Options:
-      out: the better table (.csv or .json).
-      figure: runs before and after.
-
-    Example:
-      pipejax tune messages -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
-    """
+    """Find which transfers block others under rendezvous, and search a better order of them."""
     from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
     from pipejax.search.orders.transfers import TransferSearch
 
@@ -208,14 +200,7 @@ def microbatches(
     seed: int = 0,
     out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
-    """Search the order of microbatches that differ, against sorted and random ones.
-
-    Options:
-      out: the order, and the lengths in it (.json), for `--microbatch-order`.
-
-    Example:
-      pipejax tune microbatches -s 1f1b -P 4 -M 6 -T F=1,B=2 --microbatch-scale 1,3,1,2,1,5
-    """
+    """Search the order of microbatches that differ, against sorted and random ones."""
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     scenario = run.scenario()
@@ -248,16 +233,7 @@ def places(
     out: Annotated[Output, JSON] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Search the best places of workers on a machine of nodes.
-
-    Options:
-      out: the places (.json), for `--worker-places`.
-      figure: Workers on the machine, in order and in the best places.
-
-    Example:
-      pipejax tune places -s interleaved-1f1b -P 8 -M 16 -T F=1,B=2 --workers-per-node 4
-      --comm 0,0.5
-    """
+    """Search the best places of workers on a machine of nodes."""
     from pipejax.costs.topology import places_on
     from pipejax.search.orders.places import PlacementSearch
 
@@ -326,17 +302,7 @@ def lookahead(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Search how far ahead each worker gathers sharded weights, and of how many stages at once.
-
-    Options:
-      iterations: steps of the search.
-      out: the table with the cells (.json).
-      figure: runs without lookahead and with it.
-
-    Example:
-      pipejax tune lookahead -s interleaved-1f1b -P 4 -M 8 -V 3 -T F=1,B=2,UNSHARD=1,REDUCE_GRAD=1
-      --weights-limit 2
-    """
+    """Search how far ahead each worker gathers sharded weights, and of how many stages at once."""
     from pipejax.costs.edits import ShardingCells
     from pipejax.search.tuning.lookahead import LookaheadSearch
 
@@ -418,9 +384,6 @@ def chunks(
     """Cut a prompt into chunks with the earliest first token, one stage on each worker.
 
     A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
-
-    Example:
-      pipejax tune chunks -P 4 --prompt 65536 -T a=2ms,b=5us,c=0.7ns
     """
     link = links.links()
     messages = {"--latency": latency or "0", "--transmit": transmit or "0"}

@@ -43,14 +43,6 @@ def validate(
 
     Exit code 0 if the mean error of the step times, or of memory where no time was measured, is
     within the tolerance, 1 if it is beyond.
-
-    Options:
-      system: Default: as each row names it.
-      stack: Default: as each row names it.
-      figure: predicted against measured step times.
-
-    Example:
-      pipejax validate runs.csv --system h100
     """
     max_error = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with progress("predicting"):

@@ -29,9 +29,6 @@ def verify(
     """Derive a certificate, or the numbers of a table, again without the engine.
 
     Exit code 0 if all claims hold, 1 if one does not.
-
-    Example:
-      pipejax verify best.json
     """
     from pipejax.costs.sources import TableFile
 

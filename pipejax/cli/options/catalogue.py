@@ -69,6 +69,9 @@ EXCEPTIONS = {
     for command, records in _DATA["exceptions"].items()
     for name, fields in records.items()
 }
+# what help adds on an option in one command or record, by the name of its function or class
+DETAILS: Mapping[str, Mapping[str, str]] = _DATA["details"]
+EXAMPLES: Mapping[str, str] = _DATA["examples"]  # a line of each command, by its function
 
 
 def flag(name: str) -> str:

@@ -20,6 +20,7 @@ from pipejax.base.data_files import is_plain, parse_float, parse_ratio, read_qua
 from pipejax.base.progress import Notice
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
+    DETAILS,
     PANELS,
     begin_sentence,
     flag,
@@ -154,28 +155,28 @@ def parse_percent(text: str, where: str) -> float:
 
 
 GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(PANELS)}
-# an entry of a docstring under `Attributes:` or `Options:`, with its further lines
-_ENTRY = re.compile(r"^  (\w+): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
 Described = TypeVar("Described")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def options(described: Described) -> Described:
+def options(described: Described, details: Mapping[str, str] | None = None) -> Described:
     """Turn the fields of a class, or the parameters of a command, into options for cyclopts.
 
-    Each annotation gets the reader and the help of its option. A class becomes a frozen dataclass.
+    Each annotation gets the reader and the help of its option, with a detail: by default that of
+    the catalogue. A class becomes a frozen dataclass.
     """
-    details = dict(_ENTRY.findall(inspect.getdoc(described) or ""))
+    details = details or DETAILS.get(getattr(described, "__name__", ""), {})
     is_record = isinstance(described, type)
     command = "" if is_record else getattr(described, "__name__", "")
     # a record's own annotations, not those of its bases
     kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
     for name in kinds.keys() & CATALOGUE.keys():
-        detail = " ".join(details.get(name, "").split())
         aliases: tuple[str, ...] = ()
         if name == "figure":  # people also try --plot, and --out if a command writes only a picture
             aliases = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
-        kinds[name] = Annotated[kinds[name], parameter(name, kinds[name], command, detail, aliases)]
+        kinds[name] = Annotated[
+            kinds[name], parameter(name, kinds[name], command, details.get(name, ""), aliases)
+        ]
     if not is_record:
         return described
     record_class: Any = described

@@ -22,20 +22,11 @@ def _workload_options(name: str, *, in_plan: bool) -> type:
     """Make a record of options from the fields of a workload, `in_plan` from those of a plan."""
     kinds = {"whole": int | None, "flag": bool}
     fields = {n: f for n, f in WORKLOAD_FIELDS.items() if f.head and (f.in_plan or not in_plan)}
-    entries = "".join(f"  {n}: {f.detail}\n" for n, f in fields.items() if f.detail)
+    details = {n: f.detail for n, f in fields.items()}
     defaults: dict[str, Any] = {n: False if f.kind == "flag" else None for n, f in fields.items()}
     annotations = {n: kinds.get(f.kind, str | None) for n, f in fields.items()}
-    return options(
-        type(
-            name,
-            (),
-            {
-                "__doc__": f"Fields of a workload.\n\nAttributes:\n{entries}",
-                "__annotations__": annotations,
-                **defaults,
-            },
-        )
-    )
+    record = type(name, (), {"__annotations__": annotations, **defaults})
+    return options(record, details)
 
 
 SharedOptions: Any = _workload_options("SharedOptions", in_plan=True)
@@ -45,13 +36,7 @@ SHARED = tuple(field.name for field in dataclasses.fields(SharedOptions))
 
 @options
 class CostOptions(WorkloadOptions):  # type: ignore[misc]  # made of the fields of a workload
-    """Options of the costs of ops and messages.
-
-    Attributes:
-      stack: Its kernels, and which exchanges overlap with compute unless options say it.
-      launcher: Its defaults hold unless options say otherwise; features that it lacks are named. Of
-        several schedules, those that it lacks are left out.
-    """
+    """Options of the costs of ops and messages."""
 
     stage_times: str | None = None
     worker_times: str | None = None
@@ -123,11 +108,7 @@ def _read_link(name: str, text: str) -> Any:
 
 @options
 class TableFields(ScheduleSettings):
-    """A schedule and its size, or a table.
-
-    Attributes:
-      repair: torch-1f1b is PyTorch's own 1F1B, whose last rank is off by one.
-    """
+    """A schedule and its size, or a table."""
 
     schedule: str | None = None
     table: str | None = None
@@ -190,11 +171,7 @@ class SizedRunOptions(TableFields, SizedCostOptions, LinkOptions):
 
 @options
 class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
-    """Several schedules with times of their ops and messages.
-
-    Attributes:
-      workers: Default: as in the tables.
-    """
+    """Several schedules with times of their ops and messages."""
 
     schedules: str | None = None
     tables: list[str] | None = None

@@ -124,11 +124,7 @@ class TableOptions(NamedTuple):
 
 @options
 class ScheduleSettings:
-    """Options of a schedule besides workers and microbatches.
-
-    Attributes:
-      memory_limit: Only zero-bubble and ada-offload plan their order for it.
-    """
+    """Options of a schedule besides workers and microbatches."""
 
     stages_per_worker: int | None = None
     waves: int | None = None

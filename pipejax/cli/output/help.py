@@ -1,7 +1,6 @@
 """Texts of `--help`: one screen for a command; `--help-all` explains every option in panels."""
 
 import inspect
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
+    EXAMPLES,
     PANELS,
     TIME,
     Option,
@@ -39,7 +39,6 @@ PROGRAM = {  # options without a command
     "-h, --help": "show six commands",
     "--help-all": "show every command",
 }
-_EXAMPLE = re.compile(r"\n\nExample:\n((?:  .*\n?)+)")
 
 
 def program_help(about: str, num_commands: int) -> str:
@@ -125,9 +124,7 @@ def _head(
     short: bool = False,
 ) -> list[str]:
     """Return usage, purpose and example; with `short` only the first paragraph of the purpose."""
-    text = inspect.getdoc(command) or ""
-    example = _EXAMPLE.search(text)
-    about = text.partition("\n\nOptions:")[0].partition("\n\nExample:")[0].split("\n\n")
+    about = (inspect.getdoc(command) or "").split("\n\n")
     required = [
         f"{flag(key)} {CATALOGUE[key].kind.metavar}"
         for key, option in options.items()
@@ -140,9 +137,7 @@ def _head(
         lines += textwrap.wrap(" ".join(paragraph.split()), width)
     for argument, argument_text in arguments.items():
         lines += textwrap.wrap(f"{argument}: {argument_text}", width)
-    if example:
-        lines += _wrapped(f"  $ {' '.join(example[1].split())}", width - 2, "      ")
-    return lines
+    return lines + _wrapped(f"  $ {EXAMPLES[command.__name__]}", width - 2, "      ")
 
 
 def _panels(
