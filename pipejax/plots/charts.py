@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -10,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch, PathPatch
-from matplotlib.path import Path
+from matplotlib.path import Path as Curve
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.data_files import load_json
 from pipejax.costs.topology import PlacedCosts, Seats
 from pipejax.plots import palette, style
 
@@ -64,7 +66,7 @@ def _draw_placement(
         bend = [(start, 0.3), ((start + end) / 2, 0.3 + 2 * rise), (end, 0.3)]
         level = int(placed.level[seats[first], seats[second]])
         arc = PathPatch(
-            Path(bend, [Path.MOVETO, Path.CURVE3, Path.CURVE3]),
+            Curve(bend, [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3]),
             fill=False,
             edgecolor=LINK_COLOURS[min(level, len(LINK_COLOURS) - 1)],
             linewidth=0.6 + 0.3 * min(count, 6),
@@ -168,50 +170,7 @@ def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) 
 
 SWING_COLOURS = (palette.BLUE, palette.ORANGE)
 MIN_SWING = 1e-2  # smallest drawn swing, relative to the step time
-PARAMETER_NAMES: Mapping[str, str] = {
-    "compute.peak": "peak FLOP/s",
-    "compute.latency": "latency of an op",
-    "memory.bandwidth": "memory bandwidth",
-    "memory.latency": "memory latency",
-    "node.bandwidth": "bandwidth in a node",
-    "node.latency": "latency in a node",
-    "network.bandwidth": "network bandwidth",
-    "network.latency": "network latency",
-    "compute.efficiency": "share of the peak FLOP/s",
-    "compute.fp8_peak": "peak FLOP/s in FP8",
-    "compute.mxfp8_peak": "peak FLOP/s in MXFP8",
-    "compute.nvfp4_peak": "peak FLOP/s in NVFP4",
-    "memory.efficiency": "share of the memory bandwidth",
-    "node.efficiency": "share of the bandwidth in a node",
-    "network.efficiency": "share of the network bandwidth",
-    "collectives.latency": "latency of a collective",
-    "collectives.simple_latency": "latency of a large collective",
-    "kernels.attention_efficiency": "efficiency of attention",
-    "kernels.misaligned_efficiency": "efficiency of odd sizes",
-    "kernels.narrow_efficiency": "efficiency of narrow products",
-    "optimizer.efficiency": "efficiency of the update",
-    "host.launch": "launch of a kernel",
-    "host.layer": "host's time for a layer",
-    "host.collective": "launch of a collective",
-    "host.microbatch": "host's time for a microbatch",
-    "host.step": "host's time for a step",
-    "host.memory_bandwidth": "memory bandwidth of the host",
-    "host_link.bandwidth": "bandwidth to the host",
-    "host_link.latency": "latency to the host",
-    "host_link.efficiency": "share of the bandwidth to the host",
-    "model.layers": "layers",
-    "model.hidden": "hidden size",
-    "model.heads": "heads",
-    "model.kv_heads": "heads of keys and values",
-    "model.ffn_hidden": "width of the MLP",
-    "model.vocabulary": "vocabulary",
-    "model.sequence": "sequence length",
-    "model.element_bytes": "bytes of a number",
-    "model.optimizer_bytes": "optimizer bytes",
-    "model.mtp_layers": "layers of further tokens",
-    "model.windowed_layers": "layers with a window",
-    "microbatch_size": "microbatch size, M fixed",
-}
+PARAMETER_NAMES: Mapping[str, str] = load_json(Path(__file__).with_name("parameter_names.json"))
 WORK = ("model.", "microbatch_size")  # prefixes of parameters of the work, not of the machine
 
 

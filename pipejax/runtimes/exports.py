@@ -119,6 +119,12 @@ def literal(rows: Iterable[Sequence[object]]) -> str:
     return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
 
 
+def filled(name: str, **values: object) -> str:
+    """Fill a template of a module, a file of this folder."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return Template(text).substitute(values)
+
+
 def title(table: ScheduleTable, runtime: str) -> str:
     """Return the title of an exported module; it escapes the name of the table."""
     name = table.name.encode("unicode_escape").decode().replace('"', "'")
@@ -133,48 +139,6 @@ def title(table: ScheduleTable, runtime: str) -> str:
 # there W joins its I.
 
 KINDS = {Phase.F: "FWD", Phase.B: "BWD", Phase.I: "BWD_I", Phase.W: "BWD_W"}  # members of TaskType
-JAXPP_MODULE = Template('''"""$title.
-
-    from this_module import schedule  # for jaxpp.treduce(..., schedule=schedule)
-"""
-
-import dataclasses
-
-from jaxpp.schedules import BaseSchedule, FusedTask, Task
-from jaxpp.types import TaskType
-
-NUM_MICROBATCHES = $microbatches
-PLACEMENT = $placement  # worker of each stage
-SPLIT = $split  # whether backwards are split into BWD_I and BWD_W
-# kind, stage and microbatch of each task, a row for each worker; several in one slot are fused
-ROWS = $rows
-
-
-def slot(tasks):
-    """Make the task of a slot, or the fused one; an empty slot is None."""
-    made = [Task.make(stage, microbatch, TaskType[kind]) for kind, stage, microbatch in tasks]
-    return FusedTask(made) if len(made) > 1 else made[0] if made else None
-
-
-@dataclasses.dataclass(eq=True, frozen=True)
-class TableSchedule(BaseSchedule):
-    """The table."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        object.__setattr__(self, "is_partial_bwd", SPLIT)
-
-    def get_mpmd_idx(self, stage_id):
-        return PLACEMENT[stage_id]
-
-    def tasks(self, n_mubatches):
-        if n_mubatches != NUM_MICROBATCHES:
-            raise ValueError(f"the table is for {NUM_MICROBATCHES} microbatches, not {n_mubatches}")
-        return [[slot(tasks) for tasks in row] for row in ROWS]
-
-
-schedule = TableSchedule(num_stages=len(PLACEMENT))
-''')
 
 
 def to_jaxpp(table: ScheduleTable) -> str:
@@ -188,7 +152,8 @@ def to_jaxpp(table: ScheduleTable) -> str:
         ]
         for row in _with_whole_first_stage(table)
     ]
-    return JAXPP_MODULE.substitute(
+    return filled(
+        "jaxpp_module.txt",
         title=title(table, "JaxPP"),
         microbatches=table.num_microbatches,
         placement=tuple(table.placement[0].tolist()),
@@ -225,67 +190,6 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
 
 TRANSPOSES = {Phase.F: 0, Phase.B: 1, Phase.I: 1, Phase.W: 1}  # how often a fragment is transposed
 SPLIT_TYPES = {Phase.I: "KEEP_TRANSFERRED", Phase.W: "DROP_TRANSFERRED"}  # of split backwards
-SHARDY_MODULE = Template('''"""$title.
-
-    from this_module import schedule  # for mpmd.make_config(..., pipeline_schedule=schedule)
-"""
-
-from shardy.integrations.python.jax.mpmd import pipeline
-
-PLACEMENT = $placement  # worker of each stage
-SPLIT = $split  # whether backwards are split
-# stage, transpose count, call counter (microbatch) and split type, a row for each worker
-ORDERS = $orders
-MERGED = $merged  # those that run as one
-
-
-def fragments_by_unit(fragments):
-    """Return fragments that a schedule can order, by what they compute."""
-    found = {}
-    for fragment in fragments:
-        unit = pipeline.get_scheduling_unit_info(fragment)
-        if unit is not None:
-            found[(fragment.stage_id, unit[1], unit[0], fragment.split_type)] = fragment
-    return found
-
-
-def rules(fragments, context):
-    """Order the fragments of one mesh as its worker runs them, and merge its fused pairs."""
-    found = fragments_by_unit(fragments)
-    if not found:
-        return [], []
-    workers = {PLACEMENT[stage] for stage, _, _, _ in found}
-    if len(workers) > 1:
-        raise ValueError(f"a mesh holds stages of the workers {sorted(workers)} of the table")
-
-    def fragment(stage, transpose_count, microbatch, split):
-        unit = stage, transpose_count, microbatch
-        kind = None if split is None else pipeline.SplitFragmentType[split]
-        # a backward that passes no gradient on, as that of the first stage, is not split
-        one = found.get((*unit, kind)) or found.get((*unit, None))
-        if one is None:
-            raise ValueError(f"no fragment of stage {stage}, microbatch {microbatch}: {split}")
-        return one
-
-    (worker,) = workers
-    ordered = list(dict.fromkeys(fragment(*each) for each in ORDERS[worker]))
-    merges = []
-    for parts in MERGED[worker]:
-        sources = list(dict.fromkeys(fragment(*each) for each in parts))
-        origins = dict.fromkeys(origin for each in sources for origin in each.origins)
-        target = pipeline.FragmentInfo(tuple(origins), mesh_name=sources[0].mesh_name)
-        merges.append(pipeline.FragmentMergeRule(set(sources), target))
-    return [pipeline.FragmentScheduleRule(ordered)], merges
-
-
-schedule = pipeline.PipelineSchedule(
-    schedule_merge_rule_builders=[rules],
-    required_mpmd_options={
-        "mpmd_pipeline_schedule": "None",
-        "mpmd_split_bwd_fragments": SPLIT,
-    },
-)
-''')
 
 
 def to_shardy(table: ScheduleTable) -> str:
@@ -302,7 +206,8 @@ def to_shardy(table: ScheduleTable) -> str:
         ]
         for row in table.rows()
     ]
-    return SHARDY_MODULE.substitute(
+    return filled(
+        "shardy_module.txt",
         title=title(table, "Shardy"),
         placement=tuple(table.placement[0].tolist()),
         split=split,
