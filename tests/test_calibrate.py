@@ -116,7 +116,7 @@ def six(data, a100):
     """Six rows of large layers as the machine itself has them."""
     with pytest.warns():
         rows = read_rows(data).take(np.arange(38, 54, 3))
-    return dataclasses.replace(rows, seconds=StepTimes(rows).predict(a100))
+    return rows.with_columns(seconds=StepTimes(rows).predict(a100))
 
 
 def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
@@ -138,7 +138,7 @@ def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
 
 def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
     slow = a100.with_number("compute.efficiency", 0.5)
-    rows = dataclasses.replace(six, seconds=StepTimes(six).predict(slow))
+    rows = six.with_columns(seconds=StepTimes(six).predict(slow))
     result = pj.calibrate(rows, a100)
     assert result.left_out.mape < result.as_is.mape / 2
     assert result.parameters["compute.efficiency"].value < 0.75
@@ -147,10 +147,10 @@ def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
 
 def test_rows_in_another_unit_are_refused(six, a100):
     for factor, unit in ((1e3, "milliseconds"), (1 / 60, "minutes")):
-        rows = dataclasses.replace(six, seconds=factor * six.seconds)
+        rows = six.with_columns(seconds=factor * six.seconds)
         with pytest.raises(ValueError, match=f"seconds of all rows must be .* as if .* {unit}"):
             pj.calibrate(rows, a100)
-    rows = dataclasses.replace(six, seconds=40 * six.seconds)
+    rows = six.with_columns(seconds=40 * six.seconds)
     with pytest.raises(ValueError, match="more than 40 times"):
         pj.calibrate(rows, a100)
 
@@ -160,7 +160,7 @@ def test_a_run_that_stands_there_often_weighs_as_one(data, a100):
     with pytest.warns():
         rows = read_rows(data).take(np.arange(36, 54))
     times = StepTimes(rows).predict(a100) * np.where(np.arange(18) == 2, 2.0, 1.0)
-    wrong = dataclasses.replace(rows, seconds=times)
+    wrong = rows.with_columns(seconds=times)
     often = wrong.take(np.repeat(np.arange(18), np.where(np.arange(18) == 2, 50, 1)))
     once, many = (pj.calibrate(rows, a100, fit=FIT) for rows in (wrong, often))
     name = "compute.efficiency"
@@ -171,7 +171,7 @@ def test_a_run_that_stands_there_often_weighs_as_one(data, a100):
 def test_rows_of_several_stacks_are_refused(six, a100):
     stacks = np.array(["", "", "", "", "", "megatron-lm-2021"])
     with pytest.raises(ValueError, match="stack must be one: rows are of none, megatron-lm-2021"):
-        pj.calibrate(dataclasses.replace(six, stack=stacks), a100)
+        pj.calibrate(six.with_columns(stack=stacks), a100)
 
 
 def test_rows_far_off_widen_no_band(data, a100):
@@ -180,7 +180,7 @@ def test_rows_far_off_widen_no_band(data, a100):
     bands = []
     for factor in (1.0, 1000.0):
         seconds = rows.seconds * np.where(rows.row == OUTLIER, factor / 2, 1.0)
-        result = pj.calibrate(dataclasses.replace(rows, seconds=seconds), a100, fit=FIT)
+        result = pj.calibrate(rows.with_columns(seconds=seconds), a100, fit=FIT)
         bands.append([band[1:] for band in result.system.calibration.bands])
     np.testing.assert_allclose(bands[0], bands[1], rtol=0.01)
 
@@ -189,7 +189,7 @@ def test_where_all_rows_are_far_off_there_is_no_band(data, a100):
     """Four runs of one layer, three times as long as they are: of a network that they do not use."""
     with pytest.warns():
         rows = read_rows(data).take(np.array([0, 12, 18, 30]))
-    rows = dataclasses.replace(rows, seconds=3 * StepTimes(rows).predict(a100))
+    rows = rows.with_columns(seconds=3 * StepTimes(rows).predict(a100))
     result = pj.calibrate(rows, a100, fit=["network.latency"])
     assert len(result.outliers) == len(rows)
     assert result.system.calibration.bands == ()
@@ -202,6 +202,6 @@ def test_rows_of_two_kinds_are_told(data, a100):
     for factor, message in ((1.0, []), (2.0, ["6 of 8 rows take about 2 times as long"])):
         wrong = np.where(np.arange(8) % 5 < 3, factor, 1.0)
         result = pj.calibrate(
-            dataclasses.replace(rows, seconds=seconds * wrong), a100, fit=["network.latency"]
+            rows.with_columns(seconds=seconds * wrong), a100, fit=["network.latency"]
         )
         assert [remark.split(",")[0] for remark in result.remarks] == message

@@ -7,7 +7,6 @@ times that a publication profiled. Ends with exit code 1 where an error is beyon
 """
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -444,7 +443,7 @@ def megatron() -> str:
 
     def bias(part: MeasuredRows, **columns: Any) -> str:
         changed: dict[str, Any] = {k: np.full(len(part), v) for k, v in columns.items()}
-        errors = time_errors(pj.validate(dataclasses.replace(part, **changed)))
+        errors = time_errors(pj.validate(part.with_columns(**changed)))
         return f"{errors.bias:+.1f} %"
 
     sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))

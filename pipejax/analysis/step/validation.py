@@ -184,7 +184,7 @@ class Validation:
         groups = _equal_rows(self.measured, CONFIGURATION)
         first_rows = np.array([rows[0] for rows in groups], int)
         means = np.array([self.measured.seconds[rows].mean() for rows in groups])
-        measured = dataclasses.replace(self.measured.take(first_rows), seconds=means)
+        measured = self.measured.take(first_rows).with_columns(seconds=means)
         return Validation(measured, self.predicted.take(first_rows))
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax import schedules
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number, resolve_choice, resolve_name
 from pipejax.base.display import with_short_repr
 from pipejax.base.file_fields import (
@@ -137,58 +137,24 @@ COLUMNS: Mapping[str, FileField] = {
 @with_short_repr("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Measured training runs, one per row, with an array for each column."""
+    """Measured training runs, one per row; each column is an attribute of its name, as `seconds`.
 
-    models: tuple[Model, ...]  # the models that are trained, each once
-    model: Int[NumpyArray, " rows"]  # which of them
-    tensor: Int[NumpyArray, " rows"]  # tensor-parallel degree t
-    context: Int[NumpyArray, " rows"]  # context-parallel degree c
-    expert: Int[NumpyArray, " rows"]  # e, of the t c d accelerators of a stage
-    expert_tensor: Int[NumpyArray, " rows"]  # that split each expert; 0: as tensor
-    data: Int[NumpyArray, " rows"]  # replicas of the pipeline d
-    pipeline: Int[NumpyArray, " rows"]  # workers P
-    stages_per_worker: Int[NumpyArray, " rows"]  # stages of each worker V
-    microbatch_size: Int[NumpyArray, " rows"]  # b [sequences]
-    global_batch: Int[NumpyArray, " rows"]  # of the whole job, d M b [sequences]
-    zero: Int[NumpyArray, " rows"]  # ZeRO stage, 0 to 3
-    embedding_units: Int[NumpyArray, " rows"]  # layers that it stands for in splits
-    loss_units: Int[NumpyArray, " rows"]  # layers that the head stands for there
-    accelerators_per_node: Int[NumpyArray, " rows"]  # 0 where the system says it
-    sequence_parallel: Int[NumpyArray, " rows"]  # 0 or 1
-    contiguous_context: Bool[NumpyArray, " rows"]  # holds consecutive tokens
-    graphs: Float[NumpyArray, " rows"]  # share of the kernels that start as graphs
-    optimizer_offload: Float[NumpyArray, " rows"]  # share that the host has
-    out_of_memory: Bool[NumpyArray, " rows"]  # whether the run ended for lack of memory
-    # whether a worker begins its next step as soon as its own ops are done
-    steps_overlap: Bool[NumpyArray, " rows"]
-    # of a ring within a node, and over all nodes; 0 where the system says it [B/s]
-    node_bandwidth: Float[NumpyArray, " rows"]
-    network_bandwidth: Float[NumpyArray, " rows"]
-    overlap: Float[NumpyArray, " rows"]  # share of gradients and weights that is hidden
-    tensor_overlap: Float[NumpyArray, " rows"]  # the same of tensor parallelism
-    expert_overlap: Float[NumpyArray, " rows"]  # the same of tokens sent to experts
-    schedule: NumpyArray  # (rows) names
-    link: NumpyArray  # (rows) link model of messages, empty where the row does not say it
-    recompute: NumpyArray  # (rows) none, selective, full, or parts of layers joined by +
-    precision: NumpyArray  # (rows) names
-    attention_precision: NumpyArray  # (rows) of attention; empty: 16 bits
-    head_precision: NumpyArray  # (rows) names of those of the head's products, empty for 16 bits
-    wide_first: Int[NumpyArray, " rows"]  # first layers in 16 bits
-    wide_last: Int[NumpyArray, " rows"]  # last layers in 16 bits
-    dispatcher: NumpyArray  # (rows) how tokens travel to their experts, by name
-    system: NumpyArray  # (rows) name or file of the machine, empty where the row does not say it
-    stack: NumpyArray  # (rows) name or file of the software, empty where the row does not say it
-    pipeline_layout: NumpyArray  # (rows) Megatron's letters; empty: by schedule
-    op: NumpyArray  # (rows) of the seconds: a step, or F, B, I, W
-    stage: Int[NumpyArray, " rows"]  # of that op, from 0
-    variance: Float[NumpyArray, " rows"]  # relative; 0 without spread
-    seconds: Float[NumpyArray, " rows"]  # a step or an op, NaN where it was not measured [s]
-    memory_bytes: Float[NumpyArray, " rows"]  # of the fullest worker, or NaN [B]
-    group: NumpyArray  # (rows) free text
-    release: NumpyArray  # (rows) of the software, or what else was another then, free text
-    source: NumpyArray  # (rows) free text
-    row: Int[NumpyArray, " rows"]  # number in its file, from 1
-    file: NumpyArray  # (rows) the file
+    Attributes:
+      models: the models that are trained, each once.
+      columns: (rows) array of each column of `COLUMNS`, without sizes of models, `accelerators`,
+        `n` and `spread`; also `model`, the position in `models`, `variance`, relative and 0 without
+        spread, and `row` and `file`, where the row was read from. What a row does not say is its
+        default: NaN of a measured number, empty of a text, 0 of a bandwidth.
+    """
+
+    models: tuple[Model, ...]
+    columns: Mapping[str, NumpyArray]
+
+    def __getattr__(self, name: str) -> NumpyArray:
+        columns = vars(self).get("columns", {})  # a copy that is being made has none yet
+        if name not in columns:
+            raise AttributeError(f"{type(self).__name__} has no column {name!r}")
+        return columns[name]
 
     def __len__(self) -> int:
         return len(self.model)
@@ -220,13 +186,11 @@ class MeasuredRows:
 
     def take(self, rows: NumpyArray) -> "MeasuredRows":
         """Select rows by a mask or by their indices."""
-        columns = {name: column[rows] for name, column in _columns(self).items()}
-        return MeasuredRows(self.models, **columns)
+        return MeasuredRows(self.models, {n: column[rows] for n, column in self.columns.items()})
 
-
-def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
-    names = [field.name for field in dataclasses.fields(rows)]
-    return {name: getattr(rows, name) for name in names if name != "models"}
+    def with_columns(self, **columns: NumpyArray) -> "MeasuredRows":
+        """Replace some columns."""
+        return MeasuredRows(self.models, {**self.columns, **columns})
 
 
 def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
@@ -237,10 +201,8 @@ def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
         # a file's rows number its models from 0: shift the numbers past the models of files before
         model_columns.append(part.model + len(models))
         models += part.models
-    names = _columns(parts[0])
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    columns["model"] = np.concatenate(model_columns)
-    return MeasuredRows(models=tuple(models), **columns)
+    columns = {n: np.concatenate([part.columns[n] for part in parts]) for n in parts[0].columns}
+    return MeasuredRows(tuple(models), columns | {"model": np.concatenate(model_columns)})
 
 
 MESSAGE = "message"

@@ -76,10 +76,8 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
     reader = RowReader(Path(path), stack)
     rows = read_cells(Path(path), COLUMNS, reader.read)
     reader.say_defaults()
-    columns: dict[str, NumpyArray] = {
-        name: np.array([row[name] for row in rows]) for name in rows[0]
-    }
-    return MeasuredRows(models=tuple(reader.models.values()), **columns)
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return MeasuredRows(tuple(reader.models.values()), columns)
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
