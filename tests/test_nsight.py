@@ -1,5 +1,7 @@
 """Exports of Nsight Systems with content known by construction."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pipejax as pj
 from pipejax.traces.readers.reading import READERS
 
 read = pj.traces.read
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 CORE = "megatron.core.pipeline_parallel.schedules."
 
 
@@ -400,6 +403,53 @@ def test_what_was_not_traced_is_named_with_the_flag_that_records_it(lacks, expec
     path = write_export(tmp_path / "node.sqlite", processes, lacks=lacks)
     with pytest.raises(ValueError, match=expected):
         read(path)
+
+
+def change(path, statement):
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+        database.commit()
+    return path
+
+
+@pytest.mark.parametrize("table", ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", KERNELS])
+def test_a_table_without_rows_was_not_traced(table, tmp_path):
+    path = write_export(tmp_path / "node.sqlite", run_processes(evaluated("1f1b", 2, 4), pytorch))
+    with pytest.raises(ValueError, match=f"lacks {table}; write nsys profile"):
+        read(change(path, f"DELETE FROM {table}"))
+
+
+@pytest.mark.parametrize(
+    ("change_of_one", "why"),
+    [
+        ("end = start - 1000", "no duration of at least 0"),
+        ("start = end + 1", "no duration of at least 0"),
+        ("correlationId = NULL", "no recorded call launched them"),
+        ("correlationId = 999", "no recorded call launched them"),
+    ],
+)
+def test_kernels_that_time_no_op_are_counted(change_of_one, why, tmp_path):
+    run = evaluated("1f1b", 2, 4)
+    path = write_export(tmp_path / "rank0.sqlite", run_processes(run, pytorch, steps=1)[:1])
+    change(path, f"UPDATE {KERNELS} SET {change_of_one} WHERE correlationId = 2")
+    trace = read(path, world=2)
+    # kernel 2 is the second half of 0F0
+    start, end = planted(run)[0, "F", 0]
+    assert trace.end[0] - trace.start[0] == pytest.approx((end - start) / 2)
+    assert ("kernels of rank 0", 1) in [(entry.what, entry.count) for entry in trace.left_out]
+    assert any(why in entry.why for entry in trace.left_out)
+
+
+@pytest.mark.parametrize(
+    "label", [ranked, lambda worker, *op: f"rank {worker} {bare(worker, *op)}"]
+)
+@pytest.mark.parametrize("thread", [0, 1])
+def test_ranks_of_one_process_are_refused(thread, label, tmp_path):
+    first, second = run_processes(evaluated("1f1b", 2, 4), label)
+    ranges = [entry._replace(thread=entry.thread + 5 * thread) for entry in second.ranges]
+    merged = first._replace(ranges=[*first.ranges, *ranges])
+    with pytest.raises(ValueError, match=r"a process for each rank: .* state ranks 0 and 1"):
+        read(write_export(tmp_path / "node.sqlite", [merged]))
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path):

@@ -413,6 +413,37 @@ def test_steps_by_marks_and_by_repetition(tmp_path):
     assert [cells(trace, step, 1) for step in trace.steps] == ["", "1F0 1F1", "1F0 1F1"]
 
 
+@pytest.mark.parametrize("mark", ["train_step", "iteration", "train"])
+@pytest.mark.parametrize("lost", [[0], [3], [2], [0, 1]])
+def test_marks_without_numbers_are_matched_in_time(lost, mark, tmp_path):
+    for rank in range(3):
+        steps = [step for step in range(4) if rank != 1 or step not in lost]
+        # an op of step s lasts s + 1 ms
+        slices = [(f"PP:{rank}F0", 100 * step + 10 * rank, 1 + step) for step in steps]
+        marks = [(mark, 100 * step - 1, 60) for step in steps]
+        labelled(tmp_path / f"rank{rank}", slices + marks, rank=rank, world=3)
+    trace = read(tmp_path)
+    durations = np.rint(1e3 * (trace.end - trace.start))
+    assert durations.tolist() == (trace.step + 1).tolist()
+    assert len(trace) == 12 - len(lost)
+
+
+def test_marks_of_two_files_of_a_rank_go_on(tmp_path):
+    for k in (0, 1):
+        slices = [("PP:0F0", 100 * k, 5), ("train_step", 100 * k - 1, 9)]
+        labelled(tmp_path / f"{k}_rank0", slices, rank=0, world=1)
+    assert read(tmp_path).step.tolist() == [0, 1]
+
+
+def test_files_with_equal_starts_alone_are_no_copies(tmp_path):
+    for k, (name, length) in enumerate([("PP:0F0", 5), ("PP:0F0", 6), ("PP:0F1", 5)]):
+        labelled(tmp_path / f"{k}_rank0", [(name, 0, length)], rank=0, world=1)
+    paths = sorted(tmp_path.iterdir())
+    for pair in itertools.combinations(paths, 2):
+        with pytest.raises(ValueError, match="hold rank 0 at the same time"):
+            read(pair)
+
+
 def get_ranks(folder, how="unmarked", ahead=0.0):
     """Write the traces of four ranks in six steps; how long ops last says of which step they are."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
@@ -662,6 +693,50 @@ def test_kernels_time_the_ops_that_launched_them(tmp_path):
     assert "timed by the host" in trace.left_out[0].why
 
 
+@pytest.mark.parametrize(
+    ("event", "fault", "why"),
+    [
+        (1, {"dur": -5}, "no duration of at least 0"),
+        (1, {"dur": None}, "no duration of at least 0"),
+        (1, {"ts": "soon"}, "no duration of at least 0"),
+        (1, {"dur": float("nan")}, "no duration of at least 0"),
+        (1, {"args": {"stream": 7}}, "no recorded call launched them"),
+        (1, {"args": {"stream": 7, "correlation": "2"}}, "no recorded call launched them"),
+        (0, {"args": {}}, "no recorded call launched them"),
+        (0, {"ts": None}, "no recorded call launched them"),
+    ],
+)
+def test_kernels_that_time_no_op_are_counted(event, fault, why, tmp_path):
+    launched = launching(2, 0.4, 7, 1)
+    launched[event] |= fault
+    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1), ("PP:0B0", 3, 1)])
+    first, last = launching(1, 0.2, 5, 1), launching(3, 3.5, 9, 2)
+    trace = read(with_events(path, [*first, *launched, *last]))
+    # the lost kernel would end at 8 ms
+    assert trace.end - trace.start == pytest.approx([1e-3, 2e-3])
+    assert [(entry.what, entry.count) for entry in trace.left_out] == [("kernels of rank 0", 1)]
+    assert why in trace.left_out[0].why
+
+
+def test_kernels_of_several_processes_in_a_file_are_counted(tmp_path):
+    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1)], world=2)
+    other = {"name": "PP:1F0", "ph": "X", "ts": 2000, "dur": 1000, "pid": 77}
+    title = {"name": "process_name", "ph": "M", "args": {"name": "rank 1"}, "pid": 77}
+    own_title = title | {"args": {"name": "rank 0"}, "pid": 1}
+    trace = read(with_events(path, [other, title, own_title, *launching(1, 0.5, 5, 3)]))
+    assert trace.end - trace.start == pytest.approx([1e-3, 1e-3])
+    assert [entry.count for entry in trace.left_out] == [1]
+    assert "ops are timed by the host" in trace.left_out[0].why
+
+
+@pytest.mark.parametrize("name", ["PP:0B0", "PP:0B3", "PP:0W0"])
+def test_ops_that_never_end_are_counted(name, tmp_path):
+    begin = {"name": name, "ph": "B", "ts": 5000, "pid": 0, "tid": 1}
+    path = with_events(labelled(tmp_path / "a", [("PP:0F0", 0, 1)]), [begin])
+    trace = read(path)
+    assert [(entry.why, entry.count) for entry in trace.left_out] == [("it has no end", 1)]
+
+
 def test_what_launches_no_kernel_takes_no_time(tmp_path):
     """As I of the first stage, whose input needs no gradient."""
     slices = [("PP:0F0", 0, 1), ("PP:0I0", 2, 4), ("PP:0W0", 7, 1)]
@@ -746,6 +821,12 @@ def test_a_chrome_trace_in_another_unit_than_its_form_says_is_asked_for(unit, fa
     trace = read(path, columns={"unit": unit})
     assert sorted(trace.end - trace.start) == pytest.approx([0.012, 0.024])
     assert len(read(path, columns={"unit": "us"})) == 2
+
+
+@pytest.mark.parametrize(("seconds", "is_noted"), [(0.012, False), (1.5, False), (2.5, True)])
+def test_ops_of_many_seconds_may_be_in_nanoseconds(seconds, is_noted, tmp_path):
+    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1e3 * seconds)])
+    assert any("unit=ns" in note for note in read(path).inferred) == is_noted
 
 
 def test_stages_that_labels_do_not_say(tmp_path):

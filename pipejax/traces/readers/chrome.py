@@ -1,5 +1,7 @@
 """Reader of Chrome traces, from PyTorch's profiler (a file per rank) and from our own exports."""
 
+import dataclasses
+import itertools
 import json
 import re
 from array import array
@@ -38,6 +40,7 @@ from pipejax.traces.readers.sources import (
 )
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
+_LONG_OP = 2.0  # [s]; longer ops are rare, and more likely in another unit
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
 BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
 # A trace may have 10^7 other events: only used events, and the text of one file, stay in memory.
@@ -210,9 +213,8 @@ class _EventCollector:
         stream = args.get("stream", event.get("tid"))
         stream = stream if type(stream) is int else hash(str(stream)) >> 12  # exact as a float
         is_exchange = EXCHANGE.search(name) or (name.startswith("Memcpy") and "DtoD" not in name)
-        if length >= 0 and np.isfinite(start):
-            number = correlation if type(correlation) is int else NONE
-            self.work.extend((number, start, start + length, stream, bool(is_exchange), NONE))
+        number = correlation if type(correlation) is int else NONE
+        self.work.extend((number, start, start + length, stream, bool(is_exchange), NONE))
 
     def _add_call(self, event: Event, name: str) -> None:
         """Append a host call that launches work or waits for it."""
@@ -304,6 +306,9 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:
         infer_unit(seconds * 1e6, np.concatenate(starts), expected="us")
+        if (median := float(np.median(seconds))) > _LONG_OP:
+            note = f"ops take {median:.3g} s in the median: of times in ns, give --columns unit=ns"
+            trace = dataclasses.replace(trace, inferred=(*trace.inferred, note))
     return trace
 
 
@@ -331,6 +336,9 @@ def _read_file(
     events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
     for event in read_events(read_texts(path, request.on_bytes), header, faults):
         events.add(event)
+    open_events = itertools.chain.from_iterable(events.open_events.values())
+    if count := sum(is_label(str(event["name"])) for event in open_events):
+        events.faults["it has no end"] = count
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
     if not (events.slices or events.ours or events.faults):
@@ -344,6 +352,9 @@ def _read_file(
         return events.our_rows(), None
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
+    if events.work and len(events.slices) > 1:
+        why = "several processes label ops, and kernels name none: ops are timed by the host"
+        left_out.append(LeftOut(f"kernels of {path}", why, len(events.device_work().T)))
     is_cut = any(why != BROKEN for why in faults)
     zero = header.get("baseTimeNanoseconds")
     return _rank_rows(events, info, file_rank(path), is_cut), zero if type(zero) is int else None

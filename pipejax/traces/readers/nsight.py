@@ -113,10 +113,11 @@ def _read_file(
     path: Path, database: "Connection", keys: dict[Key, int]
 ) -> tuple[list[_Process], int | None]:
     """Return the processes that label ops, by device, and the session's start [ns]."""
-    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    tables = {name for (name,) in names if any(_select(database, name, ["1"]))}
     missing_tables = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
     if len(missing_tables) == 3:
-        raise TypeError(f"Nsight Systems writes tables as {_RANGES}, and it has none of them")
+        raise TypeError(f"Nsight Systems writes tables as {_RANGES}, and it has no row of them")
     if missing_tables:
         why = f"must have NVTX ranges, kernels and CUDA calls: {path} lacks "
         hint = "; write nsys profile --trace=cuda,nvtx, which records them"
@@ -141,8 +142,12 @@ def _read_file(
     ]
     for process in processes:
         labels = filter(None, (_RANK.match(entry.label) for entry in process.ranges))
+        ranks = sorted({int(match[1]) for match in labels})
+        if len(ranks) > 1:
+            why = f"labels of one process of {path} state ranks {ranks[0]} and {ranks[1]}"
+            raise wrong("files", f"must have a process for each rank: {why}")
         file = file_rank(path) if len(processes) == 1 else None
-        process.rank = next((int(match[1]) for match in labels), file)
+        process.rank = ranks[0] if ranks else file
     session = _select(database, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])
     processes.sort(key=lambda process: min(process.devices, default=NONE))
     return processes, next((zero for (zero,) in session), None)

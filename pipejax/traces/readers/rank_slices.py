@@ -91,40 +91,65 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
     return rows.take(~is_outer)
 
 
-def number_steps(
-    ranks: Sequence[Rows], cells: Sequence[Cell]
-) -> tuple[list[Int[NumpyArray, " slices"]], str]:
-    """Return (ranks) the step of each slice, and the reason for slices outside all steps.
+def _with_steps(
+    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
+) -> list[Rows]:
+    """Return the slices of all ranks with their steps; list those outside all steps.
 
-    Marks of steps decide, if there are any. Else a step begins at each first op of a rank, and the
-    k-th steps of all ranks with the usual number of steps are one step. The steps of other ranks,
-    whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
+    Marks of steps decide, if there are any. Else a step begins at each first op of a rank.
     """
     if any(rank.marks for rank in ranks):
-        return [_steps_by_marks(rank) for rank in ranks], BY_MARKS
-    by_rank = [_steps_by_first_op(rank, cells) for rank in ranks]
-    frequency = Counter(len(begin) for _, begin in by_rank)
+        begins = [np.array([begin for _, begin, _ in rank.marks]) for rank in ranks]
+        numbers, why = _match_steps(ranks, begins), BY_MARKS
+        ranks = [_number_marks(rank, steps) for rank, steps in zip(ranks, numbers, strict=True)]
+        rank_steps = [_steps_by_marks(rank) for rank in ranks]
+    else:
+        by_rank = [_steps_by_first_op(rank, cells) for rank in ranks]
+        numbers, why = _match_steps(ranks, [begin for _, begin in by_rank]), BY_TIME
+        rank_steps = [steps[count] for steps, (count, _) in zip(numbers, by_rank, strict=True)]
+    for rows, step in zip(ranks, rank_steps, strict=True):
+        if count := int(np.sum(step == OUTSIDE)):
+            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, count))
+    return [rows._replace(step=step) for rows, step in zip(ranks, rank_steps, strict=True)]
+
+
+def _match_steps(
+    ranks: Sequence[Rows], begins: Sequence[Float[NumpyArray, " steps"]]
+) -> list[Int[NumpyArray, " steps"]]:
+    """Number the steps of all ranks by their begins; those of a rank in doubt are OUTSIDE.
+
+    The k-th steps of all ranks with the usual number of steps are one step. The steps of other
+    ranks, whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
+    """
+    frequency = Counter(len(begin) for begin in begins if len(begin))
     usual_count = max(frequency, key=lambda count: (frequency[count], count))
-    usual_begin = next(begin for _, begin in by_rank if len(begin) == usual_count)
-    numbers: list[NumpyArray | None] = []  # of the steps of each rank
-    for rank, (_, begin) in zip(ranks, by_rank, strict=True):
-        if len(begin) == usual_count:
-            numbers.append(np.arange(usual_count))
-        else:
-            numbers.append(_align_steps(begin, usual_begin, is_cut=rank.is_cut))
-    earliest = min(int(rank_steps.min()) for rank_steps in numbers if rank_steps is not None)
+    usual_begin = next(begin for begin in begins if len(begin) == usual_count)
+    numbers = [
+        np.arange(usual_count)
+        if len(begin) == usual_count
+        else _align_steps(begin, usual_begin, is_cut=rank.is_cut)
+        for rank, begin in zip(ranks, begins, strict=True)
+    ]
+    earliest = min(int(steps.min()) for steps in numbers if steps is not None)
     return [
-        np.full(len(step), OUTSIDE) if rank_steps is None else (rank_steps - earliest)[step]
-        for rank_steps, (step, _) in zip(numbers, by_rank, strict=True)
-    ], BY_TIME
+        np.full(len(begin), OUTSIDE) if steps is None else steps - earliest
+        for steps, begin in zip(numbers, begins, strict=True)
+    ]
+
+
+def _number_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
+    """Give marks without a number the number of their step, and drop those outside all steps."""
+    if all(number != NONE for number, _, _ in rank.marks):
+        return rank
+    marks = [(step, *mark[1:]) for step, mark in zip(steps.tolist(), rank.marks, strict=True)]
+    return rank._replace(marks=[mark for mark in marks if mark[0] != OUTSIDE])
 
 
 def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
     """Return the number of the step mark around each slice's start; OUTSIDE without a mark."""
     if not rank.marks:
         return np.full(len(rank.start), OUTSIDE)
-    marks = sorted(rank.marks, key=lambda mark: mark[1])
-    number, start, end = (np.array(values) for values in zip(*marks, strict=True))
+    number, start, end = (np.array(values) for values in zip(*rank.marks, strict=True))
     mark = np.searchsorted(start, rank.start, "right") - 1
     return np.where((mark >= 0) & (rank.start < end[mark]), number[mark], OUTSIDE)
 
@@ -207,17 +232,6 @@ def _are_pipeline(
     stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
     is_whole = [*range(0, world or stride * len(ranks), stride)] == sorted(ranks)
     return is_whole and stages == {*range(len(stages))} and not _have_replicas(ranks, cells)
-
-
-def _with_steps(
-    by_rank: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
-) -> list[Rows]:
-    """Return the slices of all ranks with their steps; list those outside all steps."""
-    steps, why_outside = number_steps(by_rank, cells)
-    for rows, step in zip(by_rank, steps, strict=True):
-        if count := int(np.sum(step == OUTSIDE)):
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why_outside, count))
-    return [rows._replace(step=step) for rows, step in zip(by_rank, steps, strict=True)]
 
 
 def join_ranks(
@@ -366,7 +380,8 @@ def _merge_files(
             left_out.append(LeftOut(str(path), why))
         elif file_rows:
             delay = 0.0 if zero is None else (zero - min(zeros)) / _NANOSECONDS
-            shifted_files.append((path, [_shift(rows, delay) for rows in file_rows]))
+            sound_rows = [_drop_damaged_work(rows, left_out) for rows in file_rows]
+            shifted_files.append((path, [_shift(rows, delay) for rows in sound_rows]))
     matches = match_clocks([[rows.work for rows in ranks] for _, ranks in shifted_files], keys)
     notes: list[str] = []
     if len(shifted_files) > 1 and not zeros and None in matches:
@@ -385,7 +400,7 @@ def _merge_files(
         for rows in file_rows:
             rows = _shift(rows, -lead)
             for source, other in sources.get(rows.rank, []):
-                if np.array_equal(rows.start, other.start):
+                if all(map(np.array_equal, rows[1:4], other[1:4])):  # label, start, end
                     left_out.append(LeftOut(str(path), f"a copy of {source.name}"))
                     break
                 if max(rows.start[0], other.start[0]) < min(rows.end.max(), other.end.max()):
@@ -396,6 +411,16 @@ def _merge_files(
                 ranks[rows.rank] = rows if joined is None else _join(joined, rows)
                 sources.setdefault(rows.rank, []).append((path, rows))
     return ranks, notes
+
+
+def _drop_damaged_work(rows: Rows, left_out: list[LeftOut]) -> Rows:
+    """Drop device work that has no duration of at least 0."""
+    _, start, end, *_ = rows.work
+    is_sound = end >= start  # false for NaN
+    if count := int(np.sum(~is_sound)):
+        why = "they have no duration of at least 0, so the times of their ops lack them"
+        left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, count))
+    return rows._replace(work=rows.work[:, is_sound])
 
 
 def _shift(rows: Rows, delay: float) -> Rows:
@@ -419,7 +444,7 @@ def _join(first: Rows, second: Rows) -> Rows:
     joined = first._replace(
         **arrays,
         world=max(first.world, second.world),
-        marks=[*first.marks, *second.marks],
+        marks=sorted([*first.marks, *second.marks], key=lambda mark: mark[1]),
         is_cut=first.is_cut or second.is_cut,
         is_ours=first.is_ours or second.is_ours,
     )
@@ -491,6 +516,11 @@ def _time_by_kernels(
     """Return the slices of ranks with kernels, timed by these; if no rank has any, as recorded."""
     kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
+        launch, start, _, _, is_exchange, _ = rows.work
+        is_lost = np.isinf(launch) & (is_exchange == 0) & (start >= rows.start.min(initial=np.inf))
+        if timed is not None and (count := int(np.sum(is_lost))):
+            why = "no recorded call launched them, so the times of ops lack them"
+            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, count))
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
