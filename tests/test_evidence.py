@@ -265,3 +265,22 @@ def test_evaluate_and_plan_say_that_a_launcher_is_not_measured(call):
         assert (
             "your run differs: DeepSpeed with kernels priced as those of megatron-core-2024" in text
         )
+
+
+@pytest.mark.parametrize(
+    ("system", "launcher", "first_is_measured"),
+    [
+        ("h100", "megatron-lm", True),
+        ("b200", "maxtext", False),
+        ("gb200", "torchtitan", False),
+        ("b300", "deepspeed", False),
+    ],
+)
+def test_a_layout_is_not_set_apart_for_what_the_first_lacks_too(
+    call, system, launcher, first_is_measured
+):
+    job = ("-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
+    text = " ".join(call("plan", *job, "--launcher", launcher)[1].split())
+    assert ("; your run differs: " in text) != first_is_measured
+    assert ("not ranked, as nobody measured such runs" in text) == first_is_measured
+    assert ("measured runs differ more from it (16 bits" in text) != first_is_measured

@@ -116,6 +116,9 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         evidence = entry.evidence
         software = request.stack or "default software"
         why = f"not ranked, as nobody measured such runs ({entry.regime}) here with {software}"
+        if best.evidence is not None and best.evidence.differs:
+            why = f"not ranked, as measured runs differ more from it ({entry.regime}) "
+            why += "than from the first layout"
         if evidence is not None and evidence.is_many and not evidence.differs:
             why = f"not ranked, because predictions of such runs ({entry.regime}) are "
             why += f"{evidence.mean_error:.3g} % off"
