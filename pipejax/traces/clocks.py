@@ -1,6 +1,6 @@
 """Offsets between the clocks of workers, and a trace on one clock.
 
-No message arrives before it was sent: messages bound the lead of a clock from above, and messages
+No op starts before its input is sent: messages bound the lead of a clock from above, and messages
 back from below. Like NTP, we take the middle of both bounds.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.traces.record import MESSAGE_ENDS, MESSAGES, NONE, OP_INPUTS, LeftOut, Trace, transfers
+from pipejax.traces.record import NONE, OP_INPUTS, LeftOut, Trace, transfers
 
-_BOUND_QUANTILE = 0.25  # over steps: as many may hold wrongly matched messages
+_BOUND_QUANTILE = 0.25  # over steps: as many may hold wrong times
 _CLOCK_ERROR = 5e-5  # rounding of clocks of one machine, and of times in 32 bits [s]
 
 
@@ -48,10 +48,9 @@ def aligned(
 ) -> tuple[Trace, list[Offset]]:
     """Put the workers of each replica on the clock of one worker, which agrees with most others.
 
-    A message must not arrive before it is sent: RECV may not end before SEND starts. In traces
-    without messages, an op may not start before its producer ends. Messages of both directions
-    bound the offset of two clocks; over several workers the bounds add up. The quickest message of
-    each step counts. Over steps, their lower quartile counts, as a single message may be wrong.
+    No op may start before the end of its inputs. Inputs in both directions bound the offset of two
+    clocks; over several workers the bounds add up. The quickest message of each step counts. Over
+    steps, their lower quartile counts, as a single time may be wrong.
 
     Args:
       trace: a measured run.
@@ -80,7 +79,7 @@ def aligned(
     by_step = trace.has_step_clocks if by_step is None else by_step
     offsets: list[Offset] = []
     shift = np.zeros(len(trace))
-    ends = transfers(trace, MESSAGE_ENDS if trace.has_phase(MESSAGES).any() else OP_INPUTS)
+    ends = transfers(trace, OP_INPUTS)
     for step in trace.steps if by_step else [NONE]:
         for replica in trace.replicas:
             on_replica = trace.replica == replica
@@ -113,15 +112,11 @@ def _lead_bounds(
     targets: Int[NumpyArray, " transfers"],
 ) -> Float[NumpyArray, "workers workers"]:
     """Return [a, b]: upper bounds on the lead of clock b over a [s]; inf without a transfer."""
-    # SEND starts when it is sent, and RECV ends at the arrival; an op sends when it ends, and
-    # starts when it has its inputs
     size = len(workers)
     upper = np.full((size, size), math.inf)
-    is_message = trace.has_phase(MESSAGES)[sources]
-    departure = np.where(is_message, trace.start[sources], trace.end[sources])
-    arrival = np.where(is_message, trace.end[targets], trace.start[targets])
     sender, receiver = (np.searchsorted(workers, trace.worker[ends]) for ends in (sources, targets))
-    pair, step, seconds = sender * size + receiver, trace.step[sources], arrival - departure
+    pair, step = sender * size + receiver, trace.step[sources]
+    seconds = trace.start[targets] - trace.end[sources]  # an op sends when it ends
     order = np.lexsort([seconds, step, pair])
     pair, step, seconds = pair[order], step[order], seconds[order]
     # sorted by pair, step, seconds: the first row of each pair and step is its quickest message

@@ -171,7 +171,6 @@ Slices = Int[NumpyArray, " transfers"]
 
 # phases of the producer, phases of the consumer, and stage of the consumer minus the producer's
 OP_INPUTS: Dependencies = (("F", "F", 1), ("BI", "BI", -1))
-MESSAGE_ENDS: Dependencies = ((("SEND_F",), ("RECV_F",), 1), (("SEND_B",), ("RECV_B",), -1))
 
 
 def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import ArgumentError, wrong
 from pipejax.traces.readers.parts import (
     Columns,
@@ -15,7 +14,17 @@ from pipejax.traces.readers.parts import (
     with_split_backwards,
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
-from pipejax.traces.record import INTEGERS, NONE, OP_INPUTS, OPS, TIMES, LeftOut, Trace, transfers
+from pipejax.traces.record import (
+    INTEGERS,
+    MESSAGES,
+    NONE,
+    OP_INPUTS,
+    OPS,
+    TIMES,
+    LeftOut,
+    Trace,
+    transfers,
+)
 
 _OP_ROLES = ("stage", "microbatch", "chunk")
 _MAX_NUMBER = 1e9  # a larger number of a step, worker, .. is damage
@@ -30,7 +39,7 @@ def finish_trace(
     *,
     by_step: bool = False,
 ) -> Trace:
-    """Drop invalid rows, infer missing numbers of ops and messages, and return the trace.
+    """Drop invalid rows, infer missing numbers of ops, and return the trace.
 
     `columns` have one entry per slice; numbers may be NaN. A column `chunk`, the number of a stage
     on its worker, may replace `stage`. With `by_step`, the clock of a worker restarts in each step.
@@ -68,13 +77,11 @@ def finish_trace(
     columns = {name: values[is_numbered] for name, values in columns.items()}
     # public traces give garbage collections a microbatch too, which means nothing
     columns["microbatch"][(kind[is_numbered] < 0) & (columns["stage"] == NONE)] = NONE
-    columns, is_matched, unmatched = match_messages(columns, phases)
-    columns = {name: values[is_matched] for name, values in columns.items()}
     columns["phase"], phases = with_split_backwards(columns, phases)
     return Trace.from_columns(
         columns,
         phases,
-        [*left_out, *faults, *surplus, *unmatched],
+        [*left_out, *faults, *surplus],
         known_workers=sizes.workers,
         inferred=(*inferred, *notes),
         has_step_clocks=by_step,
@@ -107,7 +114,7 @@ def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -
     goes_on = has_equal_counts and has_distinct_starts and has_equal_remainders
     if not is_from_1 and not goes_on:
         return []
-    has_message_0 = (np.isin(phase_names, [*_STAGE_STEP]) & (microbatch == 0)).any()
+    has_message_0 = (np.isin(phase_names, MESSAGES) & (microbatch == 0)).any()
     if is_from_1 and (has_message_0 or sizes.microbatches == largest + 1):
         why = "messages are of 0" if has_message_0 else f"microbatches is {sizes.microbatches}"
         raise wrong("files", f"must hold ops of microbatch 0, not of 1 to {largest} alone: {why}")
@@ -116,132 +123,6 @@ def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -
         text = f"1 to {largest} in the files are read as 0 to {largest - 1}"
         return [f"microbatches are counted from 1: {text}, unless microbatch 0 is missing"]
     return ["microbatches go on from step to step in the files, and begin at 0 in each step here"]
-
-
-_STAGE_STEP = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}  # to the other end's stage
-_CLOCK_ERROR = 1e-4  # time by which a message may begin before its op ends [s]
-
-
-def match_messages(
-    columns: Columns, phases: Sequence[str]
-) -> tuple[Columns, Bool[NumpyArray, " slices"], list[LeftOut]]:
-    """Assign stage and microbatch to messages without them; say which to keep, and why not."""
-    # A worker's messages follow the order of its ops, but Megatron's interleaved schedules also
-    # record calls without a message. So the number of messages of a phase, worker and step decides:
-    # - as many as ops that need one: the k-th message belongs to the k-th of these ops;
-    # - as many as all ops: the k-th belongs to the k-th op; messages that no op needs are dropped;
-    # - more than needed: each op takes its first possible message;
-    # - fewer than needed: no message is matched.
-    stays, left_out = np.ones(len(columns["start"]), bool), []
-    group = number_groups(*(columns[name] for name in ("step", "replica", "worker")))
-    for name in _STAGE_STEP:
-        if name not in phases:
-            continue
-        is_message = columns["phase"] == phases.index(name)
-        unmatched = np.flatnonzero(is_message & (columns["microbatch"] == NONE))
-        ops, is_needed = _message_ops(name, columns, phases)
-        message_op = _match_ops(name, columns, group, unmatched, ops, is_needed)
-        for key in ("stage", "microbatch"):
-            columns[key][unmatched[message_op >= 0]] = columns[key][message_op[message_op >= 0]]
-        stays[unmatched[message_op < 0]] = False
-        for code, why in _WHY.items():
-            if count := int(np.sum(message_op == code)):
-                left_out.append(LeftOut(name, why, count))
-    return columns, stays, left_out
-
-
-_EXTRA, _UNMATCHED = -1, -2
-_WHY = {
-    _EXTRA: "no op of its worker needs this message: a call without one",
-    _UNMATCHED: (
-        "which microbatch it is of cannot be told: its worker's messages and ops do not match"
-    ),
-}
-
-
-def _message_ops(
-    name: str, columns: Columns, phases: Sequence[str]
-) -> tuple[Int[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
-    """Return the rows of ops that may use messages called `name`, and whether each op needs one."""
-    # An op needs a message if the stage at the other end runs on another worker.
-    codes = [phases.index(op) for op in ("F" if name.endswith("F") else "BI") if op in phases]
-    ops = np.flatnonzero(np.isin(columns["phase"], codes) & (columns["stage"] >= 0))
-    stage, worker = columns["stage"][ops], columns["worker"][ops]
-    stage_workers = np.full(int(stage.max(initial=0)) + 1, NONE)
-    stage_workers[stage] = worker
-    other_stage = stage + _STAGE_STEP[name]
-    exists = (other_stage >= 0) & (other_stage < len(stage_workers))
-    other_worker = stage_workers[np.where(exists, other_stage, 0)]
-    return ops, exists & (other_worker != worker) & (other_worker != NONE)
-
-
-def _match_ops(
-    name: str,
-    columns: Columns,
-    group: Int[NumpyArray, " slices"],
-    unmatched: Int[NumpyArray, " messages"],
-    ops: Int[NumpyArray, " ops"],
-    is_needed: Bool[NumpyArray, " ops"],
-) -> Int[NumpyArray, " messages"]:
-    """Return for each message the row of its op, or the code _EXTRA or _UNMATCHED.
-
-    `name` is the phase of the messages, and `unmatched` has their rows. `group` is a number for the
-    step, replica and worker of each slice. `ops` are the rows of ops that may use these messages;
-    `is_needed` says which of them do.
-    """
-    num_groups, is_send = int(group.max(initial=0)) + 1, name.startswith("SEND")
-    result = np.full(len(unmatched), _EXTRA)
-    message_group = group[unmatched]
-    message_count = np.bincount(message_group, minlength=num_groups)
-    op_count = np.bincount(group[ops], minlength=num_groups)
-    needed_count = np.bincount(group[ops[is_needed]], minlength=num_groups)
-    result[(message_count < needed_count)[message_group]] = _UNMATCHED
-    start = columns["start"][unmatched]
-    op_time = columns["end" if is_send else "start"]
-    has_needed = (message_count == needed_count) & (message_count > 0)
-    has_all_calls = (message_count == op_count) & (message_count > needed_count)
-    # where numbers agree, sort messages and ops by group and time: then they stand one to one
-    for is_selected, candidates in ((has_needed, ops[is_needed]), (has_all_calls, ops)):
-        rows = np.flatnonzero(is_selected[message_group])
-        rows = rows[np.lexsort([rows, start[rows], message_group[rows]])]
-        group_ops = candidates[is_selected[group[candidates]]]
-        result[rows] = group_ops[np.lexsort([group_ops, op_time[group_ops], group[group_ops]])]
-    needs_message = np.zeros(len(group), bool)
-    needs_message[ops[is_needed]] = True
-    result[(result >= 0) & ~needs_message[result]] = _EXTRA
-    has_surplus = (message_count > needed_count) & ~has_all_calls & (needed_count > 0)
-    for number in np.flatnonzero(has_surplus):
-        rows = np.flatnonzero(message_group == number)
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        worker_ops = ops[is_needed & (group[ops] == number)]
-        worker_ops = worker_ops[np.argsort(op_time[worker_ops], kind="stable")]
-        result[rows] = _match_surplus(columns, unmatched[rows], worker_ops, is_send=is_send)
-    return result
-
-
-def _match_surplus(
-    columns: Columns,
-    messages: Int[NumpyArray, " messages"],
-    ops: Int[NumpyArray, " ops"],
-    *,
-    is_send: bool,
-) -> Int[NumpyArray, " messages"]:
-    """Return the row of the op of each message, or a code: messages are more than ops."""
-    # An op takes the first send that begins after the op ended, or the last receive that ended
-    # before the op began. Receives run in reversed time: times 1 2 5 become -5 -2 -1.
-    result, place = np.full(len(messages), _EXTRA), 0
-    message_times, op_times = columns["start"][messages], columns["end"][ops]
-    if not is_send:
-        message_times, op_times = -columns["end"][messages][::-1], -columns["start"][ops][::-1]
-        ops = ops[::-1]
-    for op, op_time in zip(ops, op_times, strict=True):
-        while place < len(messages) and message_times[place] < op_time - _CLOCK_ERROR:
-            place += 1
-        if place == len(messages):
-            return np.full(len(messages), _UNMATCHED)
-        result[place] = op
-        place += 1
-    return result if is_send else result[::-1]
 
 
 # Replica and worker of each rank, where labels do not state them
