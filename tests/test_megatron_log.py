@@ -302,6 +302,9 @@ def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
     first.write_text(first.read_text() + second.read_text())
     result = MegatronLog.read(first)
     assert (result.model()["sequence_tokens"], len(result.times)) == (4096, 4)
+    notes = " ".join(result.rows("llama3-8b")[1])
+    assert "4 iterations of earlier runs are left out" in notes
+    assert "earlier runs" not in " ".join(MegatronLog.read(second).rows("llama3-8b")[1])
 
 
 WRONG = {

@@ -234,6 +234,9 @@ def titan_lines(seconds):
         ([8] * 12 + [32] + [8] * 12, "1 of 25 steps take up to 32 s, the median is 8 s"),
         ([8] * 12 + [32] + [8] * 5 + [64] + [8] * 6, "2 of 25 steps take up to 64 s"),
         ([0.5] * 2 + [8] * 4, "2 of 6 steps take down to 0.5 s, the median is 8 s"),
+        ([4] * 2 + [8] * 2, "4 of 4 steps take down to 4 s, the median is 6 s"),
+        ([4] * 3 + [8] * 3, "6 of 6 steps take down to 4 s, the median is 6 s"),
+        ([4, 8, 4, 8, 4, 8, 4, 8], "8 of 8 steps take down to 4 s, the median is 6 s"),
     ],
 )
 def test_a_mean_that_hides_slow_steps_says_so(seconds, note, tmp_path, answer):
@@ -285,6 +288,58 @@ def test_a_pipe_is_read_once(tmp_path):
         log = read_any_log(f"/dev/fd/{reading}")
         assert log.iterations[0]["seconds"] == seconds
         os.close(reading)
+
+
+CONFIG = "Config param {}: {}\nConfig param {}: {}\n"
+BATCH_NAME, LENGTH_NAME = "global_batch_size_to_train_on", "max_target_length"
+START = "Training starts at step 1, with global batch size {}, sequence length {}, total steps 10\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "start", "first", "second", "why"),
+    [
+        (TITAN, START, (16, 8192), (32, 8192), "global_batch 16 and 32"),
+        (TITAN, START, (16, 4096), (16, 8192), "sequence 4096 and 8192"),
+        (MAXTEXT, CONFIG, (BATCH_NAME, 16, LENGTH_NAME, 8), (BATCH_NAME, 64, LENGTH_NAME, 8), "64"),
+        (MAXTEXT, CONFIG, (BATCH_NAME, 8, LENGTH_NAME, 8), (BATCH_NAME, 8, LENGTH_NAME, 9), "9"),
+    ],
+)
+def test_runs_of_several_sizes_are_refused(form, start, first, second, why, tmp_path, mistake):
+    lines = "\n".join(form.format(step, "2048") for step in range(1, 4)) + "\n"
+    path = tmp_path / "a.log"
+    path.write_text(start.format(*first) + lines + start.format(*second) + lines)
+    options = "--model", "llama3-8b", "--columns", COLUMNS, "--out", tmp_path / "a.csv"
+    text = mistake("init", "rows", "--from", path, *options)
+    assert "it has runs of" in text
+    assert why in text
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("batch", ["1,024", "1024", "1_024"])
+def test_sizes_on_other_lines_are_read_as_numbers(batch, tmp_path, answer):
+    text = START.format(batch, "8,192") + "\n".join(titan_lines([8] * 3))
+    if "_" in batch:
+        with pytest.raises(AssertionError, match="has '1_024': numbers are read as"):
+            read_log(tmp_path / "a.log", text, COLUMNS, answer)
+    else:  # 1024 x 8192 / (2048 x 8)
+        assert read_log(tmp_path / "a.log", text, COLUMNS, answer)[:2] == (512.0, 1024)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_sequence_length_of_the_model_is_said(is_said, tmp_path, answer):
+    text = is_said * "sequence length 4096\n" + "\n".join(titan_lines([8] * 3))
+    seconds, _, _, notes = read_log(tmp_path / "a.log", text, COLUMNS + BATCH, answer)
+    assert seconds == (4.0 if is_said else 8.0)
+    assert ("it says no sequence length: 8192" in notes) is not is_said
+
+
+@pytest.mark.parametrize("sizes", [(32, 64), (32, 32, 64), (64, 32, 32, 32, 32), (16, 21)])
+def test_steps_of_several_batches_are_no_batch_of_their_median(sizes, tmp_path, answer):
+    lines = [ENGINE.format(k, f"0.5 samples/sec: {2 * size}") for k, size in enumerate(sizes)]
+    why = f"steps have {min(sizes)} to {max(sizes)} sequences"
+    with pytest.raises(AssertionError, match=why):
+        read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
 
 
 METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}"
@@ -355,6 +410,10 @@ def test_a_rounded_batch_holds_whole_microbatches(size, batch, tmp_path, answer)
             "memory (GB) | mem-allocated-gigabytes: 63.66 | mem-max-allocated-gigabytes: 153.4",
             153.4e9,
         ),
+        # 61,234.5 x 2^20
+        ("memory (MB) | allocated: 1,000.0 | max allocated: 61,234.5 | x", 64209027072),
+        ("memory (MB) | allocated: 1000.0 | max allocated: 6.12345E+04 | x", 64209027072),
+        ("memory (MB) | allocated: 1000.0 | max allocated: 61.2345K | x", 64209027072),
     ],
 )
 def test_memory_of_a_bare_log_is_that_of_the_fullest_rank(text, memory, tmp_path, answer):

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.costs.measured.trainer_logs import (
     MEGATRON,
+    NUMBER,
     TimedLine,
     TrainerLog,
     check_columns,
     read_log_lines,
+    read_number,
     rows_by_batch,
 )
 from pipejax.costs.model.arguments import NOTHING, load_arguments
@@ -29,8 +31,8 @@ from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS, check_recompu
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)(?:\.+(?:default|updated))?\s*$")
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _MEMORY = {  # bytes of the unit of each form: Megatron-LM counts in 2^20, Megatron-Bridge in 10^9
-    r"memory \(MB\) \|.*?max allocated: ([\d.]+)": 2**20,
-    r"mem-max-allocated-gigabytes: ([\d.]+)": 1e9,
+    r"memory \(MB\) \|.*?max allocated:": 2**20,
+    r"mem-max-allocated-gigabytes:": 1e9,
 }
 _UNSAID = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
 _SIZES = {
@@ -62,6 +64,7 @@ class MegatronLog(NamedTuple):
     times: Sequence[TimedLine]  # of iterations
     vocabulary: int  # padded; 0 if the log does not say it
     memory_bytes: float  # most that a rank allocated, NaN if the log does not say it [B]
+    skipped: int = 0  # iterations of earlier runs
 
     @classmethod
     def read(cls, path: str | Path) -> "MegatronLog":
@@ -196,6 +199,8 @@ class MegatronLog(NamedTuple):
             )
         times = [line._replace(batch=line.batch or self._global_batch) for line in self.times]
         timed_rows, notes = rows_by_batch(self.path, times)
+        if self.skipped:
+            notes.append(f"{self.path}: {self.skipped} iterations of earlier runs are left out")
         shared = {"model": model, **self.layout_columns()}
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
         source = {"source": f"{self.path.name}, iterations timed by Megatron"}
@@ -416,9 +421,10 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
     """Read a Megatron log, of several runs the last; without arguments, a log of iterations."""
     arguments: dict[str, str] = {}
     times: list[TimedLine] = []
-    vocabulary, memory, may_have_arguments = 0, 0.0, True
+    vocabulary, memory, may_have_arguments, skipped = 0, 0.0, True, 0
     for line in read_log_lines(path):
         if "-- arguments --" in line:  # a run begins
+            skipped += len(times)
             arguments, times, vocabulary, memory, may_have_arguments = {}, [], 0, 0.0, True
         elif "-- end of arguments --" in line:
             may_have_arguments = False  # later lines of this form are reports
@@ -439,12 +445,14 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
         arguments["num_experts"] = "None"
     elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):  # equal in all layers: [8, 8]
         arguments["num_experts"] = counts[1]
-    return MegatronLog(Path(path), arguments, times, vocabulary, memory or math.nan)
+    return MegatronLog(Path(path), arguments, times, vocabulary, memory or math.nan, skipped)
 
 
 def _line_memory(line: str) -> float:
     """Return the most memory that ranks report in a log line [B]; 0 if none does."""
     sizes = [
-        unit * float(number) for form, unit in _MEMORY.items() for number in re.findall(form, line)
+        unit * read_number(number, MEGATRON.name)
+        for form, unit in _MEMORY.items()
+        for number in re.findall(form + NUMBER, line)
     ]
     return max(sizes, default=0.0)

@@ -19,13 +19,21 @@ from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number as any language writes it, with its unit; and the numbers that are read
-_NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
+NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
 _READABLE = r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:e[+-]?\d+)?)([KMB]?)"
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times that a mean should not hide
 MAX_BIAS = 0.02  # of a mean by single odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
+
+
+def read_number(text: str, program: str) -> float:
+    """Read a number as a program prints it, perhaps with commas or a factor."""
+    if (number := re.fullmatch(_READABLE, text, re.IGNORECASE)) is None:
+        allowed = "numbers are read as 1234.5, 1,234.5 or 1.23K"
+        raise ValueError(f"a line of {program} has {text!r}: {allowed}")
+    return float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
 
 
 class Trainer(NamedTuple):
@@ -42,16 +50,11 @@ class Trainer(NamedTuple):
 
     def read(self, line: str) -> dict[str, float]:
         """Read the named quantities of a log line; empty if it reports no iteration."""
-        matches = {name: re.search(mark + _NUMBER, line) for name, mark in self.marks.items()}
+        matches = {name: re.search(mark + NUMBER, line) for name, mark in self.marks.items()}
         texts = {name: match[1] for name, match in matches.items() if match}
         if not texts.keys() - {"batch", "step", "runtime"}:
             return {}
-        quantities: dict[str, float] = {}
-        for name, text in texts.items():
-            if (number := re.fullmatch(_READABLE, text, re.IGNORECASE)) is None:
-                allowed = "numbers are read as 1234.5, 1,234.5 or 1.23K"
-                raise ValueError(f"a line of {self.name} has {text!r}: {allowed}")
-            quantities[name] = float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
+        quantities = {name: read_number(text, self.name) for name, text in texts.items()}
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
         return quantities
@@ -168,7 +171,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
             return
     median = statistics.median(seconds)
     odd = [value for value in seconds if not median < UNSTEADY * value < UNSTEADY**2 * median]
-    if odd and abs(mean - median) > MAX_BIAS * median:
+    if odd and (2 * len(odd) > count or abs(mean - median) > MAX_BIAS * median):
         extreme = max(odd, key=lambda value: abs(value - median))
         yield (
             f"{len(odd)} of {count} steps take {'up' if extreme > median else 'down'} to "
@@ -209,8 +212,12 @@ class TrainerLog(NamedTuple):
             )
         text, facts = "\n".join(lines), {}
         for column, mark in trainer.facts.items():
-            if match := re.search(rf"{mark} (\d+)", text):
-                facts[column] = match[1]
+            values = {read_number(n, trainer.name) for n in re.findall(mark + NUMBER, text)}
+            if len(values) > 1:
+                listed = " and ".join(f"{value:.17g}" for value in sorted(values)[:2])
+                raise ValueError(f"{path}: it has runs of {column} {listed}: give the log of one")
+            for value in values:
+                facts[column] = f"{value:.17g}"
         # some programs print the time of the whole run, perhaps repeated in a block of metrics
         runs = {line["runtime"] for line in iterations if "runtime" in line}
         if len(runs) > 1:
@@ -253,6 +260,10 @@ class TrainerLog(NamedTuple):
                 f"{100 * error:.2g} %; a line `{self.trainer.steps_of_run} ..` says them exactly"
             )
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
+        if "tokens" in quantities and "sequence" not in columns:
+            notes.append(
+                f"{self.path}: it says no sequence length: {trained.sequence}, the model's"
+            )
         if self.trainer.note:
             notes = [*notes, f"{self.path}: {self.trainer.note}"]
         return [{"model": model, **columns, **row, **memory, **source} for row in rows], notes
@@ -280,6 +291,9 @@ class TrainerLog(NamedTuple):
             sizes = [line["seconds"] * line["samples"] for line in lines]
             finite_sizes = [size for size in sizes if math.isfinite(size)]  # NaN: 0 s at rate inf
             run_batch = round(statistics.median(finite_sizes or [0]))
+            if max(finite_sizes, default=0) > 1.25 * min(finite_sizes, default=0):
+                sizes_text = f"{min(finite_sizes):.3g} to {max(finite_sizes):.3g} sequences"
+                raise ValueError(f"{self.path}: steps have {sizes_text}: give those of one size")
         for line in lines:
             batch = run_batch or self._whole_batch(line["batch"], columns)
             sequences_per_second = line.get("samples") or (
