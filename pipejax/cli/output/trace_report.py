@@ -155,6 +155,10 @@ def trace_view(
     min_saving = MIN_SAVING * advice.step_time
     why = ", as means hide differences" if step > advice.step_time + min_saving else ""
     yield plain(f"mean pipeline, {seconds(advice.step_time)} per step{why}: {', '.join(texts)}")
+    for fault in advice.faults:
+        if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
+            text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
+            yield plain(f"also: {text}; a trace does not say how much memory is free")
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step)
     yield _heading(analysis, result)
