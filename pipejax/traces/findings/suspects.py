@@ -16,8 +16,10 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
+from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.traces.clocks import Offset
 from pipejax.traces.findings.attribution import JobSteps, job_steps
+from pipejax.traces.findings.op_times import cost_fields
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
 from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, op_name
@@ -359,42 +361,17 @@ def _stage_medians(logs: CellLogs) -> Float[NumpyArray, "1 stages 1"]:
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
     """Return op times, in which each half (F or B) of a fused pair has a time of its own [s]."""
-    # time of a half = median of such ops outside pairs x time of its pair / median pair. So stages
+    # time of a half = mean of such ops outside pairs x time of its pair / mean pair. So stages
     # compare with each other, though some have more pairs.
-    seconds, is_first = ops.seconds.copy(), ops.is_first
-    if not is_first.any():
+    seconds, means = ops.seconds.copy(), cost_fields(ops, (stages,))
+    if "pair" not in means:
         return seconds
-    is_alone, kind = ~(is_first | ops.is_second), ops.phase * stages + ops.stage
-    alone = _medians(seconds[is_alone], kind[is_alone], len(OPS) * stages).reshape(-1, stages)
-    backward, *halves = map(OPS.index, "BIW")
-    _fill_unknown(alone[backward], alone[halves].sum(axis=0))
-    for row in alone:
-        _fill_unknown(row, np.full(stages, np.median(seconds[is_first]) / 2))
-    median_pair = _medians(seconds[is_first], ops.stage[is_first], stages)  # by the forward's stage
-    slowdown = seconds[is_first] / median_pair[ops.stage[is_first]]
-    for is_half in (is_first, ops.is_second):
-        seconds[is_half] = alone.flat[kind[is_half]] * slowdown
+    half = means["pair"] / 2  # of a phase without ops outside pairs
+    alone = np.stack([means.get(PHASE_FIELDS[name], half) for name in OPS])[ops.phase, ops.stage]
+    slowdown = seconds[ops.is_first] / means["pair"][ops.stage[ops.is_first]]
+    for is_half in (ops.is_first, ops.is_second):
+        seconds[is_half] = alone[is_half] * slowdown
     return seconds
-
-
-def _fill_unknown(row: Float[NumpyArray, " stages"], model: Float[NumpyArray, " stages"]) -> None:
-    """Replace NaN in a row, in place, by the model times the median ratio of row to model."""
-    # row [2 NaN 6], model [1 2 3] -> ratio 2, row [2 4 6]
-    is_unknown = np.isnan(row)
-    has_ratio = ~is_unknown & (model > 0)
-    ratio = np.median(row[has_ratio] / model[has_ratio]) if has_ratio.any() else 1.0
-    row[is_unknown] = ratio * model[is_unknown]
-
-
-def _medians(
-    values: Float[NumpyArray, " some"], group: Int[NumpyArray, " some"], groups: int
-) -> Float[NumpyArray, " groups"]:
-    """Return the median of the values of each group; NaN of an empty group."""
-    order, medians = np.argsort(group, kind="stable"), np.full(groups, np.nan)
-    # cut the sorted values where the group changes
-    for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        medians[group[members[0]]] = np.median(values[members])
-    return medians
 
 
 def _slow_links(
