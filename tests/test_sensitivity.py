@@ -18,7 +18,7 @@ from pipejax.costs.model.workload import assign_layers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.costs.system.parts import FIELDS
-from pipejax.engine.batched import pricing
+from pipejax.engine.batched import interpreter
 
 STEP = 1e-5
 CASES = {
@@ -117,10 +117,7 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
 
 @pytest.mark.parametrize("name", ["1f1b on h100", "chimera on a slow network"])
 def test_a_batch_has_the_shares_of_its_members(name, monkeypatch):
-    # three systems, two at once: the last part is filled up
-    monkeypatch.setattr(pricing, "SIZES", np.array([2]))
-    monkeypatch.setattr(pricing, "PART", 2)
-    monkeypatch.setattr(many_systems, "PART", 2)
+    monkeypatch.setattr(many_systems, "PART", 2)  # three systems, two at once
     table, workload, system = case(name)
     names = ("compute.peak", "network.bandwidth", "network.latency")
     others = [put(system, FIELDS[name], 0.1) for name in names]
@@ -164,12 +161,12 @@ def test_other_systems_and_models_do_not_recompile():
     rebuilt, _, _ = case("chimera on a slow network")
     result = [pj.sensitivity(table, workload, system).step_time]
     swings(table, workload, system)
-    pricer = pricing._compiled(pricing._priced, False)
-    compiled = pricer._cache_size()
+    solver = interpreter._compile()
+    compiled = solver._cache_size()
     result += [pj.sensitivity(table, *other).step_time for other in others]
     for other in others:
         swings(rebuilt, *other)
-    assert pricer._cache_size() == compiled
+    assert solver._cache_size() == compiled
     assert len(set(result)) == 3
 
 

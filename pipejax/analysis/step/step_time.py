@@ -10,6 +10,7 @@ pass gives the gradient by all numbers.
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ from pipejax import schedules
 from pipejax.analysis.runs.evaluate import spans
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.jax_on_demand import jax, jnp, mapped
+from pipejax.base.jax_on_demand import jax, mapped
 from pipejax.costs import array_functions as xp
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
+from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.measured.measured_rows import BANDWIDTHS, OPS, STEP, MeasuredRows
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
@@ -40,13 +41,10 @@ from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-PAIRS_PER_CALL = 512  # pairs of a row and a set of values that are priced at once
-SMALL_CALL, MAX_SMALL_ROWS = 64, 8  # the same in a batch of few rows, and its largest size
+MAX_PAIRS = 2048  # pairs of a row and a set of values that are priced at once
 
 Rows = Int[NumpyArray, " rows"]
 Leaves = dict[str, Array]
-CostArrays = dict[str, NumpyArray]  # by field of `Costs`
-Shapes = tuple[tuple[int, ...], ...]
 Values = Float[NumpyArray, "batch values"]
 
 
@@ -67,94 +65,62 @@ class Setting(NamedTuple):
     # of messages within a node and between nodes, 0 for that of the system [B/s]
     node_bandwidth: Number
     network_bandwidth: Number
-    layer_group: Number  # index of the factor of its layers' time, if they have factors
-
-
-@dataclasses.dataclass(frozen=True)
-class PricingKind:
-    """Function that prices rows of one structure: from the numbers of a row to its costs."""
-
-    fields: tuple[str, ...]  # fields of `Costs` that the programs read
-    structure: Any  # of the tree of the row's work and setting
-    shapes: Shapes  # of the tree's leaves, whose numbers are concatenated
-    names: tuple[str, ...] = ()  # numbers of the system that vary
-
-    def row(self, numbers: Float[Array, " numbers"]) -> tuple[StageWork, Setting]:
-        """Rebuild a row's work and setting from its numbers."""
-        # shapes (2,), (2, 2) split [a b c d e f] after 2 into [a b] and [[c d] [e f]]
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
-        parts = zip(jnp.split(numbers, ends[:-1]), self.shapes, strict=True)
-        leaves = [part.reshape(shape) for part, shape in parts]
-        row: tuple[StageWork, Setting] = jax.tree.unflatten(self.structure, leaves)
-        return row
-
-    def __call__(self, system: System, values: Array, numbers: Array) -> Leaves:
-        """Return a row's costs by field, for the given numbers of the system and layer factors.
-
-        `values` holds first the numbers of the system in `names`, then a factor per layer group.
-        """
-        work, setting = self.row(numbers)
-        for k, name in enumerate(self.names):
-            system = with_known(system, name, values[k])
-        system = _with_setting(system, setting)
-        factors = values[len(self.names) :]
-        if factors.size:
-            factor = factors[jnp.asarray(setting.layer_group).astype(int)]
-            work = work._replace(
-                layers=tuple(count * factor for count in work.layers),
-                recomputed=tuple(count * factor for count in work.recomputed),
-            )
-        costs = work_costs(work, system)
-        return {name: jnp.asarray(getattr(costs, name), float) for name in self.fields}
+    layer_groups: tuple[Number, ...]  # 1 for the group of its layers, 0 for others
 
 
 class RowBatch(NamedTuple):
     """Measured rows of one structure, which are priced together."""
 
     rows: Rows  # indices among all rows
-    numbers: Float[NumpyArray, "rows numbers"]  # work and setting of each
-    kind: PricingKind
+    inputs: tuple[StageWork, Setting]  # of each; all arrays have the axis of rows first
+    fields: tuple[str, ...]  # fields of `Costs` that the programs read
     # with the rows of the batch that run it, and whether steps overlap in these rows
     programs: tuple[tuple[Program, Rows, bool], ...]
     ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
 
-    def prices(self, kind: PricingKind, system: System, values: Values) -> CostArrays:
-        """Return costs by field (batch, rows, ...): of all rows, for each set of values."""
-        from pipejax.engine.batched.pricing import priced  # rows are read without JAX
-
-        price = functools.partial(priced, kind, system, quickly=True)
-        costs: CostArrays = self._map_pairs(lambda pairs: price(*pairs), values, {})
-        return costs
-
-    def slopes(
-        self, kind: PricingKind, system: System, values: Values, counts: CostArrays
-    ) -> Float[NumpyArray, "batch rows values"]:
-        """Return slopes, in the values, of each row's step time sum(counts * costs)."""
-        from pipejax.engine.batched.pricing import pulled
-
-        def pull(pairs: Any) -> NumpyArray:
-            _, slopes = pulled(kind, system, *pairs, quickly=True)
-            return slopes
-
-        slopes: NumpyArray = self._map_pairs(pull, values, counts)
-        return slopes
-
-    def _map_pairs(self, function: Callable[..., Any], values: Values, counts: CostArrays) -> Any:
-        """Call a function on all pairs of values and rows; return arrays (batch, rows, ...)."""
-        from pipejax.engine.batched.pricing import in_parts
+    def predict_and_grad(
+        self, system: System, names: Sequence[str], values: Values
+    ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
+        """Return step times [s] of the rows for each set of values, and their slopes."""
+        from pipejax.engine.batched.pricing import path_slopes, priced_on_host
 
         size, rows = len(values), len(self.rows)
         # 2 sets of values and 3 rows: value_index is 0 0 0 1 1 1, row_index 0 1 2 0 1 2
         value_index, row_index = (index.ravel() for index in np.indices((size, rows)))
-        pairs: tuple[Any, ...] = (values[value_index], self.numbers[row_index])
-        if counts:
-            pair_counts = {
-                name: leaf.reshape(size * rows, *leaf.shape[2:]) for name, leaf in counts.items()
-            }
-            pairs = (*pairs, pair_counts)
-        block_size = SMALL_CALL if rows <= MAX_SMALL_ROWS else PAIRS_PER_CALL
-        result = in_parts(function, pairs, block_size)
-        return jax.tree.map(lambda leaf: leaf.reshape(size, rows, *leaf.shape[1:]), result)
+        inputs = jax.tree.map(lambda leaf: leaf[row_index], self.inputs)
+        costs, cost_slopes = priced_on_host(
+            _price_row, (system, names, self.fields), [*values[value_index].T], inputs, slopes=True
+        )
+        by_field = {name: getattr(costs, name) for name in self.fields}
+        seconds, counts = _solve(
+            self,
+            {name: leaf.reshape(size, rows, *leaf.shape[1:]) for name, leaf in by_field.items()},
+        )
+        pair_counts = {name: count.reshape(by_field[name].shape) for name, count in counts.items()}
+        slopes = path_slopes(unchecked_costs(pair_counts), cost_slopes)
+        return seconds, slopes.reshape(size, rows, -1)
+
+
+def _price_row(
+    shared: tuple[System, Sequence[str], Sequence[str]],
+    values: Sequence[Number],
+    inputs: tuple[StageWork, Setting],
+) -> Costs:
+    """Return a row's costs of some fields, given values of numbers, then a factor by layer group.
+
+    `shared` are the system, names of its numbers, and the fields.
+    """
+    (system, names, fields), (work, setting) = shared, inputs
+    for name, number in zip(names, values, strict=False):
+        system = with_known(system, name, number)
+    if factors := values[len(names) :]:
+        factor = sum(map(operator.mul, factors, setting.layer_groups))
+        work = work._replace(
+            layers=tuple(count * factor for count in work.layers),
+            recomputed=tuple(count * factor for count in work.recomputed),
+        )
+    costs = work_costs(work, _with_setting(system, setting))
+    return unchecked_costs({name: getattr(costs, name) for name in fields})
 
 
 class _Timed(NamedTuple):
@@ -193,8 +159,9 @@ class StepTimes:
         self._links = [name or link for name in rows.link.tolist()]
         self.programs = list(map(self._lower, self.tables, self._links))
         bandwidths = (getattr(rows, name) for name in BANDWIDTHS)
-        columns = (rows.accelerators_per_node, *bandwidths, group)
-        settings = (Setting(*map(float, row)) for row in zip(*columns, strict=True))
+        groups = np.eye(group.max(initial=0) + 1)[group]
+        columns = rows.accelerators_per_node.astype(float), *bandwidths, map(tuple, groups)
+        settings = (Setting(*row) for row in zip(*columns, strict=True))
         self.inputs = [
             _inputs(*args) for args in zip(self.workloads, self.tables, settings, strict=True)
         ]
@@ -217,22 +184,19 @@ class StepTimes:
     def batches(self) -> tuple[RowBatch, ...]:
         """Group the rows by structure of their inputs, each group as arrays for one function."""
         max_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
-        groups: dict[tuple[Any, Shapes], list[int]] = {}
-        leaves: list[list[NumpyArray]] = []
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        trees: list[tuple[StageWork, Setting]] = []
         for k, inputs in enumerate(self.inputs):
             padded = inputs._replace(stages=_pad_stages(inputs.stages, max_stages))
-            numbers, structure = jax.tree.flatten((_work(padded), padded.setting))
-            leaves.append([np.asarray(leaf, float) for leaf in numbers])
-            shapes = tuple(leaf.shape for leaf in leaves[k])
-            groups.setdefault((structure, shapes), []).append(k)
+            tree = _work(padded), padded.setting
+            trees.append(jax.tree.map(lambda leaf: np.asarray(leaf, float), tree))
+            leaves, structure = jax.tree.flatten(trees[k])
+            groups.setdefault((structure, *(leaf.shape for leaf in leaves)), []).append(k)
         return tuple(
-            self._make_batch(np.array(rows), [leaves[k] for k in rows], structure, shapes)
-            for (structure, shapes), rows in groups.items()
+            self._make_batch(np.array(rows), [trees[k] for k in rows]) for rows in groups.values()
         )
 
-    def _make_batch(
-        self, rows: Rows, leaves: Sequence[Sequence[NumpyArray]], structure: Any, shapes: Shapes
-    ) -> RowBatch:
+    def _make_batch(self, rows: Rows, trees: Sequence[tuple[StageWork, Setting]]) -> RowBatch:
         """Combine rows into a batch; their inputs have one structure and equal shapes."""
         # rows of steps need the costs of their programs; rows of profiles need the cost of an op
         timed = [self._timed[row] for row in rows]
@@ -241,9 +205,9 @@ class StepTimes:
         overlaps = [row.steps_overlap for row in timed]
         ops = _rows_by_op(timed)
         fields = {"forward"} | _program_fields(programs.values()) | {field for field, _, _ in ops}
-        kind = PricingKind((*sorted(fields), *MESSAGE_FIELDS), structure, shapes)
-        numbers = np.array([np.concatenate([leaf.ravel() for leaf in row]) for row in leaves])
-        return RowBatch(rows, numbers, kind, _rows_by_program(programs, overlaps), ops)
+        inputs = jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+        used_fields = (*sorted(fields), *MESSAGE_FIELDS)
+        return RowBatch(rows, inputs, used_fields, _rows_by_program(programs, overlaps), ops)
 
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
         """Predict the step time of each row [s]."""
@@ -288,10 +252,10 @@ class StepTimes:
         slopes = np.empty((len(values), self.size, values.shape[1]))
         with jax.enable_x64(True):
             for batch in self.batches:
-                kind = dataclasses.replace(batch.kind, names=tuple(names))
-                costs = batch.prices(kind, system, values)
-                seconds[:, batch.rows], counts = _solve(batch, costs)
-                slopes[:, batch.rows] = batch.slopes(kind, system, values, counts)
+                sets = max(1, MAX_PAIRS // len(batch.rows))
+                for block in (slice(k, k + sets) for k in range(0, len(values), sets)):
+                    result = batch.predict_and_grad(system, names, values[block])
+                    seconds[block, batch.rows], slopes[block, batch.rows] = result
         return seconds, slopes
 
 

@@ -4,24 +4,19 @@
 
 A function `price_one(shared, at, row)` computes the costs of one configuration: it returns a tree
 of arrays, such as `Costs`, from inputs that all configurations share, from the numbers to
-differentiate by (`at`), and from other inputs of the configuration (`row`). It is hashable: a
-program is compiled for each.
+differentiate by (`at`), and from other inputs of the configuration (`row`).
 
 The counts of the costs on the critical path (`makespans_and_grad`) turn a step time into a plain
-sum of costs, whose derivatives (slopes) are those of the step time: `priced_on_host` takes them
-forwards, `pulled` backwards.
+sum of costs, whose derivatives (slopes) are those of the step time.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.compiled import Options, compiled, cpu_options
 from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import below_threshold, without_eager_limit
@@ -33,11 +28,6 @@ from pipejax.schedules.table.table import ScheduleTable
 # sizes of batches that are compiled for: few while work is little, closer where it counts
 SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
 PART = 1024  # configurations whose prices stay in cache
-# options that compile in a fifth of the time; the code takes up to four times as long
-QUICKLY: Options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-
-AT = "at"  # name of the numbers to differentiate by
-
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
 PriceOne = Callable[..., Tree]
@@ -54,11 +44,11 @@ def filled(batch: Tree, size: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf[rows], batch)
 
 
-def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None = None) -> Tree:
+def in_parts(function: Callable[[Tree], Tree], batch: Tree) -> Tree:
     """Call a function on equal parts of a batch, the last one padded; join results on the host."""
     # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
     size = batch_length(batch)
-    at_once = at_once or (int(SIZES[0]) if size <= SIZES[0] else PART)
+    at_once = int(SIZES[0]) if size <= SIZES[0] else PART
     padded_size = -(-size // at_once) * at_once
     rows = np.minimum(np.arange(padded_size), size - 1).reshape(-1, at_once)
     results = []
@@ -66,47 +56,6 @@ def in_parts(function: Callable[[Tree], Tree], batch: Tree, at_once: int | None 
         part = jax.tree.map(lambda leaf, part_rows=part_rows: leaf[part_rows], batch)
         results.append(jax.tree.map(np.asarray, function(part)))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *results)
-
-
-def priced(
-    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree = (), *, quickly: bool = False
-) -> Tree:
-    """Compute the costs of all configurations of a batch: a tree of arrays (batch, ..).
-
-    With `quickly`, for few configurations, it compiles fast and computes slowly.
-    """
-    return _compiled(_priced, quickly)(price_one, shared, at, rows)
-
-
-def pulled(
-    price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree, *, quickly: bool = False
-) -> tuple[Tree, Tree]:
-    """Return costs (batch, ..), and the gradient by `at` of the sum of counts times costs."""
-    result: tuple[Tree, Tree] = _compiled(_pull_back, quickly)(price_one, shared, at, rows, counts)
-    return result
-
-
-@functools.cache
-def _compiled(function: Callable[..., Tree], quickly: bool) -> Callable[..., Tree]:
-    options = cpu_options(**QUICKLY) if quickly else {}
-    return compiled(function, static_argnames="price_one", compiler_options=options)
-
-
-def _priced(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree) -> Tree:
-    return jax.vmap(functools.partial(price_one, shared))(at, rows)
-
-
-def _pull_back(price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, counts: Tree) -> Tree:
-    """Return costs (batch, ..), and the gradient by `at` of the sum of counts times costs."""
-
-    def value_and_slopes(at: Tree, row: Tree, counts: Tree) -> tuple[Tree, Tree]:
-        value, pull_back = jax.vjp(
-            lambda at: jax.tree.map(jnp.asarray, price_one(shared, at, row)), at
-        )
-        weights = jax.tree.map(lambda count, cost: count.astype(cost.dtype), counts, value)
-        return value, pull_back(weights)[0]
-
-    return jax.vmap(value_and_slopes)(at, rows, counts)
 
 
 def priced_on_host(
@@ -119,11 +68,10 @@ def priced_on_host(
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     # forward mode: derivatives of the numbers by themselves are the identity matrix
-    identity = np.eye(ends[-1])[None]
     numbers = []
-    for leaf, low, high in zip(leaves, ends[:-1], ends[1:], strict=True):
-        slope = {AT: identity[..., low:high].reshape(1, -1, *leaf.shape[1:])} if slopes else {}
-        numbers.append(Many(np.asarray(leaf), slope))
+    for k, leaf in enumerate(leaves):
+        identity = np.eye(leaf[0].size).reshape(1, leaf[0].size, *leaf.shape[1:])
+        numbers.append(Many(np.asarray(leaf), {str(k): identity} if slopes else {}))
     row = jax.tree.map(to_many, rows)
     prices = price_one(shared, jax.tree.unflatten(structure, numbers), row)
 
@@ -132,9 +80,11 @@ def priced_on_host(
         return np.broadcast_to(leaf, (size, *leaf.shape[1:]))
 
     def slopes_for_all(leaf: Any) -> NumpyArray:
-        """Return the derivatives of a cost by each number; 0 if it depends on none of them."""
-        slope = leaf.slopes.get(AT) if isinstance(leaf, Many) else None
-        return for_all(np.zeros((1, ends[-1], *np.shape(leaf))) if slope is None else slope)
+        """Return the derivatives of a cost by each number; 0 where it does not depend on one."""
+        all_slopes = np.zeros((size, ends[-1], *np.shape(leaf)))
+        for name, slope in leaf.slopes.items() if isinstance(leaf, Many) else ():
+            all_slopes[:, ends[int(name)] : ends[int(name) + 1]] = slope
+        return all_slopes
 
     values = jax.tree.map(lambda leaf: for_all(many_values(leaf)), prices)
     return values, jax.tree.map(slopes_for_all, prices) if slopes else None
