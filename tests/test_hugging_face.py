@@ -91,6 +91,29 @@ def test_what_a_config_leaves_out_is_as_its_architecture_has_it(tmp_path):
     assert any("mtp_layers adds them" in note for note in read(**DEEPSEEK)[1])
     shared = QWEN3 | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 1536}
     assert read(**shared)[0]["moe"]["shared_experts"] == 2
+    # as transformers has it: deepseek_v3 3 dense layers and a shared expert, glm4_moe 1 and 1
+    for config, dense in ((DEEPSEEK, 3), (GLM, 1)):
+        names = "first_k_dense_replace", "n_shared_experts"
+        rest = {key: value for key, value in config.items() if key not in names}
+        moe = read(**rest)[0]["moe"]
+        assert (moe["dense_layers"], moe["shared_experts"]) == (dense, 1)
+        assert read(**rest, n_shared_experts=None)[0]["moe"]["shared_experts"] == 0
+
+
+@pytest.mark.parametrize("kind", ["llava", "mistral3", "smolvlm"])
+@pytest.mark.parametrize("outer", [None, False, True])
+@pytest.mark.parametrize("inner", [None, False, True])
+def test_a_switch_beside_the_text_ties_embeddings_unless_the_text_says(
+    kind, outer, inner, tmp_path
+):
+    tied = inner if inner is not None else bool(outer)
+    text = LLAMA | ({} if inner is None else {"tie_word_embeddings": inner})
+    config = {"model_type": kind, "text_config": text}
+    config |= {} if outer is None else {"tie_word_embeddings": outer}
+    content, _ = model_of_config(written(tmp_path / "config.json", config))
+    model = pj.load_model(written(tmp_path / "model.json", {"name": "x", **content}))
+    # published parameters of llama3-70b, without the head if it is tied
+    assert model.parameters == 70553706496 - tied * 128256 * 8192
 
 
 BAD = {
@@ -104,6 +127,16 @@ BAD = {
     "shared_expert_intermediate_size must be a multiple": QWEN3
     | {"shared_expert_intermediate_size": 1000},
     "kv_lora_rank is missing": {k: v for k, v in DEEPSEEK.items() if k != "kv_lora_rank"},
+    "tie_word_embeddings must be true or false": LLAMA | {"tie_word_embeddings": "false"},
+    "attention_bias must be true or false": LLAMA | {"attention_bias": "False"},
+    "mlp_bias must be true or false": LLAMA | {"mlp_bias": []},
+    "use_qk_norm must be true or false": QWEN3 | {"use_qk_norm": 2},
+    "first_k_dense_replace must be a whole number": DEEPSEEK | {"first_k_dense_replace": 2.5},
+    "n_shared_experts must be a whole number": DEEPSEEK | {"n_shared_experts": 1.5},
+    "sliding_window_pattern must be a whole number": sized(
+        *("gemma3_text", 12, 64, 4, 256, 1000, 8192),
+        **{"num_key_value_heads": 2, "sliding_window": 64, "sliding_window_pattern": -2},
+    ),
 }
 
 
@@ -269,6 +302,9 @@ def test_windows_are_counted_by_layer(tmp_path):
     assert window(**gemma) == (4096, 21)  # every second of 42
     gemma3 = gemma | {"model_type": "gemma3_text", "sliding_window": 1024}
     assert window(**gemma3) == (1024, 35)  # five of six: 42 - 7
+    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+        assert window(**gemma3, **{name: 3}) == (1024, 28)  # two of three
+        assert window(**gemma3, **{name: 1}) == (1024, 42)
     assert window(**LLAMA) == (None, None)
 
 

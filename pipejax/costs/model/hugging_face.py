@@ -39,7 +39,8 @@ class Architecture(NamedTuple):
     qkv_alone: bool = False  # whether `attention_bias` leaves out the projection behind attention
     qk_norms: bool = False  # whether queries and keys have a norm, whatever the file says
     tied: bool = False  # default: head and embedding share parameters
-    shared_experts: int = 0  # experts that all tokens meet, where the file does not say them
+    shared_experts: int = 0  # default: experts that all tokens meet
+    dense_layers: int = 0  # default: first layers without experts
     ffn_hidden: str = "intermediate_size"  # key of the width of a plain MLP
     note: str = ""  # what is left out, in words
 
@@ -65,7 +66,8 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     ]
     if isinstance(data.get("text_config"), dict):
         notes.append(f"{path}: text_config is read, what stands beside it is not")
-        data = {"architectures": data.get("architectures"), **data["text_config"]}
+        shared = ("architectures", "tie_word_embeddings")
+        data = {key: data[key] for key in shared if key in data} | data["text_config"]
     architecture, kind = _architecture(data, str(path))
     config = _Config(data, str(path))
     sizes = _SIZES | {"ffn_hidden": kind.ffn_hidden}
@@ -76,25 +78,26 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     stated = data.get("num_key_value_heads", None if kind.latent or kind.equal_heads else 0)
     is_equal = kind.latent or stated is None
     content["kv_heads"] = content["heads"] if is_equal else config.whole("num_key_value_heads")
-    biases = kind.biases == "all" or bool(data.get("mlp_bias"))
+    biases = kind.biases == "all" or config.flag("mlp_bias")
     content |= {
         "gated_mlp": True,
         "biases": biases,
         "learned_positions": False,
-        "tied_embeddings": bool(data.get("tie_word_embeddings", kind.tied)),
+        "tied_embeddings": config.flag("tie_word_embeddings", kind.tied),
         "dropout": bool(data.get("attention_dropout")),
         "flash_attention": True,
         "gradient_bytes": 4,
     }
-    qkv_biases = bool(data.get("attention_bias")) or kind.biases in ("qkv", "all")
+    qkv_biases = config.flag("attention_bias") or kind.biases in ("qkv", "all")
     if biases:
         content["norm_biases"] = False
     if qkv_biases != biases:
         content["qkv_biases"] = qkv_biases
     if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
         notes.append("attention_bias: the biases behind attention are left out")
-    has_norms = data.get("use_qk_norm", kind.qk_norms)
-    if has_norms and architecture != "llama4_text":  # whose norms have no parameters
+    if (
+        config.flag("use_qk_norm", kind.qk_norms) and architecture != "llama4_text"
+    ):  # whose norms have no parameters
         content["qk_norms"] = True
     content |= _heads(config, kind, content) | _window(config, kind, content)
     if kind.experts:
@@ -128,8 +131,18 @@ class _Config(NamedTuple):
     data: Mapping[str, Any]
     path: str
 
-    def whole(self, key: str, minimum: int = 1) -> int:
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return a switch; `null` is false."""
+        value = self.data.get(key, default)
+        if value not in (True, False, None):
+            raise ValueError(f"{self.path}: {key} must be true or false, got {value!r}")
+        return bool(value)
+
+    def whole(self, key: str, minimum: int = 1, default: int | None = None) -> int:
+        """Return a whole number; a default replaces a missing one or `null`."""
         if self.data.get(key) is None:
+            if default is not None:
+                return default
             raise ValueError(f"{self.path}: key {key} is missing")
         value = self.data[key]
         return whole_number(value, f"{self.path}: {key}", minimum=minimum, maximum=MAX_COUNT)
@@ -139,8 +152,8 @@ def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> d
     """Read the width of attention heads, and the ranks of latent attention."""
     if kind.latent:
         latent = {name: config.whole(key) for name, key in _LATENT.items()}
-        if config.data.get("q_lora_rank") is not None:
-            latent["query_rank"] = config.whole("q_lora_rank")
+        if rank := config.whole("q_lora_rank", default=0):
+            latent["query_rank"] = rank
         return {"head_width": config.whole("qk_nope_head_dim"), "mla": latent}
     width = config.data.get("head_dim", kind.head_width)
     if width is None or width * content["heads"] == content["hidden"]:
@@ -160,7 +173,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
             )
         if len(types) != layers:
             raise ValueError(f"{config.path}: layer_types must be {layers}, got {len(types)}")
-    elif not data.get("use_sliding_window", kind.window is not None):
+    elif not config.flag("use_sliding_window", kind.window is not None):
         return {}
     window = data.get("sliding_window", kind.window or None)
     if window is None or (isinstance(window, int) and window >= content["sequence_tokens"]):
@@ -170,7 +183,8 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
     elif "max_window_layers" in data:  # of Qwen: from this layer on
         windowed = max(0, layers - config.whole("max_window_layers", minimum=0))
     else:
-        period = int(data.get("sliding_window_pattern") or kind.window_period)
+        older = config.whole("_sliding_window_pattern", default=kind.window_period)
+        period = config.whole("sliding_window_pattern", default=older)
         windowed = layers - layers // period if period > 1 else layers
     if not windowed:
         return {}
@@ -192,7 +206,8 @@ def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
         "top_k": config.whole("num_experts_per_tok"),
         "expert_hidden": config.whole(kind.expert_hidden),
     }
-    shared = int(config.data.get("n_shared_experts") or kind.shared_experts)
+    has_shared = "n_shared_experts" not in config.data  # `null` is none
+    shared = config.whole("n_shared_experts", 0, has_shared * kind.shared_experts)
     if "shared_expert_intermediate_size" in config.data:
         width = config.whole("shared_expert_intermediate_size", minimum=0)
         shared, remainder = divmod(width, experts["expert_hidden"])
@@ -201,5 +216,5 @@ def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
                 f"{config.path}: shared_expert_intermediate_size must be a multiple of "
                 f"{kind.expert_hidden}, {experts['expert_hidden']}, got {width}"
             )
-    dense = int(config.data.get("first_k_dense_replace") or 0)
+    dense = config.whole("first_k_dense_replace", 0, kind.dense_layers)
     return experts | {"shared_experts": shared, "dense_layers": dense}
