@@ -190,7 +190,8 @@ def test_parameters_of_a_rank(name):
 def test_all_accelerators_together_hold_the_model():
     for model in (GPT, LLAMA, MIXTRAL, pj.load_model("deepseek-v3-mtp")):
         table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
-        mtp = model.mtp_layers * model.mtp_parameters
+        layer = model.shared_parameters + model.expert_parameters
+        mtp = model.mtp_layers * (layer + 2 * model.hidden**2 + 3 * model.hidden)  # three norms
         weights = stage_bytes(pj.Workload(model, minibatch=1), table).weights
         assert weights.tolist() == [model.element_bytes * (model.parameters + mtp)]
     assert LLAMA.parameters == 8_030_261_248  # as published with the weights

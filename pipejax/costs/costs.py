@@ -224,18 +224,8 @@ class Costs(_FilledIn):
         microbatch meets one stage per worker. A stage with a larger share of the layers takes more.
         Of a microbatch in K slices each takes a K-th, its messages too.
 
-        Args:
-          table: the schedule.
-          forward: F of one microbatch on one worker [s]; a number or a batch, as in `uniform`.
-          transfer: transmit time of a message, which is not divided; `transmit=` is the same.
-          **others: further fields of `Costs`: `backward`, or `input_grad` and `weight_grad`, and
-            whatever else an op takes is divided, `latency` is not.
-
-        Returns:
-          The costs: op times of shape (stages,), or (N, stages) for a batch.
-
-        Raises:
-          ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
+        Arguments are those of `uniform`; whatever an op takes is divided, messages are not. Op
+        times have the shape (stages,), or (N, stages) for a batch.
 
         Example:
           >>> import pipejax as pj

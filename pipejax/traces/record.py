@@ -76,13 +76,6 @@ class Trace:
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-      >>> pj.traces.record_runs([run]).steps
-      [0]
     """
 
     step: Int[NumpyArray, " slices"]

@@ -33,12 +33,6 @@ class Quadratic(Linear):
       minimum: scalar, least value.
       num_stages: S, as the features have it if not given.
       num_batches: number of batches, likewise.
-
-    Example:
-      >>> import pipejax as pj
-      >>> objective = pj.training.spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)
-      >>> objective.num_stages, objective.num_batches, objective.features.shape
-      (2, 60, (60, 10, 2, 1))
     """
 
     def loss(self, activation: Array, batch: LinearBatch) -> Float[Array, ""]:
@@ -229,11 +223,6 @@ class Logistic(Linear):
       num_stages: S, as the features have it if not given.
       num_batches: number of batches, likewise.
       l2: scalar, weight of the L2 term.
-
-    Example:
-      >>> import pipejax as pj
-      >>> pj.training.random_logistic(4, dimension=8, seed=0).features.shape
-      (60, 10, 4, 2)
     """
 
     l2: Leaf = dataclasses.field(kw_only=True)  # the fields before it need not be given

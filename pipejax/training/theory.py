@@ -32,12 +32,6 @@ class ConvergenceBound(NamedTuple):
       noise: gamma S L G^2, from batches and single-block updates.
       delay: gamma^2 L^2 delta^2 G^2, from outdated blocks.
       total: their sum.
-
-    Example:
-      >>> import pipejax as pj
-      >>> pj.training.convergence_bound(stages=2, updates=100, step_size=0.5, smoothness=1.0,
-      ...                   gradient_bound=1.0, delta=3, gap=5.0).total.item()
-      3.65
     """
 
     start: Values

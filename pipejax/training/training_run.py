@@ -42,12 +42,6 @@ class Draw(NamedTuple):
       stage: whose block is updated.
       batch: index of the batch.
       read: (stages) number of the model, counted in updates, that each block is read from.
-
-    Example:
-      >>> import pipejax as pj
-      >>> first = pj.training.draw(0, 0, num_stages=4, num_batches=60, delays=30)
-      >>> first.read.tolist()  # nothing is older than the start
-      [0, 0, 0, 0]
     """
 
     stage: Int[Array, ""]
@@ -194,14 +188,6 @@ class TrainingRun(NamedTuple):
       loss: (..., samples) training loss: mean over the batches that were trained on since the
         sample before, each at the mixed model that its gradient is taken of; NaN without any.
       minimum: (...) f* that the gaps are measured from.
-
-    Example:
-      >>> import pipejax as pj
-      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
-      >>> run = pj.training.randomized_pipedream(
-      ...     objective, step_size=40.0, seed=0, updates=300, interval=100)
-      >>> run.update.tolist(), bool(run.diverged), int(run.reported.count())
-      ([0, 100, 200, 300], True, 0)
     """
 
     update: Int[NumpyArray, " samples"]
@@ -245,16 +231,6 @@ class Summary:
       spread: (step_sizes) standard deviation of the final gap over the seeds; of one seed masked.
       diverged: (step_sizes) seeds that diverged.
       best: place of the step size that the rule chooses, None where all diverged.
-
-    Example:
-      >>> import pipejax as pj
-      >>> runs = pj.training.sweep_randomized_pipedream(
-      ...     pj.training.random_quadratic(4, dimension=8, seed=0), step_sizes=[40.0, 0.25, 0.001],
-      ...     seeds=range(2), updates=400, interval=200,
-      ... )
-      >>> result = pj.training.summarise(runs)
-      >>> result.diverged.tolist(), result.best, result.final_gap.mask.tolist()
-      ([2, 0, 0], 1, [True, False, False])
     """
 
     gap: Masked

@@ -43,11 +43,6 @@ class LatentAttention:
       value_width: width of a head of values.
       query_rank: width of what queries unfold from; None where they are projected at once.
 
-    Example:
-      >>> import pipejax as pj
-      >>> pj.load_model("deepseek-v3").mla.kv_rank
-      512
-
     References:
       DeepSeek-V2 (arXiv:2405.04434), section 2.1.
     """
@@ -74,11 +69,6 @@ class MixtureOfExperts:
       dense_layers: first layers of the model that have a plain MLP instead.
       capacity_factor: tokens that experts are padded or cut to, over their even share; None where
         no token is dropped.
-
-    Example:
-      >>> import pipejax as pj
-      >>> pj.load_model("mixtral-8x7b").moe.top_k
-      2
     """
 
     experts: Number
@@ -152,12 +142,6 @@ class Model:
       norm_biases: whether norms have biases (LayerNorm); as `biases` if None.
       qkv_biases: whether queries, keys and values have biases; as `biases` if None.
       qk_norms: whether queries and keys have a norm, one head wide; latent attention has its own.
-
-    Example:
-      >>> import pipejax as pj
-      >>> gpt = pj.load_model("gpt-22b")
-      >>> gpt.layers, gpt.hidden, round(gpt.parameters / 1e9, 1)
-      (48, 6144, 22.1)
     """
 
     name: str = dataclasses.field(metadata=_STATIC)
@@ -406,31 +390,13 @@ class Model:
         return 2 * self.hidden**2
 
     @property
-    def mtp_parameters(self) -> Number:
-        """Count the parameters of one layer of multi-token prediction, with its projection."""
-        small = 3 * self.norm_parameters
-        return self.shared_parameters + self.expert_parameters + self.mtp_projection + small
-
-    @property
     def parameters(self) -> Number:
-        """Count all parameters of the model; a head tied to the embedding adds none.
-
-        Example:
-          >>> import pipejax as pj
-          >>> round(pj.load_model("gpt3-175b").parameters / 1e9, 1)
-          174.6
-        """
+        """Count all parameters of the model; a head tied to the embedding adds none."""
         return self._parameters(self.expert_parameters)
 
     @property
     def active_parameters(self) -> Number:
-        """Count the parameters that a token passes, which include only `top_k` routed experts.
-
-        Example:
-          >>> import pipejax as pj
-          >>> round(pj.load_model("mixtral-8x7b").active_parameters / 1e9, 1)
-          12.9
-        """
+        """Count the parameters that a token passes, which include only `top_k` routed experts."""
         return self._parameters(0 if self.moe is None else self.moe.top_k * self._one_expert)
 
     def _parameters(self, experts: Number) -> Number:

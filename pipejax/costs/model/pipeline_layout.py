@@ -47,14 +47,6 @@ class PipelineLayout:
 
     Attributes:
       stages: letters of each stage.
-
-    Example:
-      >>> import pipejax as pj
-      >>> layout = pj.costing.PipelineLayout.parse("Et*2 | (t*3|)*2, m | L")
-      >>> layout.stages
-      ('Ett', 'ttt', 'ttt', 'm', 'L')
-      >>> print(layout)
-      Ett|ttt|ttt|m|L
     """
 
     stages: tuple[str, ...]
@@ -124,13 +116,7 @@ class PipelineLayout:
         return np.array([stage.count(letter) for stage in self.stages])
 
     def module_fqns(self) -> list[list[str]]:
-        """Return the layout in the form of torchtitan's `module_fqns_per_model_part`.
-
-        Returns:
-          Names of the modules of each stage.
-
-        Raises:
-          ValueError: if there are layers for further tokens, which torchtitan does not pipeline.
+        """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part`.
 
         Example:
           >>> import pipejax as pj

@@ -53,11 +53,6 @@ class Stack:
         CUDA_LAUNCH_BLOCKING=1.
       unfused: kernels that keep more memory (`Model.unfused`), for models that name none.
       workload: fields of `Workload` (`OF_WORKLOAD`) where a run does not say otherwise.
-
-    Example:
-      >>> import pipejax as pj
-      >>> pj.load_stack("torchtitan-2024").attention
-      'flash-attention-2'
     """
 
     name: str
@@ -78,12 +73,8 @@ class Stack:
     def on(self, system: System) -> System:
         """Return the system with the speed that this software reaches on it.
 
-        Returns:
-          The machine with the stack's numbers; the unchanged system if it was calibrated on runs of
-          the stack, or if the stack has no name.
-
-        Raises:
-          ValueError: if the system's file does not say how fast the stack's kernel of attention is.
+        It is unchanged if it was calibrated on runs of the stack, or if the stack has no name. Its
+        file must say how fast the stack's kernel of attention is.
 
         Example:
           >>> import pipejax as pj

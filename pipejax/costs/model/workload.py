@@ -109,13 +109,6 @@ class Workload:
       ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
         3, the experts are spread over more accelerators than a stage has, weight_share is not
         in [0, 1], or a pipeline layout is none or stands beside units.
-
-    Example:
-      >>> import pipejax as pj
-      >>> pj.Workload(pj.load_model("gpt-22b"), minibatch=0)
-      Traceback (most recent call last):
-      ...
-      pipejax.base.checks.ArgumentError: minibatch must be a whole number of at least 1, got 0
     """
 
     model: Model
@@ -304,23 +297,7 @@ class Workload:
         return parse_recompute(self.recompute)
 
     def microbatch_size(self, table: ScheduleTable) -> int:
-        """Return the number of sequences in one microbatch.
-
-        Args:
-          table: the schedule, with its number of microbatches.
-
-        Returns:
-          b, minibatch / M [sequences].
-
-        Raises:
-          ValueError: if the microbatches do not divide the minibatch.
-
-        Example:
-          >>> import pipejax as pj
-          >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-          >>> pj.Workload(pj.load_model("gpt-22b"), minibatch=8).microbatch_size(table)
-          2
-        """
+        """Return the sequences of one microbatch, minibatch / M, which M must divide."""
         count = table.num_microbatches // table.grammar.slices
         size, remainder = divmod(self.minibatch, count)
         if remainder:

@@ -180,12 +180,6 @@ class System(FloatFields):
       price: of one accelerator [USD/s]; 0 where none is known.
       attention_kernels: how fast each kernel of attention is.
       calibration: what the numbers were fitted to, and how well; None for a data sheet.
-
-    Example:
-      >>> import pipejax as pj
-      >>> h100 = pj.load_system("h100")
-      >>> h100.peak_flops, h100.gpus_per_node
-      (989000000000000.0, 8.0)
     """
 
     peak_flops: Number
@@ -260,19 +254,7 @@ class System(FloatFields):
         return dataclasses.replace(self.node, bandwidth=bandwidth)
 
     def peak(self, precision: str) -> Number:
-        """Return the dense peak of one accelerator in a precision [FLOP/s].
-
-        Args:
-          precision: "bf16", "fp16", or a field of `NarrowPeaks`.
-
-        Raises:
-          ValueError: if the precision is unknown, or the system has no peak for it.
-
-        Example:
-          >>> import pipejax as pj
-          >>> pj.load_system("h100").peak("bf16")
-          989000000000000.0
-        """
+        """Return the dense peak of one accelerator in "bf16" or another precision [FLOP/s]."""
         narrow = vars(self.narrow_peaks)
         name = resolve_name(precision, ("bf16", "fp16", *narrow), "precision")
         if name not in narrow:
