@@ -214,23 +214,25 @@ def test_a_library_holds_its_tables():
     rows = [["0F0", "0O0", "0L0", "0B0"]]
     offloads = pj.ScheduleTable.from_rows(rows)
     all_tables = {name: [table] for name, table in built.items()} | {"own": [offloads]}
-    packed = library(all_tables, PagePhases.from_tables([]))
-    texts = zlib.decompress(base64.b64decode(packed["data"])).decode().split(packed["apart"])
-    assert [entry["name"] for entry in packed["entries"]] == [*built]
-    for entry, text, table in zip(packed["entries"], texts, built.values(), strict=True):
+    entries = library_entries(library(all_tables, PagePhases.from_tables([])))
+    assert [entry["name"] for entry in entries] == [*built]
+    for entry, table in zip(entries, built.values(), strict=True):
         held = [[format_cell(cell) for cell in row if cell] for row in table.rows()]
-        assert [line.split(",") for line in text.splitlines()] == held
+        assert [line.split(",") for line in entry["rows"].splitlines()] == held
         assert entry["stagesPerWorker"] == table.stages_per_worker
-    assert "shares" not in packed["entries"][0]
-    assert packed["entries"][1]["shares"] == list(built["chimera-asymmetric"].stage_shares)
+        assert entry["placement"] == table.placement.tolist()
+        assert entry["shares"] == list(table.stage_shares)
+
+
+def library_entries(packed):
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
 
 
 def test_a_page_knows_what_cells_mean():
     """Every letter of a cell, and for each what it waits for and what its worker holds."""
     message = json.loads(json.dumps(grammar_of_page(USUAL, PagePhases.from_tables([]))))
     assert set(message["codes"]) == {phase.name for phase in CELL_PHASES}
-    assert all(message["letters"][str(code)] == name for name, code in message["codes"].items())
-    letter = {int(code): name for code, name in message["letters"].items()}
+    letter = {code: name for name, code in message["codes"].items()}
     rules = {(letter[rule["consumer"]], rule["stageOffset"]) for rule in message["rules"]}
     assert {("F", -1), ("B", 1), ("I", 1), ("W", 0), ("B", 0), ("U", 0)} <= rules
     assert message["unit"][str(message["codes"]["B"])] == 2
@@ -263,7 +265,7 @@ def test_what_can_be_chosen_needs_times_that_hold_for_any(call, answer, tmp_path
     asked = ["show", "-s", "1f1b", "-P", "4", "-M", "4", "--choose"]
     answer(*asked, "--worker-times", "F=1,B=2", "--out", out)
     scene = get_scene(out.read_text())
-    entries = scene["library"]["entries"]
+    entries = library_entries(scene["library"])
     assert {entry["workers"] for entry in entries} == {2, 4}
     interleaved = [e["stagesPerWorker"] for e in entries if e["name"] == "interleaved-1f1b"]
     assert sorted(interleaved) == [2, 2, 4, 4]

@@ -329,11 +329,13 @@ def save_page(
 def further_tables(
     run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
 ) -> "Carried":
-    """Return the times that a page offers for other schedules, and with `choose` their tables."""
+    """Return the times and tables of schedules to choose on a page; nothing without `choose`."""
     from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
     from pipejax.plots.explorer.payload import NOTHING, Carried
 
+    if not choose:
+        return NOTHING
     source = scenarios[0].source
     if (
         not isinstance(source, GivenTimes)
@@ -341,15 +343,13 @@ def further_tables(
         or "pair" in source.times  # a page takes the time of other pairs from their two ops
         or run.cost_fields.edits
     ):
-        if choose:
-            raise ValueError(
-                "--choose needs times that hold for any schedule: give --worker-times or "
-                "--stage-times without pair=, and nothing that changes them"
-            )
-        return NOTHING
+        raise ValueError(
+            "--choose needs times that hold for any schedule: give --worker-times or "
+            "--stage-times without pair=, and nothing that changes them"
+        )
     tables = [scenario.table() for scenario in scenarios]
     times = OfferedTimes(source.for_tables(tables), source.per_worker)
-    return Carried(times, _every_table(run, options) if choose else {})
+    return Carried(times, _every_table(run, options))
 
 
 def _every_table(

@@ -1,16 +1,15 @@
-// Schedules to choose from: those that the page was written with, tables that it carries, and
-// tables that are dropped on it. All but the first are lowered in the page.
+// Schedules to choose from: those that the page was written with, and tables that it carries, which
+// are lowered in the page.
 
 import { Schedule } from "./schedule.js";
-import { memoryChanges, costLayout, lower, tableMessages, tableOps, costPlaces } from "./lowering.js";
-import { readTable, readRows, makeTable } from "./tables.js";
+import { memoryChanges, costLayout, lower, tableMessages, tableOps } from "./lowering.js";
+import { makeTable } from "./tables.js";
 import { inflate } from "./unpacking.js";
 
 /** The cost vector of a table, and the number of the factor that multiplies each position. */
-function tableCosts(table, layout, scene, donors) {
+function tableCosts(table, layout, scene) {
   const base = new Float64Array(layout.size);
-  if (scene.times) fillGiven(base, table, layout, scene);
-  else fillFrom(base, table, layout, donors, scene);
+  fillGiven(base, table, layout, scene);
   const keys = scene.factors.map(({ key }) => key);
   const number = (letter) => keys.indexOf(letter) + 1;
   const kind = new Int32Array(layout.size);
@@ -24,16 +23,11 @@ function tableCosts(table, layout, scene, donors) {
   return { base, kind, pair: Int32Array.from(layout.joined), overlap, firstPair, firstLink };
 }
 
-/** Phases of the ops of a table. */
-function usedPhases({ cells }) {
-  return new Set(cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
-}
-
 /** Fill in times that hold for any table; those of a worker are divided over stages and slices. */
 function fillGiven(base, table, layout, { times, factors, phases, mean }) {
   const { grammar, placement: [home] } = table;
   const stagesOnWorker = home.map((worker) => home.filter((other) => other === worker).length); // by stage
-  const used = usedPhases(table);
+  const used = new Set(table.cells.flatMap(({ ops }) => ops.map(({ phase }) => phase)));
   const slices = times.byWorker ? grammar.slices : 1;
   for (const [phase, { first, count }] of layout.times.of) {
     const time = times.ops[phase];
@@ -57,31 +51,8 @@ function wholeMicrobatches({ microbatches, slices = 1 }) {
   return microbatches / slices;
 }
 
-/** Fill in the times of another table with as many stages and pipes, by stage and boundary. */
-function fillFrom(base, table, layout, donors, { grammars, phases }) {
-  const hasWorkerKinds = table.grammar.workerPhases.length > 0;
-  const measured = donors.map((donor) => [donor, costPlaces(donor, grammars[donor.grammar]).of]);
-  const fitting = measured.filter(([{ stages, pipes, workers, costs }]) =>
-    stages === table.stages && pipes === table.pipes && !(hasWorkerKinds && workers !== table.workers) &&
-    costs.base.length - costs.firstLink === 3 * layout.links);
-  if (!fitting.length) {
-    const sizes = [...new Set(donors.map(({ stages }) => stages))].join(" or ");
-    throw new Error(`it has ${table.stages} stages, and this page has times for ${sizes} stages`);
-  }
-  const timed = [...usedPhases(table)].filter((phase) => layout.times.of.has(phase));
-  const lacking = (times) => timed.find((phase) => !times.has(phase));
-  const [donor, times] = fitting.find((pair) => lacking(pair[1]) === undefined) ?? fitting[0];
-  const letter = phases[lacking(times)]?.letter;
-  if (letter) throw new Error(`${letter} has no time on this page`);
-  for (const [phase, { first, count }] of layout.times.of) {
-    const position = times.get(phase);
-    if (position) base.set(donor.costs.base.subarray(position.first, position.first + count), first);
-  }
-  base.set(donor.costs.base.subarray(donor.costs.firstLink), layout.firstLink);
-}
-
 /** Make a schedule from a table; each program is lowered when its link model is first chosen. */
-export function makeSchedule(table, scene, donors) {
+function makeSchedule(table, scene) {
   const { links, linkModels, factors } = scene;
   const { grammar } = table;
   const atEnd = factors.find(({ key }) => key === "A" || key === "U");
@@ -120,7 +91,7 @@ export function makeSchedule(table, scene, donors) {
       producer: sent("from"), consumer: sent("to"), stage: sent("stage"), microbatch: sent("microbatch"),
       phase: Int32Array.from(edges.sent, ({ direction }) => (direction ? SEND_B : SEND_F)),
     },
-    costs: tableCosts(table, layout, scene, donors),
+    costs: tableCosts(table, layout, scene),
     held: memoryChanges(table, grammar),
     memory: { unit: "activations", limits: null, static: null },
     step: null,
@@ -137,21 +108,15 @@ const sortedNumbers = (values) => [...new Set(values)].sort((first, second) => f
 export class Library {
   static async open(scene, pageSchedules) {
     const library = new Library();
-    // times of one step are no times of a table that is dropped on the page
-    const donors = pageSchedules.filter(({ residuals }) => !residuals);
-    Object.assign(library, { scene, pageSchedules, donors, entries: [], dropped: new Map(), cache: new Map() });
-    if (scene.library) {
-      const { entries, apart, data } = scene.library;
-      const texts = new TextDecoder().decode(await inflate(data)).split(apart);
-      library.entries = entries.map((entry, k) => ({ ...entry, text: texts[k] }));
-    }
-    library.versions = [...pageSchedules, ...library.entries]; // every table but dropped ones
+    const entries = scene.library ? JSON.parse(new TextDecoder().decode(await inflate(scene.library))) : [];
+    Object.assign(library, { scene, pageSchedules, entries, cache: new Map() });
+    library.versions = [...pageSchedules, ...entries];
     return library;
   }
 
-  /** Names to choose from: of the page's schedules, of carried tables, of dropped tables. */
+  /** Names to choose from: of the page's schedules, of carried tables. */
   get names() {
-    return [...new Set([...this.versions.map(({ name }) => name), ...this.dropped.keys()])];
+    return [...new Set(this.versions.map(({ name }) => name))];
   }
 
   /** Numbers of stages per worker of the tables of a schedule. */
@@ -177,7 +142,7 @@ export class Library {
 
   /** Whether a schedule has a table for the workers and microbatches of a choice. */
   isThere(name, { workers, microbatches }) {
-    return this.dropped.has(name) || this.versions.some((version) =>
+    return this.versions.some((version) =>
       version.name === name && version.workers === workers && wholeMicrobatches(version) === microbatches);
   }
 
@@ -186,9 +151,8 @@ export class Library {
     return sortedNumbers(this.versions.map(value));
   }
 
-  /** The schedule of a name and a size, or null; a dropped table has one size. */
+  /** The schedule of a name and a size, or null. */
   find({ name, stagesPerWorker }, workers, microbatches) {
-    if (this.dropped.has(name)) return this.dropped.get(name);
     const isMeant = (version) => version.name === name && version.workers === workers &&
       wholeMicrobatches(version) === microbatches && version.stagesPerWorker === stagesPerWorker;
     const present = this.pageSchedules.find(isMeant);
@@ -196,18 +160,9 @@ export class Library {
     const entry = this.entries.find(isMeant);
     if (!entry) return null;
     if (!this.cache.has(entry)) {
-      const table = makeTable({ ...entry, rows: readRows(entry.text) }, this.scene.grammars[entry.grammar]);
-      this.cache.set(entry, makeSchedule(table, this.scene, this.donors));
+      const table = makeTable(entry, this.scene.grammars[entry.grammar]);
+      this.cache.set(entry, makeSchedule(table, this.scene));
     }
     return this.cache.get(entry);
-  }
-
-  /** Add the table of a file; throw an error if it is no table or cannot run. */
-  take(text, file) {
-    const name = file.replace(/\.(csv|json)$/i, "");
-    const title = this.names.includes(name) && !this.dropped.has(name) ? file : name;
-    const table = readTable(text, title, this.scene.grammars);
-    this.dropped.set(title, makeSchedule({ ...table, name: title }, this.scene, this.donors));
-    return title;
   }
 }

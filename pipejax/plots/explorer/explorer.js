@@ -3,7 +3,7 @@
 import { Bars, GUTTER } from "./bars.js";
 import { Library } from "./choice.js";
 import { Axis, Curves } from "./curves.js";
-import { listen, listenToAxis, listenToFiles, listenToKeys, nextMatch, search } from "./input.js";
+import { listen, listenToAxis, listenToKeys, nextMatch, search } from "./input.js";
 import { readPalette } from "./palette.js";
 import {
   opDetails, opHeading, makeChoices, refusals, showChoices, showChosen, showForm, showLegend,
@@ -111,10 +111,8 @@ export class Explorer {
   listen() {
     listenToAxis(this);
     listenToKeys(this);
-    listenToFiles(this);
     byId("add").onclick = () =>
       this.chooseSchedules(this.library.another(this.state.chosen ?? this.library.asGiven()));
-    byId("open").onchange = ({ target }) => this.takeFiles([...target.files]);
     const { view } = this;
     const zoom = (factor) => () => { view.zoom(factor, this.middle()); this.viewChanged(); };
     byId("zoom-in").onclick = zoom(1.5);
@@ -175,27 +173,6 @@ export class Explorer {
       if (state.focus >= matches.length) state.focus = 0;
     }
     return true;
-  }
-
-  /** Read tables that are dropped on the page, and show them beside the others. */
-  async takeFiles(files) {
-    const { library, state } = this;
-    const chosen = state.chosen ?? library.asGiven();
-    const names = [];
-    const wrong = [];
-    for (const file of files) {
-      try {
-        names.push(library.take(await file.text(), file.name));
-      } catch (error) {
-        wrong.push(`${file.name}: ${error.message}.`);
-      }
-    }
-    const others = chosen.schedules.filter(({ name }) => !names.includes(name));
-    const added = names.map((name) => ({ name, stagesPerWorker: 1 }));
-    if (names.length) await this.chooseSchedules({ ...chosen, schedules: [...others, ...added] });
-    if (!wrong.length) return;
-    byId("choice-notice").hidden = false;
-    byId("choice-notice").textContent = wrong.join(" ");
   }
 
   async setFactor(key, factor) {

@@ -180,24 +180,6 @@ export function listenToAxis(explorer) {
   }
 }
 
-/** Take tables that are dropped anywhere on the page. */
-export function listenToFiles(explorer) {
-  const isFile = (event) => event.dataTransfer?.types.includes("Files");
-  const mark = (isOver) => document.documentElement.toggleAttribute("data-drop", isOver);
-  document.addEventListener("dragover", (event) => {
-    if (!isFile(event)) return;
-    event.preventDefault();
-    mark(true);
-  });
-  document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) mark(false); });
-  document.addEventListener("drop", (event) => {
-    if (!isFile(event)) return;
-    event.preventDefault();
-    mark(false);
-    explorer.takeFiles([...event.dataTransfer.files]);
-  });
-}
-
 const SHARE = 0.15; // share of the visible time that an arrow moves
 const ZOOM = 1.5;
 

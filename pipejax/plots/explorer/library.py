@@ -1,6 +1,7 @@
 """Tables that users can choose on a page, and data with which the page lowers tables."""
 
 import base64
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +12,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.plots.palette import USUAL as USUAL_LOOKS, phase_looks
-from pipejax.schedules.cells.cells import infer_placement
-from pipejax.schedules.cells.grammar import SLICE_RULES, USUAL, Grammar, Rule
+from pipejax.schedules.cells.grammar import USUAL, Grammar, Rule
 from pipejax.schedules.cells.ops import (
     AT_WORK,
     CHECKPOINT,
@@ -20,7 +20,6 @@ from pipejax.schedules.cells.ops import (
     IN_FLIGHT,
     KINDS,
     LEFT_BY_F,
-    MESSAGES,
     WAIT_SEND,
     WHOLE,
     AnyPhase,
@@ -29,10 +28,8 @@ from pipejax.schedules.cells.ops import (
 )
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE, memory_ledger
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import grammar_data
 
 LEVEL = 9  # level of zlib: a page is written once and read often
-SEPARATOR = "\n\n"  # between the texts of tables
 
 
 class PagePhases(NamedTuple):
@@ -101,7 +98,7 @@ class OfferedTimes(NamedTuple):
 
 
 def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
-    """Return a grammar's codes, rules and memory as JSON, with which a page reads tables."""
+    """Return a grammar's codes, rules and memory as JSON, with which a page lowers tables."""
     codes = phases.codes(grammar)
 
     def coded(phases: Iterable[AnyPhase]) -> list[int]:
@@ -113,18 +110,10 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         return dict(zip(coded(values), values.values(), strict=True))
 
     waits, slots = (Phase.WAIT_O, *WAIT_SEND), grammar.unit_slots
-    letters = by_code({phase: phase.name for phase in grammar.cell_phases})
+    names = [phase.name for phase in grammar.cell_phases]
     return {
-        "data": grammar_data(grammar),
-        "isUsual": grammar.is_usual,
-        "codes": {name: code for code, name in letters.items()},
-        "letters": letters,
-        "compute": coded(grammar.compute),
+        "codes": dict(zip(names, coded(grammar.cell_phases), strict=True)),
         "rowOps": coded(grammar.row_ops),
-        "sharding": coded(grammar.sharding),
-        "messages": MESSAGES,
-        "waits": WAIT_SEND,
-        "refused": coded((*grammar.host, Phase.WAIT_O)),
         "timed": coded(grammar.timed),
         "offRow": by_code({phase: phase.kind.lane for phase in grammar.side_phases}),
         "together": coded(grammar.collectives),
@@ -132,9 +121,7 @@ def grammar_of_page(grammar: Grammar, phases: PagePhases) -> dict[str, Any]:
         "rules": [
             _rule(rule, coded) for rule in grammar.all_rules if rule.consumer not in (*HOST, *waits)
         ],
-        "sliceRules": [_rule(rule, coded) for rule in SLICE_RULES],
         "slices": grammar.slices,
-        "forwardOnly": grammar.forward_only,
         "graph": grammar.graph,
         "unit": by_code({p: slots[p.name] for p in grammar.timed if p.name in slots}),
         "ledger": by_code(memory_ledger((*KINDS, *grammar.custom_phases))),
@@ -151,32 +138,28 @@ def _rule(rule: Rule, coded: Callable[[Iterable[AnyPhase]], list[int]]) -> dict[
     return {re.sub("_(.)", lambda m: m[1].upper(), name): value for name, value in fields.items()}
 
 
-def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -> dict[str, Any]:
+def library(tables: Mapping[str, Sequence[ScheduleTable]], phases: PagePhases) -> str:
     """Pack tables by schedule name, except those with offloads, which a page cannot lower."""
-    entries, texts = [], []
-    for name, versions in tables.items():
-        for table in versions:
-            if table.offloads:
-                continue
-            microbatches = table.num_microbatches // table.grammar.slices
-            sizes = {"workers": table.num_workers, "microbatches": microbatches}
-            grammar = phases.grammars.index(table.grammar)
-            shape = {**sizes, "stagesPerWorker": table.stages_per_worker, "grammar": grammar}
-            entries.append({"name": name, **shape, **_unstated_fields(table)})
-            # rows without idle cells, because only their order counts
-            rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
-            texts.append("\n".join(map(",".join, rows)))
-    packed = zlib.compress(SEPARATOR.join(texts).encode(), LEVEL)
-    return {"entries": entries, "apart": SEPARATOR, "data": base64.b64encode(packed).decode()}
+    entries = [
+        {
+            "name": name,
+            "workers": table.num_workers,
+            "microbatches": table.num_microbatches // table.grammar.slices,
+            "stagesPerWorker": table.stages_per_worker,
+            "grammar": phases.grammars.index(table.grammar),
+            "placement": table.placement.tolist(),
+            "microbatchPipes": table.pipe_of_microbatch.tolist(),
+            "shares": [float(share) for share in table.stage_shares],
+            "rows": _rows_text(table),
+        }
+        for name, versions in tables.items()
+        for table in versions
+        if not table.offloads
+    ]
+    return base64.b64encode(zlib.compress(json.dumps(entries).encode(), LEVEL)).decode()
 
 
-def _unstated_fields(table: ScheduleTable) -> dict[str, Any]:
-    """Return placement and stage shares of a table, unless they follow from its cells."""
-    fields: dict[str, Any] = {}
-    pipes, microbatch_pipes = infer_placement(list(table.rows()), table.grammar.compute)
-    placement, pipe_of_microbatch = table.placement.tolist(), table.pipe_of_microbatch.tolist()
-    if (placement, pipe_of_microbatch) != (pipes.tolist(), microbatch_pipes.tolist()):
-        fields |= {"placement": placement, "microbatchPipes": pipe_of_microbatch}
-    if set(table.stage_shares) != {1.0}:
-        fields["shares"] = [float(share) for share in table.stage_shares]
-    return fields
+def _rows_text(table: ScheduleTable) -> str:
+    """Write rows without idle cells, because only their order counts."""
+    rows = ((table.grammar.text(cell) for cell in row if cell) for row in table.rows())
+    return "\n".join(map(",".join, rows))

@@ -5,8 +5,6 @@
 //   [ 0 | op times: phase by stage | fused pairs | latency | transmit | latency + transmit ]
 //                                                  each by direction, pipe, stage boundary
 
-import { writeNumber } from "./text.js";
-
 const NO_OP = { phase: 0, stage: 0, microbatch: 0 };
 
 /** Ops of a table as columns, numbered row by row; columns `with_..` are of the second op of a pair. */
@@ -80,7 +78,6 @@ export function tableMessages(table, grammar) {
     for (const { to, place, m } of waitingBy(rule, table, where)) {
       for (const [source, microbatch] of waitedFor(rule, table, grammar, cells[to].worker, place, m)) {
         const from = producerOps.reduce((op, ops) => Math.max(op, ops[source * microbatches + microbatch]), -1);
-        if (from < 0 && rule.isNeeded && !grammar.isUsual) missing(rule, grammar, cells[to], source, microbatch);
         if (from < 0) continue;
         const edge = {
           from, to, pipe: microbatchPipes[microbatch], microbatch, stage: source, toStage: place,
@@ -93,11 +90,6 @@ export function tableMessages(table, grammar) {
         if (seen.has(key)) continue;
         seen.add(key);
         (isSent ? sent : unsent).push(edge);
-        // producers stand before their consumers in a queue, unless both are one fused pair
-        const isLate = from > to || (from === to && cells[to].ops.length === 2);
-        if (!isApart && isLate && queueKey(cells[from], grammar) === queueKey(cells[to], grammar)) {
-          throw new Error(`worker ${edge.sender}: an op of microbatch ${m} stands before what it waits for`);
-        }
       }
     }
   }
@@ -154,15 +146,6 @@ function* waitedFor(rule, { stages, microbatches }, { graph, workerPhases, slice
   for (const source of places) for (const microbatch of sources) yield [source, microbatch];
 }
 
-/** Throw the error about a missing producer. */
-function missing({ producers: [phase], consumer }, grammar, { worker }, place, m) {
-  const { letters, codes, forwardOnly, workerPhases, slices } = grammar;
-  if (forwardOnly && consumer === codes.U) return;
-  const stage = workerPhases.includes(phase) ? "" : place;
-  const name = `${stage}${letters[phase]}${writeNumber(m, slices)}`;
-  throw new Error(`missing op ${name}: ${letters[consumer]} on worker ${worker} waits for it`);
-}
-
 /** Direction and stage boundary between two stages; in a graph the boundary is the edge. */
 function crossing(graph, from, to) {
   const along = graph.findIndex(([a, b]) => a === from && b === to);
@@ -187,17 +170,15 @@ function mergedOps(cells, { together }) {
   });
 }
 
-/** Lower a table under a link model, a record of `links.py`; throw an error if it cannot run. */
+/** Lower a table without SENDs and RECVs under a link model; throw an error if it cannot run. */
 export function lower(table, model, layout, { sent, unsent }, grammar) {
   const { cells, workers } = table;
   const { occupancy, lag: later, blocks, is_rendezvous: isRendezvous } = model;
   const edges = []; // tail, head, lag
   // nodes: the source, then ops, then gates, then transfers
-  const node = Int32Array.from(cells, ({ ops }) => (isRendezvous || !grammar.waits.includes(ops[0].phase) ? 1 : 0));
-  let nodes = 1;
-  node.forEach((runs, op) => { if (runs) node[op] = nodes++; });
-  const durations = [0];
-  cells.forEach((cell, op) => { if (node[op]) durations.push(layout.duration(cell)); });
+  const node = Int32Array.from(cells, (_, op) => op + 1);
+  let nodes = 1 + cells.length;
+  const durations = [0, ...cells.map(layout.duration)];
   // a collective starts at a gate, which takes no time and waits for all predecessors of its ops
   const merged = mergedOps(cells, grammar);
   const gates = new Map();
@@ -211,11 +192,11 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
   });
   const head = (op) => gates.get(merged[op]) ?? node[op];
   const add = (tail, to, lag = 0) => { edges.push([tail, to, lag]); };
-  chain(cells.map((_, op) => op).filter((op) => node[op]), (op) => queueKey(cells[op], grammar))
+  chain([...cells.keys()], (op) => queueKey(cells[op], grammar))
     .forEach(([one, other]) => add(node[one], head(other)));
   for (const { from, to } of unsent) {
     const isInLine = queueKey(cells[from], grammar) === queueKey(cells[to], grammar);
-    if (!isInLine && node[from] && node[to]) add(node[from], head(to));
+    if (!isInLine) add(node[from], head(to));
   }
   const carried = occupancy ? sent.map(() => nodes++) : null;
   if (carried) {
@@ -225,7 +206,7 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
     });
   }
   if (isRendezvous) {
-    const ends = queueOrder(table, sent, unsent, grammar);
+    const ends = queueOrder(cells, sent, unsent, grammar);
     chain(ends, ({ worker }) => worker).forEach(([one, other]) => add(carried[one.k], carried[other.k]));
   } else if (carried) {
     chain([...sent.keys()], (k) => sent[k].sender * workers + sent[k].receiver)
@@ -234,7 +215,6 @@ export function lower(table, model, layout, { sent, unsent }, grammar) {
   const lags = sent.map((message) => (later ? layout.link(COST_ROWS[later], message) : 0));
   sent.forEach(({ from, to }, k) => add(carried ? carried[k] : node[from], head(to), lags[k]));
   if (blocks) holdNext(cells, sent, grammar, (k, op) => add(carried[k], head(op)));
-  if (isRendezvous) holdRows(cells, sent, grammar, (k, op) => add(carried[k], node[op]));
   return laidOut(nodes, edges, durations, node, carried ?? sent.map(() => 0), lags);
 }
 
@@ -254,30 +234,17 @@ function chain(entries, getKey) {
 function holdNext(cells, sent, { rowOps }, add) {
   const next = new Int32Array(cells.length).fill(-1);
   const isOp = cells.map(({ ops }) => rowOps.includes(ops[0].phase));
-  chain(cells.map((_, op) => op).filter((op) => isOp[op]), (op) => cells[op].worker)
+  chain([...cells.keys()].filter((op) => isOp[op]), (op) => cells[op].worker)
     .forEach(([one, other]) => { next[one] = other; });
   sent.forEach(({ from }, k) => { if (next[from] >= 0) add(k, next[from]); });
 }
 
-/** Let each WAIT_SEND cell wait for its transfer. */
-function holdRows(cells, sent, { waits, letters }, add) {
-  const waitOps = new Map();
-  cells.forEach(({ ops: [{ phase, stage, microbatch }] }, op) => {
-    if (waits.includes(phase)) waitOps.set(`${letters[phase].endsWith("B") ? 1 : 0} ${stage} ${microbatch}`, op);
-  });
-  sent.forEach(({ direction, stage, microbatch }, k) => {
-    const op = waitOps.get(`${direction} ${stage} ${microbatch}`);
-    if (op !== undefined) add(k, op);
-  });
-}
-
 /**
- * Both ends of every transfer in the order of the queues of workers: by their cells if the table
- * has SENDs and RECVs, else by the end of the producer in a run with unit slots.
+ * Both ends of every transfer in the order of the queues of workers: by the end of the producer in
+ * a run with unit slots.
  */
-function queueOrder(table, sent, unsent, grammar) {
-  if (table.transfers.length) return endsByCell(table, sent, grammar);
-  const end = unitEnds(table, sent, unsent, grammar);
+function queueOrder(cells, sent, unsent, grammar) {
+  const end = unitEnds(cells, sent, unsent, grammar);
   const order = [...sent.keys()].sort((a, b) => {
     const [one, other] = [sent[a], sent[b]];
     return end[one.from] - end[other.from] || one.sender - other.sender || one.stage - other.stage ||
@@ -286,27 +253,11 @@ function queueOrder(table, sent, unsent, grammar) {
   return order.flatMap((k) => [{ k, worker: sent[k].sender }, { k, worker: sent[k].receiver }]);
 }
 
-function endsByCell({ transfers, cells }, sent, { letters }) {
-  const at = new Map(transfers.map(({ worker, slot, ops: [{ phase, stage, microbatch }] }) =>
-    [`${letters[phase]} ${stage} ${microbatch} ${worker}`, slot]));
-  if (at.size !== 2 * sent.length) throw new Error("every message needs one SEND and one RECV, and nothing else does");
-  const ends = sent.flatMap(({ direction, stage, toStage, microbatch, sender, receiver, from, to }, k) => {
-    const letter = direction ? "B" : "F";
-    const sends = at.get(`SEND_${letter} ${stage} ${microbatch} ${sender}`);
-    const receives = at.get(`RECV_${letter} ${toStage} ${microbatch} ${receiver}`);
-    if (sends === undefined || receives === undefined || sends < cells[from].slot || receives > cells[to].slot) {
-      throw new Error(`SEND_${letter} or RECV_${letter} of stage ${stage}, microbatch ${microbatch} is missing or misplaced`);
-    }
-    return [{ k, worker: sender, slot: sends }, { k, worker: receiver, slot: receives }];
-  });
-  return ends.sort((one, other) => one.slot - other.slot);
-}
-
 /** End of every op in the message-free run with unit slots. */
-function unitEnds({ cells }, sent, unsent, grammar) {
+function unitEnds(cells, sent, unsent, grammar) {
   const { unit } = grammar;
   const merged = mergedOps(cells, grammar);
-  const edges = chain(cells.map((_, op) => op), (op) => queueKey(cells[op], grammar))
+  const edges = chain([...cells.keys()], (op) => queueKey(cells[op], grammar))
     .concat([...sent, ...unsent].map(({ from, to }) => [from, to]))
     .map(([tail, head]) => [merged[tail], merged[head]]);
   const order = sortedNodes(cells.length, edges);

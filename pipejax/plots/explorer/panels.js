@@ -140,7 +140,7 @@ export function showChosen(library, chosen, choose) {
         ? [make("button", { type: "button", "aria-label": `leave out ${choice.name}`, onclick: () => choose(without) }, "\u00d7")]
         : []));
   });
-  byId("chosen").replaceChildren(...(hasChoice || library.dropped.size ? rows : []));
+  byId("chosen").replaceChildren(...(hasChoice ? rows : []));
 }
 
 /** Show the results: of one schedule as a list, of several as a table. */
