@@ -576,3 +576,32 @@ def test_costs_of_a_tree_function_follow_where_none_is_given():
     new = dataclasses.replace(costs, backward=8.0, input_grad=3.0, weight_grad=None)
     assert (new.backward, new.weight_grad) == (8.0, 5.0)
     assert dataclasses.replace(costs, offload=5.0, load=None).load == 5.0
+
+
+def changed_array(values, dtype):
+    array = np.array(values, dtype)
+    return array, lambda: array.__setitem__(slice(None), 9)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, ">f8"])
+@pytest.mark.parametrize(
+    ("field", "others", "derived", "expected"),
+    [
+        ("forward", {"backward": 2.0}, "forward", 2.0),
+        ("backward", {"forward": 1.0}, "input_grad", 1.0),
+        ("input_grad", {"forward": 1.0, "backward": 5.0}, "weight_grad", 3.0),
+        ("offload", {"forward": 1.0, "backward": 5.0}, "load", 2.0),
+        ("transmit", {"forward": 1.0, "backward": 5.0}, "transmit", 2.0),
+    ],
+)
+def test_an_array_that_changes_later_changes_no_costs(field, others, derived, expected, dtype):
+    array, change = changed_array([2, 2, 2], dtype)
+    costs = pj.Costs(**{field: array}, **others)
+    view = pj.Costs(**{field: array[::-1]}, **others)
+    change()
+    for record in (costs, view, dataclasses.replace(costs, latency=0.5)):
+        assert getattr(record, field).tolist() == [2, 2, 2]
+        assert np.unique(getattr(record, derived)) == expected
+    assert array.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(costs, field)[0] = 1.0

@@ -482,6 +482,12 @@ def test_numbers_of_numpy_are_numbers(kind):
         ({"layers": 47.5}, "layers must be whole, got 47.5"),
         ({"mtp_layers": float("nan")}, "mtp_layers must be a number of at least 0, got nan"),
         ({"hidden": "6144"}, "hidden must be a number of at least 1, got '6144'"),
+        ({"window": -5, "windowed_layers": 4}, "window must be a number of at least 1, got -5"),
+        ({"window": True, "windowed_layers": 4}, "window must be a number of at least 1, got True"),
+        ({"window": "8"}, "window must be a number of at least 1, got '8'"),
+        ({"head_width": -16}, "head_width must be a number of at least 1, got -16"),
+        ({"gradient_bytes": -1}, "gradient_bytes must be a number of at least 0, got -1"),
+        ({"optimizer_bytes": -1}, "optimizer_bytes must be a number of at least 0, got -1"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -491,6 +497,26 @@ def test_sizes_of_a_model_from_python_are_checked_as_those_of_a_file(sizes, mess
         pj.stage_costs(workload, pj.load_system("h100"), TABLE)
     with pytest.raises(ValueError, match=f"^model:? {message}"):
         pj.memory_bytes(workload, TABLE)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), True, "2"])
+@pytest.mark.parametrize(
+    ("name", "part", "fields", "least"),
+    [
+        ("mixtral-8x7b", "moe", ("experts", "top_k", "expert_hidden"), 1),
+        ("mixtral-8x7b", "moe", ("shared_experts", "dense_layers", "capacity_factor"), 0),
+        ("deepseek-v3", "mla", ("kv_rank", "rope_width", "value_width", "query_rank"), 1),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_sizes_of_experts_and_latent_attention_are_checked_too(name, part, fields, least, value):
+    model = pj.load_model(name)
+    for field in fields:
+        changed = dataclasses.replace(getattr(model, part), **{field: value})
+        workload = pj.Workload(dataclasses.replace(model, **{part: changed}), 8)
+        message = f"^model: {part}: {field} must be a number of at least {least}, got {value!r}"
+        with pytest.raises(ValueError, match=message):
+            pj.stage_costs(workload, pj.load_system("h100"), TABLE)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32, np.float64, float])

@@ -212,6 +212,9 @@ def checked_seconds(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
     if is_array(numbers):
         return numbers
+    if numbers.ndim and numbers.flags.writeable:  # the caller may change its array later
+        numbers = numbers.copy()
+        numbers.flags.writeable = False
     is_scalar = numbers.ndim == 0 and not hasattr(value, "dtype")  # NumPy's keep their type
     return float(numbers) if is_scalar else numbers[()]
 

@@ -482,11 +482,13 @@ FILE = _fields(Model)
 
 def check_sizes(model: Model) -> None:
     """Check the sizes of a model from Python as those of a file."""
-    least = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "sequence"), 1)
-    for name in (*least, "ffn_hidden", "vocabulary", "mtp_layers", "windowed_layers"):
-        size: Any = getattr(model, name)
-        size = size.tolist() if hasattr(size, "tolist") else size  # of NumPy or JAX
-        number(size, f"model: {name}", least=least.get(name, 0))
+    may_be_0 = (*_KINDS, "ffn_hidden", "optimizer_bytes")
+    for where, record in (("model", model), ("model: mla", model.mla), ("model: moe", model.moe)):
+        for field in dataclasses.fields(record) if record else ():
+            size: Any = getattr(record, field.name)
+            if not (field.metadata or size is None or dataclasses.is_dataclass(size)):
+                size = size.tolist() if hasattr(size, "tolist") else size  # of NumPy or JAX
+                number(size, f"{where}: {field.name}", least=field.name not in may_be_0)
     if model.layers % 1:
         raise wrong("model", f"layers must be whole, got {model.layers}")
     check_shape(model, "model")
