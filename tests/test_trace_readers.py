@@ -402,6 +402,15 @@ def test_marks_without_numbers_are_matched_in_time(lost, mark, tmp_path):
     assert len(trace) == 12 - len(lost)
 
 
+def test_marks_may_stand_twice_or_in_each_other(tmp_path):
+    slices = [("PP:0F0", 100 * step, 5) for step in range(2)]
+    for k, extra in enumerate([(), ("train_step", "train_step"), ("train", "train_step")]):
+        marks = [(name, 100 * step - 1, 9) for step in range(2) for name in extra]
+        whole = [("train", -2, 150)] if extra else []  # around all steps
+        trace = read(labelled(tmp_path / str(k), slices + marks + whole))
+        assert (len(trace), len(trace.steps)) == (2, 2)
+
+
 def test_marks_of_two_files_of_a_rank_go_on(tmp_path):
     for k in (0, 1):
         slices = [("PP:0F0", 100 * k, 5), ("train_step", 100 * k - 1, 9)]
@@ -706,9 +715,12 @@ def test_kernels_of_several_processes_in_a_file_are_counted(tmp_path):
 @pytest.mark.parametrize("name", ["PP:0B0", "PP:0B3", "PP:0W0"])
 def test_ops_that_never_end_are_counted(name, tmp_path):
     begin = {"name": name, "ph": "B", "ts": 5000, "pid": 0, "tid": 1}
-    path = with_events(labelled(tmp_path / "a", [("PP:0F0", 0, 1)]), [begin])
-    trace = read(path)
-    assert [(entry.why, entry.count) for entry in trace.left_out] == [("it has no end", 1)]
+    ends = [{"ph": "E", "pid": 0, "tid": 1, "ts": value} for value in (None, "x", float("nan"))]
+    for k, events in enumerate([[begin], *([begin, end] for end in ends)]):
+        path = with_events(labelled(tmp_path / str(k), [("PP:0F0", 0, 1)]), events)
+        (entry,) = read(path).left_out
+        why = "its time is no finite number" if k else "it has no end"
+        assert (entry.why, entry.count) == (why, 1)
 
 
 def test_what_launches_no_kernel_takes_no_time(tmp_path):
@@ -797,10 +809,14 @@ def test_a_chrome_trace_in_another_unit_than_its_form_says_is_asked_for(unit, fa
     assert len(read(path, columns={"unit": "us"})) == 2
 
 
-@pytest.mark.parametrize(("seconds", "is_noted"), [(0.012, False), (1.5, False), (2.5, True)])
-def test_ops_of_many_seconds_may_be_in_nanoseconds(seconds, is_noted, tmp_path):
-    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1e3 * seconds)])
-    assert any("unit=ns" in note for note in read(path).inferred) == is_noted
+@pytest.mark.parametrize("milliseconds", [2.5, 12, 19])
+def test_nanoseconds_that_look_like_seconds_are_asked_for(milliseconds, tmp_path):
+    path = labelled(tmp_path / "a", [("PP:0F0", 0, 1e3 * milliseconds)])
+    with pytest.raises(ValueError, match=r"in us; give .*unit=ns, or unit=us if this is right"):
+        read(path)
+    assert read(path, columns={"unit": "us"}).end == pytest.approx(milliseconds)
+    assert read(path, columns={"unit": "ns"}).end == pytest.approx(milliseconds / 1e3)
+    assert len(read(labelled(tmp_path / "b", [("PP:0F0", 0, 1900)]))) == 1
 
 
 def test_stages_that_labels_do_not_say(tmp_path):

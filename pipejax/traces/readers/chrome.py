@@ -1,7 +1,5 @@
 """Reader of Chrome traces, from PyTorch's profiler (a file per rank) and from our own exports."""
 
-import dataclasses
-import itertools
 import json
 import re
 from array import array
@@ -40,7 +38,6 @@ from pipejax.traces.readers.sources import (
 )
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
-_LONG_OP = 2.0  # [s]; longer ops are rare, and more likely in another unit
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
 BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
 # A trace may have 10^7 other events: only used events, and the text of one file, stay in memory.
@@ -182,9 +179,8 @@ class _EventCollector:
         """Append the slice that an end event closes; `stack` has the open events of its track."""
         if stack:
             begin = stack.pop()
-            start, end = begin.get("ts"), event.get("ts")
-            if isinstance(start, int | float) and isinstance(end, int | float):
-                self.add(begin | {"ph": "X", "dur": end - start})
+            length = self._time(event, "ts") - self._time(begin, "ts")
+            self.add(begin | {"ph": "X", "dur": length / self.microseconds})
 
     def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
         """Append a labelled slice, or count why its times are wrong."""
@@ -306,9 +302,6 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:
         infer_unit(seconds * 1e6, np.concatenate(starts), expected="us")
-        if (median := float(np.median(seconds))) > _LONG_OP:
-            note = f"ops take {median:.3g} s in the median: of times in ns, give --columns unit=ns"
-            trace = dataclasses.replace(trace, inferred=(*trace.inferred, note))
     return trace
 
 
@@ -336,8 +329,8 @@ def _read_file(
     events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
     for event in read_events(read_texts(path, request.on_bytes), header, faults):
         events.add(event)
-    open_events = itertools.chain.from_iterable(events.open_events.values())
-    if count := sum(is_label(str(event["name"])) for event in open_events):
+    stacks = events.open_events.values()
+    if count := sum(is_label(str(event["name"])) for stack in stacks for event in stack):
         events.faults["it has no end"] = count
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]

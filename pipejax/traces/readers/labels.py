@@ -105,9 +105,9 @@ STEP = re.compile(
 
 def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, float, float]]:
     """Return number, start and end of each step mark by start; all lack a number (NONE) or none."""
-    by_start = sorted(marks, key=lambda mark: mark[1:])
-    matches = ((STEP.fullmatch(label), start, end) for label, start, end in by_start)
+    matches = ((STEP.fullmatch(label), start, end) for label, start, end in marks)
     steps = [(match["number"], start, end) for match, start, end in matches if match]
+    steps.sort(key=lambda mark: mark[1:])
     numbered = [(int(number), start, end) for number, start, end in steps if number]
     return numbered or [(NONE, start, end) for _, start, end in steps]
 

@@ -99,18 +99,18 @@ def _with_steps(
     Marks of steps decide, if there are any. Else a step begins at each first op of a rank.
     """
     if any(rank.marks for rank in ranks):
-        begins = [np.array([begin for _, begin, _ in rank.marks]) for rank in ranks]
-        numbers, why = _match_steps(ranks, begins), BY_MARKS
-        ranks = [_number_marks(rank, steps) for rank, steps in zip(ranks, numbers, strict=True)]
-        rank_steps = [_steps_by_marks(rank) for rank in ranks]
+        why, begins = BY_MARKS, [np.array([mark[1] for mark in rank.marks]) for rank in ranks]
+        numbers = _match_steps(ranks, begins)
+        ranks = [_with_marks(rank, steps) for rank, steps in zip(ranks, numbers, strict=True)]
     else:
-        by_rank = [_steps_by_first_op(rank, cells) for rank in ranks]
-        numbers, why = _match_steps(ranks, [begin for _, begin in by_rank]), BY_TIME
-        rank_steps = [steps[count] for steps, (count, _) in zip(numbers, by_rank, strict=True)]
-    for rows, step in zip(ranks, rank_steps, strict=True):
-        if count := int(np.sum(step == OUTSIDE)):
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, count))
-    return [rows._replace(step=step) for rows, step in zip(ranks, rank_steps, strict=True)]
+        counts, begins = zip(*(_steps_by_first_op(rank, cells) for rank in ranks), strict=True)
+        numbers, why = _match_steps(ranks, begins), BY_TIME
+        numbered = zip(ranks, numbers, counts, strict=True)
+        ranks = [rank._replace(step=steps[count]) for rank, steps, count in numbered]
+    for rank in ranks:
+        if count := int(np.sum(rank.step == OUTSIDE)):
+            left_out.append(LeftOut(f"slices of rank {rank.rank}", why, count))
+    return [*ranks]
 
 
 def _match_steps(
@@ -137,21 +137,16 @@ def _match_steps(
     ]
 
 
-def _number_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
-    """Give marks without a number the number of their step, and drop those outside all steps."""
-    if all(number != NONE for number, _, _ in rank.marks):
-        return rank
-    marks = [(step, *mark[1:]) for step, mark in zip(steps.tolist(), rank.marks, strict=True)]
-    return rank._replace(marks=[mark for mark in marks if mark[0] != OUTSIDE])
-
-
-def _steps_by_marks(rank: Rows) -> Int[NumpyArray, " slices"]:
-    """Return the number of the step mark around each slice's start; OUTSIDE without a mark."""
-    if not rank.marks:
-        return np.full(len(rank.start), OUTSIDE)
-    number, start, end = (np.array(values) for values in zip(*rank.marks, strict=True))
-    mark = np.searchsorted(start, rank.start, "right") - 1
-    return np.where((mark >= 0) & (rank.start < end[mark]), number[mark], OUTSIDE)
+def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
+    """Return slices with the step of the mark around their start; `steps` of unnumbered marks."""
+    marks = [
+        (step if number == NONE else number, *times)
+        for step, (number, *times) in zip(steps.tolist(), rank.marks, strict=True)
+    ]
+    slice_steps = np.full(len(rank.start), OUTSIDE)
+    for step, begin, end in marks:
+        slice_steps[slice(*np.searchsorted(rank.start, (begin, end)))] = step
+    return rank._replace(marks=[mark for mark in marks if mark[0] != OUTSIDE], step=slice_steps)
 
 
 def _steps_by_first_op(

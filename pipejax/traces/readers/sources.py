@@ -104,6 +104,7 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
     # `seconds` are times of ops and `start` their starts, both in this unit.
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
     shortest, longest = _OP_SECONDS
+    longest = min(longest, 2.0) if expected else longest  # 10 ms in ns would be 10 s in us
     units = [
         unit
         for unit, factor in SECONDS.items()
