@@ -298,10 +298,22 @@ START = "Training starts at step 1, with global batch size {}, sequence length {
 @pytest.mark.parametrize(
     ("form", "start", "first", "second", "why"),
     [
-        (TITAN, START, (16, 8192), (32, 8192), "global_batch 16 and 32"),
-        (TITAN, START, (16, 4096), (16, 8192), "sequence 4096 and 8192"),
-        (MAXTEXT, CONFIG, (BATCH_NAME, 16, LENGTH_NAME, 8), (BATCH_NAME, 64, LENGTH_NAME, 8), "64"),
-        (MAXTEXT, CONFIG, (BATCH_NAME, 8, LENGTH_NAME, 8), (BATCH_NAME, 8, LENGTH_NAME, 9), "9"),
+        (TITAN, START, (16, 8192), (32, 8192), "16 global_batch and 32 global_batch"),
+        (TITAN, START, (16, 4096), (16, 8192), "4096 sequence and 8192 sequence"),
+        (
+            MAXTEXT,
+            CONFIG,
+            (BATCH_NAME, 16, LENGTH_NAME, 8),
+            (BATCH_NAME, 64, LENGTH_NAME, 8),
+            "64 global",
+        ),
+        (
+            MAXTEXT,
+            CONFIG,
+            (BATCH_NAME, 8, LENGTH_NAME, 8),
+            (BATCH_NAME, 8, LENGTH_NAME, 9),
+            "9 seq",
+        ),
     ],
 )
 def test_runs_of_several_sizes_are_refused(form, start, first, second, why, tmp_path, mistake):
@@ -310,7 +322,7 @@ def test_runs_of_several_sizes_are_refused(form, start, first, second, why, tmp_
     path.write_text(start.format(*first) + lines + start.format(*second) + lines)
     options = "--model", "llama3-8b", "--columns", COLUMNS, "--out", tmp_path / "a.csv"
     text = mistake("init", "rows", "--from", path, *options)
-    assert "it has runs of" in text
+    assert "it holds 2 runs, as of" in text
     assert why in text
 
 

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.costs.measured.trainer_logs import (
     MEGATRON,
-    NUMBER,
     TimedLine,
     TrainerLog,
     check_columns,
     read_log_lines,
-    read_number,
     rows_by_batch,
 )
 from pipejax.costs.model.arguments import NOTHING, load_arguments
@@ -117,7 +115,9 @@ class MegatronLog(NamedTuple):
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
             "learned_positions": self._has_positions,
             "tied_embeddings": not self.is_on("untie_embeddings_and_output_weights"),
-            "dropout": any(self._dropout(name) for name in ("attention", "hidden")),
+            "dropout": any(  # 0.1 as Megatron has it if left out
+                float(self.text(f"{name}_dropout") or 0.1) for name in ("attention", "hidden")
+            ),
             "flash_attention": self._has_flash,
         }
         width = self.whole("kv_channels", 0, least=0)
@@ -364,9 +364,6 @@ class MegatronLog(NamedTuple):
         engine = self.text("transformer_impl") == "transformer_engine"
         return not unfused and (engine or self.is_on("use_flash_attn"))
 
-    def _dropout(self, name: str) -> float:
-        return float(self.text(f"{name}_dropout") or 0.1)  # as Megatron has it if left out
-
     def _latent_sizes(self) -> dict[str, Any]:
         """Return the sizes of latent attention as a model file holds them."""
         ranks = {
@@ -451,8 +448,6 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
 def _line_memory(line: str) -> float:
     """Return the most memory that ranks report in a log line [B]; 0 if none does."""
     sizes = [
-        unit * read_number(number, MEGATRON.name)
-        for form, unit in _MEMORY.items()
-        for number in re.findall(form + NUMBER, line)
+        unit * size for form, unit in _MEMORY.items() for size in MEGATRON.find_numbers(form, line)
     ]
     return max(sizes, default=0.0)

@@ -19,21 +19,13 @@ from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number as any language writes it, with its unit; and the numbers that are read
-NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
+_NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
 _READABLE = r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:e[+-]?\d+)?)([KMB]?)"
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times that a mean should not hide
 MAX_BIAS = 0.02  # of a mean by single odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
-
-
-def read_number(text: str, program: str) -> float:
-    """Read a number as a program prints it, perhaps with commas or a factor."""
-    if (number := re.fullmatch(_READABLE, text, re.IGNORECASE)) is None:
-        allowed = "numbers are read as 1234.5, 1,234.5 or 1.23K"
-        raise ValueError(f"a line of {program} has {text!r}: {allowed}")
-    return float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
 
 
 class Trainer(NamedTuple):
@@ -50,27 +42,33 @@ class Trainer(NamedTuple):
 
     def read(self, line: str) -> dict[str, float]:
         """Read the named quantities of a log line; empty if it reports no iteration."""
-        matches = {name: re.search(mark + NUMBER, line) for name, mark in self.marks.items()}
+        matches = {name: re.search(mark + _NUMBER, line) for name, mark in self.marks.items()}
         texts = {name: match[1] for name, match in matches.items() if match}
         if not texts.keys() - {"batch", "step", "runtime"}:
             return {}
-        quantities = {name: read_number(text, self.name) for name, text in texts.items()}
+        quantities = {name: self._read_number(text) for name, text in texts.items()}
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
         return quantities
 
+    def _read_number(self, text: str) -> float:
+        if (number := re.fullmatch(_READABLE, text, re.IGNORECASE)) is None:
+            allowed = "numbers are read as 1234.5, 1,234.5 or 1.23K"
+            raise ValueError(f"a line of {self.name} has {text!r}: {allowed}")
+        return float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
+
+    def find_numbers(self, mark: str, text: str) -> set[float]:
+        """Return the numbers behind all marks in a text."""
+        return {self._read_number(number) for number in re.findall(mark + _NUMBER, text)}
+
     def run_steps(self, text: str) -> int:
         """Return the number of steps of the run in a log; 0 if the log names none, or several."""
-
-        def numbers_after(mark: str) -> set[int]:
-            return {
-                int(digits.replace(",", "")) for digits in re.findall(rf"{mark} ([\d,]+)", text)
-            }
-
-        totals, earlier_steps = numbers_after(self.steps_of_run), numbers_after(self.resumed_at)
+        totals, earlier_steps = (
+            self.find_numbers(mark, text) for mark in (self.steps_of_run, self.resumed_at)
+        )
         if len(totals) != 1 or len(earlier_steps) > 1:
             return 0
-        return totals.pop() - max(earlier_steps, default=0)
+        return int(totals.pop() - max(earlier_steps, default=0))
 
 
 TRAINERS = tuple(
@@ -210,21 +208,16 @@ class TrainerLog(NamedTuple):
                 f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines "
                 f"of iterations, got {first!r}"
             )
-        text, facts = "\n".join(lines), {}
-        for column, mark in trainer.facts.items():
-            values = {read_number(n, trainer.name) for n in re.findall(mark + NUMBER, text)}
-            if len(values) > 1:
-                listed = " and ".join(f"{value:.17g}" for value in sorted(values)[:2])
-                raise ValueError(f"{path}: it has runs of {column} {listed}: give the log of one")
-            for value in values:
-                facts[column] = f"{value:.17g}"
+        text = "\n".join(lines)
+        sizes = {name: trainer.find_numbers(mark, text) for name, mark in trainer.facts.items()}
         # some programs print the time of the whole run, perhaps repeated in a block of metrics
         runs = {line["runtime"] for line in iterations if "runtime" in line}
-        if len(runs) > 1:
-            listed = " and ".join(f"{seconds:g} s" for seconds in sorted(runs)[:2])
-            raise ValueError(
-                f"{path}: it holds {len(runs)} runs, as of {listed}: give the log of one"
-            )
+        for unit, values in {**sizes, "s": runs}.items():
+            if len(values) > 1:
+                listed = " and ".join(f"{value:.17g} {unit}" for value in sorted(values)[:2])
+                why = f"it holds {len(values)} runs, as of {listed}: give the log of one"
+                raise ValueError(f"{path}: {why}")
+        facts = {name: f"{min(values):.17g}" for name, values in sizes.items() if values}
         if runs:
             iterations = [line for line in iterations if "runtime" in line]
             if steps := trainer.run_steps(text):

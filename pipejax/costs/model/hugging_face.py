@@ -140,9 +140,9 @@ class _Config(NamedTuple):
 
     def whole(self, key: str, minimum: int = 1, default: int | None = None) -> int:
         """Return a whole number; a default replaces a missing one or `null`."""
+        if self.data.get(key) is None and default is not None:
+            return default
         if self.data.get(key) is None:
-            if default is not None:
-                return default
             raise ValueError(f"{self.path}: key {key} is missing")
         value = self.data[key]
         return whole_number(value, f"{self.path}: {key}", minimum=minimum, maximum=MAX_COUNT)
