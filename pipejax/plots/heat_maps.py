@@ -1,4 +1,4 @@
-"""Draw maps: the best schedule over two axes, costs of a measured run, a step and its replay."""
+"""Draw maps: the best schedule over two axes, and costs of a measured run."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -143,9 +142,8 @@ BOTH = LinearSegmentedColormap.from_list(  # for seconds below and above 0, whic
     "both", ("#8A2B00", palette.ORANGE, palette.WHITE, palette.SKY, _DARK)
 )
 MIN_NEGATIVE = 0.25  # of the largest value: smaller numbers below 0 are white
-_ROW_INCH, _STEP_ROW_INCH, _TITLE_INCH = 0.2, 0.42, 0.62
+_ROW_INCH, _TITLE_INCH = 0.2, 0.62
 _MAX_ROWS_INCH = 8.5  # largest height of all rows together
-_LANE_SHARE = 0.4  # share of a row that recorded or replayed ops take
 _MAX_CELLS = 4000  # largest number of cells that are vectors
 _MAX_SCALE_RATIO = 4.0  # ratio of the largest numbers of maps up to which they share a scale
 
@@ -160,23 +158,10 @@ class HeatMap(NamedTuple):
     seconds: Float[NumpyArray, "rows columns"]  # (rows, columns); NaN where there is none [s]
 
 
-class RecordedStep(NamedTuple):
-    """Recorded and replayed op times of a pipeline in one step."""
-
-    title: str  # which step it is
-    worker: Int[NumpyArray, " ops"]  # (ops) that ran each
-    label: Sequence[str]  # (ops) name of each
-    start: Float[NumpyArray, " ops"]  # (ops) as recorded [s]
-    replayed: Float[NumpyArray, " ops"]  # (ops) start in the replay [s]
-    durations: Float[NumpyArray, " ops"]  # (ops) how long each took [s]
-
-
-def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> style.Picture:
-    """Draw heat maps one below the other, and below them a step with its own colour scale."""
+def heat_picture(maps: Sequence[HeatMap]) -> style.Picture:
+    """Draw heat maps one below the other."""
     paper = style.Paper()
     heights = [_TITLE_INCH + _ROW_INCH * len(heat_map.rows) for heat_map in maps]
-    if step is not None:
-        heights.append(_TITLE_INCH + _STEP_ROW_INCH * (int(step.worker.max()) + 1))
     groups = _scale_groups(maps)
     with mpl.rc_context(paper.settings()):
         picture = style.Picture(paper, min(_MAX_ROWS_INCH, sum(heights)) + 0.3)
@@ -187,17 +172,10 @@ def heat_picture(maps: Sequence[HeatMap], step: RecordedStep | None = None) -> s
             scale, (unit, name) = _scale(np.concatenate([maps[k].seconds.ravel() for k in group]))
             _add_bar(picture, all_axes[group].tolist(), scale, f"of the step [{name}]", unit)
             scales.append((scale, unit))
-        if step is not None:
-            late = step.start - step.replayed
-            late_scale, (late_unit, late_name) = _scale(late, "ms")
-            label = f"starts later [{late_name}]"
-            _add_bar(picture, [all_axes[-1]], late_scale, label, late_unit)
         picture.draw_without_rendering()
         for group, (scale, unit) in zip(groups, scales, strict=True):
             for k in group:
                 _draw_map(all_axes[k], maps[k], scale, unit)
-        if step is not None:
-            _draw_step(all_axes[-1], step, late_scale)
     return picture
 
 
@@ -209,16 +187,13 @@ def _scale_groups(maps: Sequence[HeatMap]) -> list[list[int]]:
     return [[k] for k in range(len(maps))]
 
 
-def _scale(
-    seconds: Float[NumpyArray, " values"], unit: str = ""
-) -> tuple[ScalarMappable, tuple[float, str]]:
+def _scale(seconds: Float[NumpyArray, " values"]) -> tuple[ScalarMappable, tuple[float, str]]:
     """Return a colour scale in which 0 is white, and its unit as (seconds, name)."""
     low, high = float(np.nanmin(seconds, initial=0.0)), float(np.nanmax(seconds, initial=0.0))
     largest = max(high, -low) or 1e-9
     is_signed = -low > MIN_NEGATIVE * largest
     norm = Normalize(-largest if is_signed else 0.0, largest)
-    unit_scale = (1e-3, unit) if unit == "ms" else time_unit(largest)
-    return ScalarMappable(norm, BOTH if is_signed else COLOURS), unit_scale
+    return ScalarMappable(norm, BOTH if is_signed else COLOURS), time_unit(largest)
 
 
 def _add_bar(
@@ -277,35 +252,6 @@ def _write(axes: Axes, x: float, y: float, text: str, scale: ScalarMappable, val
     ink = palette.ink(to_hex(scale.to_rgba(np.array([value]))[0].tolist()))
     size = style.small()
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=size)
-
-
-def _draw_step(axes: Axes, step: RecordedStep, scale: ScalarMappable) -> None:
-    """Draw the recorded ops of each worker above the replayed ops; late ops are dark."""
-    workers = int(step.worker.max()) + 1
-    end = float((np.maximum(step.start, step.replayed) + step.durations).max())
-    axes.set_xlim(0.0, end or 1.0)
-    style.name_rows(axes, [f"worker {worker}" for worker in range(workers)])
-    late = step.start - step.replayed
-    look: dict[str, Any] = {
-        "facecolors": scale.to_rgba(late),
-        "edgecolors": palette.GREY,
-        "linewidths": style.line_widths(axes, step.durations, 0.6),
-    }
-    points_per_second = axes.bbox.width * 72 / axes.figure.dpi / (end or 1.0)
-    tops = step.worker - _LANE_SHARE, step.worker + 0.02
-    for start, top in zip((step.start, step.replayed), tops, strict=True):
-        ends = start + step.durations
-        bottom = top + _LANE_SHARE
-        corners = np.stack([start, top, ends, top, ends, bottom, start, bottom], axis=-1)
-        axes.add_collection(PolyCollection([*corners.reshape(-1, 4, 2)], **look))
-        has_room = step.durations * points_per_second > _text_widths(step.label)
-        for k in np.flatnonzero(has_room).tolist():
-            middle = float(start[k] + step.durations[k] / 2), float(top[k] + _LANE_SHARE / 2)
-            _write(axes, *middle, step.label[k], scale, late[k])
-    seconds, name = time_unit(end)
-    axes.xaxis.set_major_formatter(lambda time, _: f"{time / seconds:.4g}")
-    axes.set_xlabel(f"time [{name}]")
-    axes.set_title(step.title, loc="left")
 
 
 def _text_widths(labels: Sequence[str]) -> Float[NumpyArray, " ops"]:

@@ -23,10 +23,9 @@ from pipejax.cli.output.tables import Column, Figure, rows_table
 from pipejax.traces.findings.op_times import measured_costs
 from pipejax.traces.findings.suspects import MAX_LISTED, MIN_RATIO
 from pipejax.traces.record import NONE, StepBudget
-from pipejax.traces.replaying.pipelines import Pipeline, is_second_of_pair
 
 if TYPE_CHECKING:
-    from pipejax.plots.heat_maps import HeatMap, RecordedStep
+    from pipejax.plots.heat_maps import HeatMap
 
 MAX_OTHERS = 2  # other suspects on the first screen
 MAX_SHARES = 8  # shares of a kind in a table
@@ -436,10 +435,10 @@ TIMES = (
 
 
 def draw_shares(analysis: "pj.results.Analysis", figure: Output) -> None:
-    """Draw who costs how much, and a step as it ran and as replayed."""
+    """Draw who costs how much."""
     from pipejax.plots.heat_maps import heat_picture  # matplotlib is an extra, slow to import
 
-    figure.save_picture(heat_picture([*_maps(analysis)], _median_step(analysis)))
+    figure.save_picture(heat_picture([*_maps(analysis)]))
 
 
 def _maps(analysis: "pj.results.Analysis") -> "Iterator[HeatMap]":
@@ -477,50 +476,16 @@ def _by_step(shares: "pj.results.Attribution", kind: str) -> "HeatMap":
     )
 
 
-def _median_pipeline(analysis: "pj.results.Analysis") -> tuple[Pipeline, str]:
-    """Return the slowest replica of the median step, and its title."""
+def _median_ran(analysis: "pj.results.Analysis") -> MeasuredRun:
+    """Return the slowest replica of the median step, replayed with its own times."""
     shares, pipelines = analysis.attribution, analysis.pipelines
     step = shares.steps[int(np.argsort(shares.recorded)[len(shares.steps) // 2])]
     in_step = [k for k, pipeline in enumerate(pipelines.pipelines) if pipeline.step == step]
     slowest = pipelines.pipelines[max(in_step, key=lambda k: (float(pipelines.spans[k]), k))]
     replica = f", replica {slowest.replica}" if len(pipelines.trace.replicas) > 1 else ""
-    return slowest, f"step {step}{replica}"
-
-
-def _median_ran(analysis: "pj.results.Analysis") -> MeasuredRun:
-    """Return the median step for the explorer, replayed with its own times."""
-    pipeline, title = _median_pipeline(analysis)
-    costs = measured_costs(analysis.replay, pipeline=pipeline)
-    run = pj.evaluate(analysis.pipelines.tables[pipeline.table], costs, link=analysis.replay.links)
-    return MeasuredRun(title, run, analysis.pipelines.starts(pipeline))
-
-
-def _median_step(analysis: "pj.results.Analysis") -> "RecordedStep":
-    """Return the median step for a picture."""
-    from pipejax.plots.heat_maps import RecordedStep
-
-    trace = analysis.pipelines.trace
-    slowest, title = _median_pipeline(analysis)
-    slices = slowest.slices
-    is_second = is_second_of_pair(trace, slices)
-    with_stage = trace.stages > trace.workers
-    columns = (x[slices].tolist() for x in (trace.stage, trace.phase, trace.microbatch))
-    labels = [
-        f"{stage if with_stage else ''}{trace.phases[phase]}{microbatch}"
-        for stage, phase, microbatch in zip(*columns, strict=True)
-    ]
-    for k in np.flatnonzero(is_second).tolist():  # a fused pair has one label, as F3 B1
-        labels[k - 1] += f" {labels[k]}"
-    first = slices[~is_second]
-    start = trace.start[first] - trace.start[slices].min()
-    return RecordedStep(
-        f"{title}: above as it ran, below as replayed",
-        trace.worker[first],
-        [label for label, second in zip(labels, is_second, strict=True) if not second],
-        start,
-        start - analysis.replay.residuals[first],
-        (trace.end - trace.start)[first],
-    )
+    costs = measured_costs(analysis.replay, pipeline=slowest)
+    run = pj.evaluate(pipelines.tables[slowest.table], costs, link=analysis.replay.links)
+    return MeasuredRun(f"step {step}{replica}", run, pipelines.starts(slowest))
 
 
 def trace_page(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
