@@ -36,20 +36,6 @@ def _reflected(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], 
     return apply
 
 
-def _product(first: Any, second: Any) -> "Many":
-    first, second = _to_many(first), _to_many(second)
-    if _is_zero(first) or _is_zero(second):
-        return _zeros(first, second)
-    return _binary(operator.mul, first, second, lambda a, b, c: (b, a))
-
-
-def _quotient(first: Any, second: Any) -> "Many":
-    first, second = _to_many(first), _to_many(second)
-    if _is_zero(first):
-        return _zeros(first, second)
-    return _binary(operator.truediv, first, second, lambda a, b, c: (1 / b, -c / b))
-
-
 class Many:
     """Arrays of a batch of configurations, used like the array of one configuration."""
 
@@ -91,8 +77,9 @@ class Many:
     __add__ = __radd__ = _operation(operator.add, lambda a, b, c: (1.0, 1.0))
     __sub__ = _operation(operator.sub, lambda a, b, c: (1.0, -1.0))
     __rsub__ = _reflected(__sub__)
-    __mul__ = __rmul__ = _product
-    __truediv__, __rtruediv__ = _quotient, _reflected(_quotient)
+    __mul__ = __rmul__ = _operation(operator.mul, lambda a, b, c: (b, a))
+    __truediv__ = _operation(operator.truediv, lambda a, b, c: (1 / b, -c / b))
+    __rtruediv__ = _reflected(__truediv__)
     __pow__ = _operation(
         operator.pow, lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c)
     )
@@ -186,16 +173,6 @@ def _batch_axis(axis: int, batch_axes: BatchAxes) -> int:
 
 def _to_many(numbers: Any) -> Many:
     return numbers if isinstance(numbers, Many) else Many(np.asarray(numbers)[None])
-
-
-def _is_zero(many: Many) -> bool:
-    """Return whether an array is 0 everywhere, for all configurations and without slopes."""
-    return len(many.value) == 1 and not many.slopes and not many.value.any()
-
-
-def _zeros(first: Many, second: Many) -> Many:
-    """Return zeros in the shape that the product of two arrays has, without slopes."""
-    return Many(np.zeros((1, *np.broadcast_shapes(first.shape, second.shape))))
 
 
 def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:

@@ -33,13 +33,6 @@ _MEMORY = {  # bytes of the unit of each form: Megatron-LM counts in 2^20, Megat
     r"mem-max-allocated-gigabytes:": 1e9,
 }
 _UNSAID = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
-_SIZES = {
-    "layers": "num_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "ffn_hidden": "ffn_hidden_size",
-    "sequence_tokens": "seq_length",
-}
 # sizes that a log and the model of its rows may have both
 _COMPARED = (
     *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
@@ -101,7 +94,7 @@ class MegatronLog(NamedTuple):
         """Return the content of a model file (without its name) for the model in the log."""
         content: dict[str, Any] = {
             "source": f"Arguments of Megatron in {self.path.name}.",
-            **{name: self.whole(key) for name, key in _SIZES.items() if name != "ffn_hidden"},
+            **{name: self.whole(key) for name, key in load_arguments("megatron").sizes.items()},
             "ffn_hidden": self.whole("ffn_hidden_size", 4 * self.whole("hidden_size")),
         }
         heads, is_latent = content["heads"], self.is_on("multi_latent_attention")

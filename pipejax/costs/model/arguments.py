@@ -25,6 +25,7 @@ class ArgumentTable(NamedTuple):
     # another argument's value), and an argument without which it has no effect (`with`)
     assumptions: Mapping[str, Sequence[Mapping[str, Any]]]
     without_effect: re.Pattern[str]  # pattern of the names that change neither time nor memory
+    sizes: Mapping[str, str]  # names of arguments or keys, by key of a model's file
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
         """Return notes on ignored arguments and on unknown arguments; `values` is text by name."""
@@ -63,4 +64,6 @@ def load_arguments(program: str) -> ArgumentTable:
         for name in record["arguments"]:
             assumptions.setdefault(name, []).append(record)
     names = [translate(name) for names in data["without_effect"].values() for name in names]
-    return ArgumentTable(data["read"], data["names"], assumptions, re.compile("|".join(names)))
+    return ArgumentTable(
+        data["read"], data["names"], assumptions, re.compile("|".join(names)), data["sizes"]
+    )

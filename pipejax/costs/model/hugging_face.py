@@ -14,15 +14,7 @@ from pipejax.base.data_files import load_json
 from pipejax.costs.model.arguments import load_arguments
 from pipejax.costs.system.system import read_named
 
-_SIZES = {  # keys of a model's file: those of config.json
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "ffn_hidden": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "sequence_tokens": "max_position_embeddings",
-}
-_LATENT = {"kv_rank": "kv_lora_rank", "rope_width": "qk_rope_head_dim", "value_width": "v_head_dim"}
+_DATA, _ = read_named("arguments", "hugging-face", "file")
 
 
 class Architecture(NamedTuple):
@@ -46,14 +38,7 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    name: Architecture(**record)
-    for name, record in read_named("arguments", "hugging-face", "file")[0]["architectures"].items()
-}
-_EQUAL_LAYERS = {  # values of keys with which all layers but the first have experts
-    "decoder_sparse_step": 1,
-    "moe_layer_freq": 1,
-    "mlp_only_layers": [],
-    "interleave_moe_layer_step": 1,
+    name: Architecture(**record) for name, record in _DATA["architectures"].items()
 }
 
 
@@ -70,7 +55,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         data = {key: data[key] for key in shared if key in data} | data["text_config"]
     architecture, kind = _architecture(data, str(path))
     config = _Config(data, str(path))
-    sizes = _SIZES | {"ffn_hidden": kind.ffn_hidden}
+    sizes = {**_DATA["sizes"], "ffn_hidden": kind.ffn_hidden}
     content: dict[str, Any] = {
         "source": f"{Path(path).name} of Hugging Face, architecture {architecture}.",
         **{name: config.whole(key) for name, key in sizes.items()},
@@ -151,7 +136,7 @@ class _Config(NamedTuple):
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
     """Read the width of attention heads, and the ranks of latent attention."""
     if kind.latent:
-        latent = {name: config.whole(key) for name, key in _LATENT.items()}
+        latent = {name: config.whole(key) for name, key in _DATA["latent"].items()}
         if rank := config.whole("q_lora_rank", default=0):
             latent["query_rank"] = rank
         return {"head_width": config.whole("qk_nope_head_dim"), "mla": latent}
@@ -194,7 +179,8 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
     """Return the sizes of a mixture of experts as a model file holds them."""
-    for key, expected in _EQUAL_LAYERS.items():
+    # values of keys with which all layers but the first have experts
+    for key, expected in _DATA["equal_layers"].items():
         value = config.data.get(key, expected)
         if value != expected:
             raise ValueError(

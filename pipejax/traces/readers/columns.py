@@ -16,6 +16,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
+    FILE_NAMES,
     Columns,
     empty_trace,
     number_groups,
@@ -39,30 +40,10 @@ from pipejax.traces.readers.sources import (
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
 # role of a column, and its names in files; `chunk` counts the stages of a worker
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "step": ("step", "iteration", "iter", "step_id", "iteration_id", "train_step"),
-    "replica": ("replica", "dp_rank", "dp", "data_parallel_rank"),
-    "worker": ("worker", "pp_rank", "pp", "pipeline_rank", "pipeline_parallel_rank", "rank"),
-    "stage": ("gmc", "stage", "stage_id", "global_chunk"),
-    "chunk": ("chunk", "mc", "model_chunk", "vpp_rank", "vp_stage", "virtual_stage"),
-    "phase": ("phase", "optype", "op_type", "op", "name", "event", "event_type", "kind"),
-    "microbatch": (
-        *("microbatch", "mb_id", "mb", "micro_batch", "microbatch_id", "micro_batch_id"),
-        *("microbatch_index", "mb_index"),
-    ),
-    "start": ("start", "start_ts", "begin", "start_time", "ts", "begin_time", "begin_ts"),
-    "end": ("end", "end_ts", "finish", "end_time", "stop"),
-    "duration": ("duration", "dur", "elapsed"),
-}
+NAMES: Mapping[str, Sequence[str]] = FILE_NAMES["columns"]
 _TIMES = ("start", "end", "duration")
 _MAX_DIFFERENCE = 0.01  # of end and duration, by two clocks, relative to the duration
-_UNITS = {
-    "s": "s sec secs second seconds",
-    "ms": "ms msec msecs millis milliseconds",
-    "us": "us \u03bcs usec usecs micros microseconds",
-    "ns": "ns nsec nsecs nanos nanoseconds",
-}
-_SUFFIXES = {suffix: unit for unit, suffixes in _UNITS.items() for suffix in suffixes.split()}
+_SUFFIXES = {suffix: unit for unit, suffixes in FILE_NAMES["units"].items() for suffix in suffixes}
 # a gap before a backward is a wait for another stage if it is longer than this many median
 # backwards, and than this many usual gaps
 _WAIT_BACKWARDS, _WAIT_GAPS = 0.5, 3.0

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MAX_LISTED, wrong
+from pipejax.base.data_files import load_json
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace, collective_scope
 
@@ -108,24 +110,9 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
     )
 
 
-# names in files, in lower case with - between words; other names of phases stay unchanged
-_NAMES = {
-    "F": "f fw forward fwd forward-compute forward-step fwd-compute forward-pass forwardpass "
-    "exec-forward-pass pipe-fwd",
-    "B": "b bw backward bwd backward-compute backward-step bwd-compute full-backward backward-pass "
-    "backwardpass exec-backward-pass pipe-bwd",
-    "I": "i backward-input input-grad input-gradient dgrad backward-dgrad bwd-input "
-    "backward-input-compute backward-dgrad-compute b-input backward-input-step dgrad-compute "
-    "grad-input dx bwd-i backward-i b-i",
-    "W": "w weight backward-weight weight-grad weight-gradient wgrad backward-wgrad bwd-weight "
-    "backward-weight-compute backward-wgrad-compute wgrad-compute b-weight backward-weight-step "
-    "grad-weight dw bwd-w backward-w b-w w-step delayed-wgrad weightgrad",
-    "SEND_F": "send-f forward-send send-forward fwd-send send-fwd",
-    "RECV_F": "recv-f forward-recv recv-forward fwd-recv recv-fwd forward-receive",
-    "SEND_B": "send-b backward-send send-backward bwd-send send-bwd",
-    "RECV_B": "recv-b backward-recv recv-backward bwd-recv recv-bwd backward-receive",
-}
-_NAME_PHASES = {name: phase for phase, names in _NAMES.items() for name in names.split()}
+FILE_NAMES: Mapping[str, Any] = load_json(Path(__file__).with_name("names.json"))
+# other names of phases stay unchanged
+_NAME_PHASES = {name: phase for phase, names in FILE_NAMES["phases"].items() for name in names}
 
 
 def phase_name(name: str) -> str:
