@@ -1,6 +1,9 @@
 """Comparison of a published formula, an idealised table and a run with communication."""
 
+import functools
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +11,7 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.data_files import load_json
 from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.scaling import op_factors, op_workers
@@ -73,139 +77,43 @@ class ClosedForm(NamedTuple):
     idle_assumes: str = ""  # conditions under which that is exact
 
 
-_PIPELINE = ("(P-1)/(M+P-1)", lambda n: (n.p - 1) / (n.m + n.p - 1))
-_LOOPED = ("(P-1)/(VM+P-1)", lambda n: (n.p - 1) / (n.v * n.m + n.p - 1))
-_SLICED = ("(P-1)/(KM+P-1)", lambda n: (n.p - 1) / (n.k * n.m + n.p - 1))
-_FUSED = "F = I, W at most I, max(F, B) <= F&B <= F + B"
+_FUNCTION_FIELDS = ("bubble_ratio", "in_flight", "span_bubble_ratio", "idle")
+# between numbers, letters, brackets and min (@) that stand side by side and are multiplied
+_PRODUCT = re.compile(r"(?<=[\w)]) *(?=[A-Za-z(@])")
 
 
-def _span_ratio(text: str, idle: Callable[[int], int]) -> Ratio:
-    """Return the bubble ratio of a worker with two stages: x idle and 6 M busy slots."""
-    return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
+def _function(formula: str) -> Callable[..., Any]:
+    """Return the function of a shape, and of a worker or of times, that a formula writes."""
+    # KV+2(P-r-1) becomes K*V+2*(P-r-1); a fused pair F&B is T
+    text = formula.replace("F&B", "T").replace("min(", "@(")
+    code = compile(_PRODUCT.sub("*", text).replace("@", "min"), formula, "eval")
+
+    def value(n: Shape, place: int | Times = 0) -> Any:
+        """Evaluate the formula; `place` is a worker r, or the times F, I, W, B and F&B."""
+        numbers = {"P": n.p, "M": n.m, "V": n.v, "f": n.f, "K": n.k, "r": place, "min": min}
+        if isinstance(place, Times):
+            f, i, w, pair = place
+            numbers |= {"F": f, "I": i, "W": w, "B": place.b, "T": pair}
+        return eval(code, {"__builtins__": {}}, numbers)
+
+    return value
 
 
-def _chimera_in_flight(n: Shape, r: int) -> int:
-    distance = n.p // n.f  # workers from one couple of pipes to the next
-    return n.p - distance // 2 + 1 + min(r % distance, distance - 1 - r % distance)
+@functools.cache
+def closed_forms() -> Mapping[str, ClosedForm]:
+    """Return the closed forms of `closed_forms.json` by schedule."""
+    # a formula is a text that is evaluated, or a text for readers and one that is evaluated
+    forms = {}
+    for name, fields in load_json(Path(__file__).with_name("closed_forms.json")).items():
+        for field in fields.keys() & _FUNCTION_FIELDS:
+            texts = fields[field] if isinstance(fields[field], list) else [fields[field]]
+            fields[field] = texts[0], _function(texts[-1])
+        if "holds" in fields:
+            fields["holds"] = _function(fields["holds"])
+        forms[name] = ClosedForm(**fields)
+    return forms
 
 
-def _interleaved(n: Shape, r: int) -> int:
-    return min(2 * (n.p - r - 1) + (n.v - 1) * n.p + 1, n.m * n.v)
-
-
-CLOSED_FORMS: Mapping[str, ClosedForm] = {
-    "gpipe": ClosedForm(
-        "arXiv:1811.06965, section 2.3; arXiv:2104.04473, section 2.2",
-        _PIPELINE,
-        ("M", lambda n, r: n.m),
-    ),
-    "1f1b": ClosedForm(
-        "arXiv:2104.04473, section 2.2", _PIPELINE, ("min(P-r, M)", lambda n, r: min(n.p - r, n.m))
-    ),
-    "eager-1f1b": ClosedForm(
-        "arXiv:2211.05322",
-        _PIPELINE,
-        ("min(2(P-r)-1, M)", lambda n, r: min(2 * (n.p - r) - 1, n.m)),
-    ),
-    "interleaved-1f1b": ClosedForm(
-        "arXiv:2104.04473, section 2.2.2; in flight arXiv:2503.01328, section 3",
-        _LOOPED,
-        ("min(2(P-r-1)+(V-1)P+1, MV)", _interleaved),
-        "equal stages, M a multiple of P",
-        holds=lambda n: n.m % n.p == 0,
-    ),
-    "circular": ClosedForm(
-        "AI-Hypercomputer/maxtext, base.yml", _LOOPED, ("MV", lambda n, r: n.m * n.v)
-    ),
-    "looped-bfs": ClosedForm(
-        "arXiv:2407.21783, section 3.3.2",
-        _LOOPED,
-        ("MV", lambda n, r: n.m * n.v),
-        "equal stages, M at least P",
-        holds=lambda n: n.m >= n.p,
-    ),
-    "chimera": ClosedForm(
-        "arXiv:2107.06925, Tables 2 and 3 (smallest and largest worker; between them our count)",
-        (
-            "(P-2f)/(2fM+P-2f), 2f pipes",
-            lambda n: (n.p - 2 * n.f) / (2 * n.f * n.m + n.p - 2 * n.f),
-        ),
-        ("P-P/2f+1+min(q, P/f-1-q), q = r mod P/f", _chimera_in_flight),
-        "equal stages, F = B, M a multiple of P",
-        holds=lambda n: n.m % n.p == 0,
-    ),
-    "dualpipe": ClosedForm(
-        "deepseek-ai/DualPipe, table of the README",
-        ("(P-2)/(3M+P-2)", lambda n: (n.p - 2) / (3 * n.m + n.p - 2)),
-        ("P+1", lambda n, r: n.p + 1),
-        "F = I = W, F&B = F + B",
-        idle=("(P/2-1)(F&B+B-3W)", lambda n, t: (n.p / 2 - 1) * (t.pair + t.b - 3 * t.w)),
-        idle_assumes=_FUSED,
-    ),
-    "dualpipe-v": ClosedForm(
-        "deepseek-ai/DualPipe, table of the README, of 2P stages",
-        ("(P-1)/(3M+P-1)", lambda n: (n.p - 1) / (3 * n.m + n.p - 1)),
-        ("2P+1", lambda n, r: 2 * n.p + 1),
-        "F = I = W, F&B = F + B",
-        idle=("(P-1)(F&B+B-3W)", lambda n, t: (n.p - 1) * (t.pair + t.b - 3 * t.w)),
-        idle_assumes=_FUSED,
-    ),
-    "zb-h1": ClosedForm(
-        "arXiv:2401.10241, Table 2; in flight section 2.3",
-        ("(P-1)/(3M+P-1)", lambda n: (n.p - 1) / (3 * n.m + n.p - 1)),
-        ("min(P, M)", lambda n, r: min(n.p, n.m)),
-        "F = I = W, M at least P",
-        holds=lambda n: n.m >= n.p,
-    ),
-    "zb-h2": ClosedForm(
-        "arXiv:2401.10241, Table 2 and section 2.3",
-        in_flight=("min(2P-1, M)", lambda n, r: min(2 * n.p - 1, n.m)),
-        assumes="F = I = W, M at least 2P-1",
-        holds=lambda n: n.m >= 2 * n.p - 1,
-        span_bubble_ratio=("0", lambda n: 0.0),
-    ),
-    "zb-v": ClosedForm(
-        "arXiv:2401.10241, section 6; arXiv:2405.15362, section 3",
-        in_flight=("2 min(P, M)", lambda n, r: 2 * min(n.p, n.m)),
-        assumes="F = I = W, M at least 2P-1",
-        holds=lambda n: n.m >= 2 * n.p - 1,
-        span_bubble_ratio=("0", lambda n: 0.0),
-    ),
-    "v-half": ClosedForm(
-        "arXiv:2405.15362, the authors' generator",
-        in_flight=("2 min(P//2+1, M)", lambda n, r: 2 * min(n.p // 2 + 1, n.m)),
-        assumes="F = I = W, P at least 3, M at least P",
-        holds=lambda n: n.m >= n.p >= 3,
-        span_bubble_ratio=_span_ratio("3P-7 (P even), 3P-4 (odd)", lambda p: 3 * p - 7 + p % 2 * 3),
-    ),
-    "v-min": ClosedForm(
-        "arXiv:2405.15362, the authors' generator",
-        in_flight=("2 min((P+4)//3, M)", lambda n, r: 2 * min((n.p + 4) // 3, n.m)),
-        assumes="F = I = W, M at least P",
-        holds=lambda n: n.m >= n.p >= 2,
-        span_bubble_ratio=_span_ratio(
-            "4P-7 (3 divides P), 4P-5", lambda p: 4 * p - (5 if p % 3 else 7)
-        ),
-    ),
-    "seq-1f1b": ClosedForm(
-        "arXiv:2406.03488: 1F1B of KM units; in flight thunlp/Seq1F1B, issue 4",
-        _SLICED,
-        ("min(P-r-1+K, KM)", lambda n, r: min(n.p - r - 1 + n.k, n.k * n.m)),
-        "equal stages and slices",
-    ),
-    "terapipe": ClosedForm(
-        "arXiv:2102.07988: GPipe of KM units",
-        _SLICED,
-        ("KM", lambda n, r: n.k * n.m),
-        "equal stages and slices",
-    ),
-    "slimpipe": ClosedForm(
-        "arXiv:2504.14519: interleaved 1F1B of KM units, a microbatch and its warm-up in flight",
-        ("(P-1)/(KVM+P-1)", lambda n: (n.p - 1) / (n.k * n.v * n.m + n.p - 1)),
-        ("min(KV+2(P-r-1), KVM)", lambda n, r: min(n.k * n.v + 2 * (n.p - r - 1), n.k * n.v * n.m)),
-        "equal stages and slices",
-    ),
-}
 NO_FORM = ClosedForm(
     "-", assumes="no closed form is published that we could verify", holds=lambda n: False
 )
@@ -216,7 +124,7 @@ def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
     couples, slices = max(table.num_pipes // 2, 1), table.grammar.slices
     sizes = table.num_workers, table.num_microbatches // slices, table.stages_per_worker
     is_usual = table.grammar == Grammar(slices=slices)
-    form = CLOSED_FORMS.get(table.name, NO_FORM) if is_usual else NO_FORM
+    form = closed_forms().get(table.name, NO_FORM) if is_usual else NO_FORM
     shape = Shape(*sizes, couples, slices)
     return form._replace(weight_copies=table.num_pipes), shape
 
