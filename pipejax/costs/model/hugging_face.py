@@ -80,9 +80,8 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         content["qkv_biases"] = qkv_biases
     if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
         notes.append("attention_bias: the biases behind attention are left out")
-    if (
-        config.flag("use_qk_norm", kind.qk_norms) and architecture != "llama4_text"
-    ):  # whose norms have no parameters
+    has_norms = config.flag("use_qk_norm", kind.qk_norms)
+    if has_norms and architecture != "llama4_text":  # whose norms have no parameters
         content["qk_norms"] = True
     content |= _heads(config, kind, content) | _window(config, kind, content)
     if kind.experts:
@@ -171,10 +170,8 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
         older = config.whole("_sliding_window_pattern", default=kind.window_period)
         period = config.whole("sliding_window_pattern", default=older)
         windowed = layers - layers // period if period > 1 else layers
-    if not windowed:
-        return {}
     tokens = whole_number(window, f"{config.path}: sliding_window", maximum=MAX_COUNT)
-    return {"window_tokens": tokens, "windowed_layers": windowed}
+    return {"window_tokens": tokens, "windowed_layers": windowed} if windowed else {}
 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:

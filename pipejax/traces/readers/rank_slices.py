@@ -21,7 +21,7 @@ from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import Places, finish_trace, place_ranks
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
-from pipejax.traces.readers.parts import Columns, empty_trace
+from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
@@ -85,9 +85,8 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
     is_outer = np.zeros(len(order), bool)
     is_outer[order[:-1]] = (np.diff(phase[order]) == 0) & (np.diff(rows.end[order]) <= 0)
     is_outer &= phase != NONE
-    if count := int(is_outer.sum()):
-        why = "others of their phase lie inside"
-        left_out.append(LeftOut(f"ranges of rank {rows.rank}", why, count))
+    checks = [(is_outer, "others of their phase lie inside")]
+    left_out += passing_rows(checks, f"ranges of rank {rows.rank}")[1]
     return rows.take(~is_outer)
 
 
@@ -103,13 +102,13 @@ def _with_steps(
         numbers = _match_steps(ranks, begins)
         ranks = [_with_marks(rank, steps) for rank, steps in zip(ranks, numbers, strict=True)]
     else:
-        counts, begins = zip(*(_steps_by_first_op(rank, cells) for rank in ranks), strict=True)
-        numbers, why = _match_steps(ranks, begins), BY_TIME
+        counts, first_ops = zip(*(_steps_by_first_op(rank, cells) for rank in ranks), strict=True)
+        numbers, why = _match_steps(ranks, first_ops), BY_TIME
         numbered = zip(ranks, numbers, counts, strict=True)
         ranks = [rank._replace(step=steps[count]) for rank, steps, count in numbered]
     for rank in ranks:
-        if count := int(np.sum(rank.step == OUTSIDE)):
-            left_out.append(LeftOut(f"slices of rank {rank.rank}", why, count))
+        is_outside = np.asarray(rank.step) == OUTSIDE
+        left_out += passing_rows([(is_outside, why)], f"slices of rank {rank.rank}")[1]
     return [*ranks]
 
 
@@ -140,8 +139,8 @@ def _match_steps(
 def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
     """Return slices with the step of the mark around their start; `steps` of unnumbered marks."""
     marks = [
-        (step if number == NONE else number, *times)
-        for step, (number, *times) in zip(steps.tolist(), rank.marks, strict=True)
+        (step if number == NONE else number, begin, end)
+        for step, (number, begin, end) in zip(steps.tolist(), rank.marks, strict=True)
     ]
     slice_steps = np.full(len(rank.start), OUTSIDE)
     for step, begin, end in marks:
@@ -411,10 +410,9 @@ def _merge_files(
 def _drop_damaged_work(rows: Rows, left_out: list[LeftOut]) -> Rows:
     """Drop device work that has no duration of at least 0."""
     _, start, end, *_ = rows.work
+    why = "they have no duration of at least 0, so the times of their ops lack them"
     is_sound = end >= start  # false for NaN
-    if count := int(np.sum(~is_sound)):
-        why = "they have no duration of at least 0, so the times of their ops lack them"
-        left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, count))
+    left_out += passing_rows([(~is_sound, why)], f"kernels of rank {rows.rank}")[1]
     return rows._replace(work=rows.work[:, is_sound])
 
 
@@ -511,11 +509,11 @@ def _time_by_kernels(
     """Return the slices of ranks with kernels, timed by these; if no rank has any, as recorded."""
     kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
-        launch, start, _, _, is_exchange, _ = rows.work
-        is_lost = np.isinf(launch) & (is_exchange == 0) & (start >= rows.start.min(initial=np.inf))
-        if timed is not None and (count := int(np.sum(is_lost))):
+        if timed is not None:
+            launch, start, _, _, is_exchange, _ = rows.work
+            is_lost = np.isinf(launch) & (is_exchange == 0) & (start >= rows.start.min())
             why = "no recorded call launched them, so the times of ops lack them"
-            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, count))
+            left_out += passing_rows([(is_lost, why)], f"kernels of rank {rows.rank}")[1]
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
             left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))

@@ -103,8 +103,7 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
     """Return the only unit in which ops take plausible times; check an expected unit."""
     # `seconds` are times of ops and `start` their starts, both in this unit.
     median, first = float(np.median(seconds)), float(np.median(np.abs(start)))
-    shortest, longest = _OP_SECONDS
-    longest = min(longest, 2.0) if expected else longest  # 10 ms in ns would be 10 s in us
+    shortest, longest = (3e-4, 2.0) if expected else _OP_SECONDS  # 10 ms in ns are 10 s in us
     units = [
         unit
         for unit, factor in SECONDS.items()
