@@ -17,7 +17,7 @@ OTHER = np.random.default_rng(1).uniform(0.5, 3.0, (SIZE, 2, 3))
 CASES = {
     "sums": lambda x, y, z: 2 - x + (y - 1.5) - z + 1.0,
     "products": lambda x, y, z: 3 * x * y / z / 2 + 1 / x,
-    "powers": lambda x, y, z: x**2.5 + y**z,
+    "powers": lambda x, y, z: x**2.5 + y**z + np.arange(3.0) ** (1 + z),
     "zero times": lambda x, y, z: np.zeros(3) * x + y * 0.0 + np.zeros((2, 3)) / z,
     "remainders": lambda x, y, z: x % 0.7 < 0.3,
     "comparisons": lambda x, y, z: ~((x >= 1) & (x <= 2)) & (y > z),

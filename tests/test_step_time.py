@@ -9,6 +9,7 @@ import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.parts import system_number
+from pipejax.costs.system.system import DATA
 
 HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"
 LAYOUTS = ((1, 2, 1, 2, 8), (2, 1, 2, 1, 4), (8, 2, 4, 1, 24), (2, 4, 4, 2, 64))
@@ -72,6 +73,20 @@ def test_gradients_are_those_of_finite_differences(at, result):
     rises = (seconds[1 : 1 + count] - seconds[1 + count :]).T / 2e-5
     np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
     assert (np.abs(slopes[0] * at).max(axis=0) > 1e-6 * seconds[0].max()).all()
+
+
+@pytest.mark.parametrize("table", ["megatron_bridge_b200", "megatron_bridge_h100", "unseen/dgxc_moe"])
+def test_rows_with_experts_have_slopes_of_finite_differences(table):
+    rows = read_rows(DATA / "measured" / f"{table}.csv")
+    has_experts = [rows.models[k].moe is not None for k in rows.model]
+    rows = rows.take(np.flatnonzero(has_experts & np.isfinite(rows.seconds))[[0, -1]])
+    system, names = pj.load_system(str(rows.system[0])), ["compute.efficiency", "network.efficiency"]
+    at = np.array([float(system_number(system, name)) for name in names])
+    steps = np.diag(1e-5 * at)
+    points = np.array([at, *(at + steps), *(at - steps)])
+    seconds, slopes = StepTimes(rows, system=system).predict_and_grad(system, names, points)
+    rises = (seconds[1:3] - seconds[3:]).T / 2e-5
+    np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
 
 
 def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, result):

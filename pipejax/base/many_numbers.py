@@ -83,6 +83,7 @@ class Many:
     __pow__ = _operation(
         operator.pow, lambda a, b, c: (b * a ** (b - 1), np.log(np.where(a == 0, 1.0, a)) * c)
     )
+    __rpow__ = _reflected(__pow__)
     __mod__ = _operation(operator.mod)
     __and__ = __rand__ = _operation(operator.and_)
     __lt__, __le__ = _operation(operator.lt), _operation(operator.le)
