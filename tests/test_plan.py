@@ -501,7 +501,7 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     assert "all others are provably slower" in shown
     assert max(map(len, shown[shown.index("┏") : shown.index("└")].splitlines())) <= 80
     assert shown.count("Megatron-LM: CUDA_DEVICE_MAX_CONNECTIONS=1 --micro-batch-size") == 1
-    assert {"does not fit", "front", "1f1b"} <= set(
-        re.findall(">([^<>]+)</text>", picture.read_text())
-    )
+    drawn_texts = re.findall(">([^<>]+)</text>", picture.read_text())
+    assert {"front", "best", "1f1b", "step time [s]"} <= {*drawn_texts}
+    assert any(text.startswith("1f1b, TP 4") for text in drawn_texts)  # the front by names
     assert len(text.read_text().splitlines()) == 1 + again["enumerated"]

@@ -15,7 +15,7 @@ from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
 from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions, draw_tornado
-from pipejax.plots.fronts import Shown, draw_plan, draw_results
+from pipejax.plots.fronts import Shown, draw_results
 from pipejax.plots.heat_maps import Height, Side, draw_regions
 from pipejax.schedules import Grammar, OpKind
 from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
@@ -261,23 +261,6 @@ def test_numbers_of_a_logarithmic_axis_stand_apart():
     assert {"5", "20"} <= {*texts[0]} <= {"0.5", "2", "5", "20", "50"}
     assert texts[1] == []
     assert axes.yaxis.get_major_formatter()(1e5) == "100,000"
-
-
-def test_a_plan_shows_which_layouts_are_ranked_apart_and_names_the_best():
-    names = ("tensor", "context", "expert", "pipeline", "stages_per_worker", "data")
-    columns = {name: np.ones(3, int) for name in (*names, "microbatch_size")}
-    columns |= {"tensor": np.array([8, 4, 2]), "schedule": np.array(["1f1b"] * 3)}
-    columns |= {"memory_bytes": np.array([5e10, 6e10, 4e10])}
-    columns |= {key: np.array([1.0, 1.1, 1.2]) for key in ("lower_bound", "step_time")}
-    _, axes = plt.subplots()
-    apart = np.array([True, False, False])
-    draw_plan(axes, columns, ~apart, apart=apart, best=1, capacity=8e10)
-    hollow = [line for line in axes.lines if line.get_markerfacecolor() == palette.WHITE]
-    assert [line.get_xdata().tolist() for line in hollow] == [[50.0], []]
-    entries = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert "ranked apart: extrapolated" in entries
-    (label,) = [text for text in axes.texts if "best" in text.get_text()]
-    assert (label.get_text(), label.xy) == ("best: t4 p1 d1 b1", (60.0, 1.1))
 
 
 def test_the_machine_stands_above_the_work_in_a_tornado():

@@ -4,6 +4,8 @@ import dataclasses
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
@@ -27,6 +29,7 @@ from pipejax.cli.output.plans import (
     launch_json,
     launch_lines,
     layout_json,
+    layout_text,
     plan_details,
     plan_view,
 )
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
 CONFIG = ".toml"
+MAX_STEP_RATIO = 4.0  # largest drawn step time, relative to the best
 
 
 @options
@@ -177,17 +181,24 @@ def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
 
 
 def _draw(planned: "PlanResult", figure: Output) -> None:
-    """Draw step time against memory of all layouts, if a picture is asked for."""
-    if figure.path is None:
+    """Draw step time against memory of layouts that were evaluated, if a picture is asked for."""
+    if planned.front is None:
         return
-    from pipejax.plots.fronts import draw_plan  # matplotlib is an extra
+    from pipejax.plots.fronts import Shown, draw_results  # matplotlib is an extra
 
+    columns, request = planned.columns(), planned.request
+    sides = [
+        Shown("memory of the fullest accelerator [GB]", columns["memory_bytes"] / 1e9),
+        Shown("step time [s]", columns["step_time"]),
+    ]
+    # NaN, a layout that was not evaluated, is not near the best
+    is_near = columns["step_time"] <= MAX_STEP_RATIO * planned.best.step_time
+    groups = {
+        name: is_near & ~planned.apart & (columns["schedule"] == name) for name in request.schedules
+    } | {"ranked apart": is_near & planned.apart}
+    groups = {name: members for name, members in groups.items() if members.any()}
+    front = np.flatnonzero(planned.front & is_near)
+    front = front[np.argsort(columns["memory_bytes"][front])]
+    names = [layout_text(planned.layouts.described(request, row)) for row in front.tolist()]
     with drawing(figure, columns=2, height=3.2) as (_, axes):
-        draw_plan(
-            axes,
-            planned.columns(),
-            planned.front,
-            apart=planned.apart,
-            best=planned.place,
-            capacity=planned.request.room,
-        )
+        draw_results(axes, sides, groups, front, np.array([planned.place]), ("front", names))

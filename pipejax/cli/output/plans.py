@@ -98,7 +98,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         band = f" ({best.band_percent:g} %: {low} to {high})"
     yield (
         f"[bold]{seconds(best.step_time)}[/] per step{band} for {request.model.name} on "
-        f"{request.gpus} {request.system.name}: {_long_text(best)}"
+        f"{request.gpus} {request.system.name}: {layout_text(best.layout)}"
     )
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
     yield plain(
@@ -126,7 +126,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
             why = f"faster if it fits ({need} at {factor:.3g} times the predicted memory)"
-        yield plain(f"{why}: {seconds(entry.step_time)} with {_long_text(entry)}")
+        yield plain(f"{why}: {seconds(entry.step_time)} with {layout_text(entry.layout)}")
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
@@ -143,9 +143,8 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
     return {name: parts for name, parts in details.items() if parts}
 
 
-def _long_text(entry: "PlannedLayout") -> str:
+def layout_text(layout: Mapping[str, Any]) -> str:
     """Return a layout in words, without usual values."""
-    layout = entry.layout
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     is_recomputed = layout["recompute"] != "none"
     recompute = f", recompute {layout['recompute']}" if is_recomputed else ""
@@ -259,7 +258,9 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
     when = "and stays slower if any one number of the machine is up to 8 times off"
     if cases:
         when = f"and wins if {', or if '.join(cases)}"
-    yield plain(f"next best: {_long_text(plan.runners_up[0])}, {percent(lag)} slower, {when}")
+    yield plain(
+        f"next best: {layout_text(plan.runners_up[0].layout)}, {percent(lag)} slower, {when}"
+    )
 
 
 def _table(layouts: "Sequence[PlannedLayout]") -> object:
