@@ -103,10 +103,9 @@ def test_slack_path_messages_and_waits_are_those_of_the_engine(link, alone, visi
     assert (np.array(critical, bool)[1:] == run.critical[1:]).all()
     times = opened(
         """[...explorer.focused.messages.producer.keys()].map(k =>
-          [explorer.focused.messageTimes.leave[k], explorer.focused.messageTimes.arrive[k],
-           explorer.focused.isCriticalMessage(k) ? 1 : 0])"""
+          [explorer.focused.messageTimes.leave[k], explorer.focused.messageTimes.arrive[k]])"""
     )
-    expected = np.stack([run.message_start, run.message_finish, run.message_critical], axis=1)
+    expected = np.stack([run.message_start, run.message_finish], axis=1)
     assert np.allclose(times, expected, rtol=1e-12)
     assert opened("explorer.focused.bubbleRatio") == pytest.approx(run.bubble_ratio, rel=1e-9)
     shares = dict(opened("[...explorer.focused.shares]"))

@@ -487,18 +487,6 @@ def test_a_limit_far_above_leaves_no_flat_curve(crowded, visit):
     assert np.ptp(np.nonzero(blue)[0]) > 0.5 * shape[0]
 
 
-def test_transfers_have_a_lane(alone, visit):
-    opened = visit(alone[0], "link=rendezvous&x.transmit=4")
-    before = pixels(opened)
-    opened.page.keyboard.press("t")
-    opened.settle()
-    after = pixels(opened)
-    violet = np.abs(after - [162, 82, 143]).max(axis=1) < 12
-    assert violet.mean() > 0.02
-    assert len(after) == len(before)
-    assert "transfer" in opened.page.locator("#legend").inner_text()
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A page of a measured run that paused twice, what is known of it, and its stalls."""

@@ -13,14 +13,12 @@ const MAX_LABELS = 2500; // in sight
 const MAX_MESSAGES = 4000; // in sight
 const FADED = 0.18; // opacity of ops that do not match the search
 
-/** Heights [pixels] of the parts of a row: compute, below it `numLanes` lanes, and transfers. */
-export function rowParts(height, numLanes, hasTransfers) {
+/** Heights [pixels] of the parts of a row: compute, and below it `numLanes` lanes. */
+export function rowParts(height, numLanes) {
   const gap = height > 14 ? 3 : height > 7 ? 1 : 0;
-  const count = numLanes + (hasTransfers ? 1 : 0);
-  const lane = Math.max(2, Math.round((height - gap) * Math.min(0.26, 0.52 / count)));
+  const lane = Math.max(2, Math.round((height - gap) * Math.min(0.26, 0.52 / numLanes)));
   const lanes = numLanes * lane;
-  const transfers = hasTransfers ? lane : 0;
-  return { compute: height - gap - lanes - transfers, lane, lanes, transfers };
+  return { compute: height - gap - lanes, lane, lanes };
 }
 
 /** A canvas with a time axis right of the gutter. */
@@ -58,10 +56,10 @@ export class Drawing {
 }
 
 export class Bars extends Drawing {
-  resize(width, rowHeight, hasTransfers) {
+  resize(width, rowHeight) {
     super.resize(width, Math.max(1, rowHeight * this.schedule.workers));
     this.rowHeight = rowHeight;
-    this.parts = rowParts(rowHeight, this.schedule.lanesBeside.length, hasTransfers);
+    this.parts = rowParts(rowHeight, this.schedule.lanesBeside.length);
     const columns = Math.max(1, Math.round((width - GUTTER) * this.ratio));
     this.image = new ImageData(columns, this.canvas.height);
     this.pixels = new Uint32Array(this.image.data.buffer);
@@ -80,10 +78,9 @@ export class Bars extends Drawing {
     this.clip();
     // lines come first, so ops with numbers cover them
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
-    if (!isDense && shown.critical) this.traceCritical(axis, shown.transfers);
+    if (!isDense && shown.critical) this.traceCritical(axis);
     if (!isDense) this.drawWide(axis, shown);
     if (shown.critical) this.frameCritical(axis);
-    if (shown.transfers) this.drawTransfers(axis, shown.critical);
     if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
     if (shown.selected >= 0) this.drawLinks(axis, shown.selected);
     this.context.restore();
@@ -95,7 +92,7 @@ export class Bars extends Drawing {
     const { context, palette, schedule, rowHeight, parts, width } = this;
     for (let row = 0; row < schedule.workers; row++) {
       context.fillStyle = row === shown.worker ? palette.rowChosen : palette.row;
-      const height = parts.compute + parts.lanes + parts.transfers;
+      const height = parts.compute + parts.lanes;
       context.fillRect(GUTTER, row * rowHeight, width - GUTTER, height);
     }
   }
@@ -143,10 +140,6 @@ export class Bars extends Drawing {
         this.sumUp(lane, k === 0, axis, shown.matches);
         this.paintLine(top + offset, height, palette.words[ground]);
       });
-      if (parts.transfers > 0) {
-        this.sums.fill(0);
-        this.paintLine(top + parts.compute + parts.lanes, parts.transfers, palette.words[ground]);
-      }
     });
     context.putImageData(this.image, Math.round(GUTTER * ratio), 0);
   }
@@ -331,8 +324,8 @@ export class Bars extends Drawing {
     }
   }
 
-  /** Lines of the critical path from row to row; transfers that have a lane need none. */
-  traceCritical(axis, hasLane) {
+  /** Lines of the critical path from row to row. */
+  traceCritical(axis) {
     const { context, palette, schedule } = this;
     const { program } = schedule;
     context.strokeStyle = palette.ink;
@@ -340,7 +333,7 @@ export class Bars extends Drawing {
     context.beginPath();
     for (const node of this.pathInSight(axis)) {
       const message = program.nodeMessages[node];
-      if (message >= 0 && !hasLane) this.traceMessage(axis, message);
+      if (message >= 0) this.traceMessage(axis, message);
       const op = program.nodeOps[node];
       const edge = schedule.lastInto(node);
       const from = edge < 0 ? -1 : program.nodeOps[program.pred[edge]]; // a message that no node carries
@@ -365,29 +358,6 @@ export class Bars extends Drawing {
       else context.fillRect(x, row * rowHeight + parts.compute - mark, Math.max(width, 0.7), mark);
     }
     context.stroke();
-  }
-
-  /** Draw transfers in a lane of both workers, those of the critical path framed. */
-  drawTransfers(axis, marksCritical) {
-    const { context, palette, schedule, rowHeight, parts } = this;
-    const { leave, arrive } = schedule.messageTimes;
-    const { producer, consumer } = schedule.messages;
-    const { worker } = schedule.ops;
-    const height = parts.transfers - 1;
-    context.strokeStyle = palette.ink;
-    context.lineWidth = 1;
-    for (let k = 0; k < leave.length; k++) {
-      if (leave[k] > axis.to || arrive[k] < axis.from || !(arrive[k] > leave[k])) continue;
-      const x = axis.x(leave[k]);
-      const width = Math.max(0.7, (arrive[k] - leave[k]) * axis.scale);
-      const isCritical = marksCritical && schedule.isCriticalMessage(k);
-      context.fillStyle = isCritical && width < FRAMED ? palette.ink : palette.message;
-      for (const row of [worker[producer[k]], worker[consumer[k]]]) {
-        const y = row * rowHeight + parts.compute + parts.lanes + 1;
-        context.fillRect(x, y, width > 4 ? width - 0.5 : width, height);
-        if (isCritical && width >= FRAMED) context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
-      }
-    }
   }
 
   /** A line from a time in one row to a time in another, between the edges of their compute. */

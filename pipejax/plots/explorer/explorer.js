@@ -16,7 +16,7 @@ import { State, View } from "./state.js";
 import { byId, make, placeBeside } from "./text.js";
 
 // heights [pixels]
-const ROW = { least: 4, largest: 64, several: 18, largestOfSeveral: 44, transfers: 8 };
+const ROW = { least: 4, largest: 64, several: 18, largestOfSeveral: 44 };
 const HEADING = 38; // of one of several schedules, with the gap between them
 const CURVES = { alone: 130, largest: 420, several: 84, margin: 4 };
 const QUIET = 400; // milliseconds until screen readers get a change
@@ -68,8 +68,8 @@ export class Explorer {
     makeChoices("links", "radio", scene.links.map((name) => [name, name]), (event) =>
       this.setLink(event.target.value));
     makeChoices("shown", "checkbox",
-      [["critical", "critical path"], ["messages", "messages"], ["transfers", "transfers"],
-        ["memory", "memory"], ...(this.pageSchedules.some((schedule) => schedule.residuals) ? [["residuals", "residuals"]] : [])],
+      [["critical", "critical path"], ["messages", "messages"], ["memory", "memory"],
+        ...(this.pageSchedules.some((schedule) => schedule.residuals) ? [["residuals", "residuals"]] : [])],
       (event) => this.show(event.target.value, event.target.checked));
     const held = scene.schedules[0].memory.unit === "bytes" ? "bytes" : "by size";
     makeChoices("curve", "radio", [["flight", "in flight"], ["memory", held]], (event) => {
@@ -370,13 +370,13 @@ export class Explorer {
     const counts = this.schedules.map((schedule) => schedule.workers);
     const reserved = byId("axis").getBoundingClientRect().top + window.scrollY + 34 + 70;
     const isAlone = panes.length === 1;
-    const { memory, transfers } = state.shown;
+    const { memory } = state.shown;
     const all = window.innerHeight - reserved;
     const { height, curve } = isAlone
       ? singleHeight(all, counts[0], memory)
-      : { height: severalHeight(all, counts, memory, transfers), curve: CURVES.several };
+      : { height: severalHeight(all, counts, memory), curve: CURVES.several };
     for (const { bars, curves } of panes) {
-      bars.resize(width, height, transfers);
+      bars.resize(width, height);
       curves.resize(width, curve);
     }
     const head = document.querySelector("header").offsetHeight;
@@ -470,11 +470,10 @@ function singleHeight(all, rows, hasCurve) {
 }
 
 /** Height of the rows of several schedules, so that all fit into the window if they can. */
-function severalHeight(all, counts, hasCurves, hasTransfers) {
+function severalHeight(all, counts, hasCurves) {
   const rows = counts.reduce((sum, count) => sum + count, 0);
-  const least = ROW.several + (hasTransfers ? ROW.transfers : 0);
   const forRows = all - counts.length * (HEADING + (hasCurves ? CURVES.several + CURVES.margin : 0));
-  const crowded = Math.min(least, Math.max(ROW.least, Math.round(all / Math.max(...counts))));
+  const crowded = Math.min(ROW.several, Math.max(ROW.least, Math.round(all / Math.max(...counts))));
   return Math.max(crowded, Math.min(ROW.largestOfSeveral, Math.floor(forRows / rows)));
 }
 

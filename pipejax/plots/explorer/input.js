@@ -206,7 +206,6 @@ export function listenToKeys(explorer) {
     "c": flip("critical"),
     "m": flip("messages"),
     "g": flip("memory"),
-    "t": flip("transfers"),
     "e": flip("residuals"),
     "l": () => explorer.nextLink(),
     "r": () => explorer.resetTimes(),

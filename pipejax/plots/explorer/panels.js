@@ -327,7 +327,6 @@ export function showLegend(schedules, shown) {
   if (withPhases.length < schedules.length) entries.push(entry("residual: started later than replayed", "seconds"));
   if (shown.critical) entries.push(entry("critical path", "frame"));
   if (shown.messages) entries.push(entry("message", "line"));
-  if (shown.transfers) entries.push(entry("transfer", null, "background:var(--message)"));
   byId("legend").replaceChildren(...entries);
 }
 

@@ -333,17 +333,6 @@ export class Schedule {
     return this.cachedTimes;
   }
 
-  /** Whether a message lies on the critical path. */
-  isCriticalMessage(k) {
-    const { program, messages } = this;
-    if (program.carrier[k] > 0) return this.isCritical[program.carrier[k]] === 1;
-    const to = program.op[messages.consumer[k]];
-    const from = program.op[messages.producer[k]];
-    const edge = program.lastEdge[to];
-    return this.isCritical[to] === 1 && this.isCritical[from] === 1 && edge >= 0 &&
-      program.pred[edge] === from;
-  }
-
   /** Predecessors of an op: op and message, or -1, with the time of each arrival; the last first. */
   waits(op) {
     const { program, vector } = this;

@@ -53,7 +53,7 @@ export class View {
 
 const WAIT = 250; // milliseconds: browsers allow few changes of an address
 const ALL = "all"; // of the time axis
-const FLAGS = ["messages", "transfers", "memory", "critical", "residuals"];
+const FLAGS = ["messages", "memory", "critical", "residuals"];
 
 /** The choices on the page; the part of the address after # keeps them. */
 export class State {
@@ -70,7 +70,7 @@ export class State {
     this.factors = new Map(scene.factors.map(({ key, initial }) => [key, initial]));
     const memory = scene.schedules.length === 1;
     this.shown = {
-      messages: false, transfers: false, memory, critical: true, residuals: true, ...scene.show,
+      messages: false, memory, critical: true, residuals: true, ...scene.show,
     };
     // a limit is one of memory
     this.curve = scene.schedules.some(({ memory }) => memory.limits) ? "memory" : "flight";
