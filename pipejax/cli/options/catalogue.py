@@ -72,6 +72,8 @@ EXCEPTIONS = {
 # what help adds on an option in one command or record, by the name of its function or class
 DETAILS: Mapping[str, Mapping[str, str]] = _DATA["details"]
 EXAMPLES: Mapping[str, str] = _DATA["examples"]  # a line of each command, by its function
+FIRST_QUESTIONS: Mapping[str, str] = _DATA["questions"]  # of the commands that most people need
+PROGRAM: Mapping[str, str] = _DATA["program"]  # options without a command
 
 
 def flag(name: str) -> str:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     EXAMPLES,
+    FIRST_QUESTIONS,
     PANELS,
+    PROGRAM,
     TIME,
     Option,
     begin_sentence,
@@ -25,20 +27,6 @@ if TYPE_CHECKING:
 SCREEN = 24  # lines
 NARROWEST, WIDEST = 60, 100  # columns of a help text
 MAX_NAMES_WIDTH = 36  # of the column of option names
-FIRST_QUESTIONS = {  # commands that most people need
-    "evaluate": "How long does a step take under this schedule, and who waits?",
-    "explain": "Why is the step slow, and what would make it faster?",
-    "plan": "Which layout of my training job is the fastest that fits?",
-    "sweep": "How does the step time change over a grid of settings?",
-    "compare": "Which schedule is the best at these costs?",
-    "trace": "What makes my measured run slow?",
-}
-PROGRAM = {  # options without a command
-    "--version": "show the version",
-    "--completion SHELL": "print a script that completes command lines in bash, zsh or fish",
-    "-h, --help": "show six commands",
-    "--help-all": "show every command",
-}
 
 
 def program_help(about: str, num_commands: int) -> str:

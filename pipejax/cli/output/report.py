@@ -153,14 +153,14 @@ def table_sizes(table: Any) -> dict[str, Any]:
     }
 
 
-def heading(sizes: Mapping[str, Any], note: str = "") -> str:
-    """Return the heading of a report: the schedule, its edits and its sizes."""
+def heading(sizes: Mapping[str, Any]) -> str:
+    """Return the heading of a report: the schedule and its sizes."""
     nouns = {"workers": "worker", "stages": "stage", "microbatches": "microbatch"}
     counts = ", ".join(
         f"{sizes[name]} {noun if sizes[name] == 1 else name}" for name, noun in nouns.items()
     )
     return (
-        f"[bold]{escape(sizes['schedule'])}[/]{note}, {counts}"
+        f"[bold]{escape(sizes['schedule'])}[/], {counts}"
         f"{' in {slices} slices'.format(**sizes) if 'slices' in sizes else ''}"
     )
 
