@@ -188,7 +188,7 @@ def sweep_show(
         more_answers["map"] = map_json(results, regions, across, up)
         view += map_lines(results, regions, across, up)
     if figure.path is not None and map is not None:
-        draw_map(results, rank, regions, across, up, figure)
+        draw_map(results, regions, across, up, figure)
     elif figure.path is not None:
         draw_front(results, candidates, sides, front, fronts, first[0].place, figure)
     out.save(lambda draft: results.frame(np.flatnonzero(selected)).to_parquet(draft, index=False))
@@ -412,10 +412,10 @@ def map_lines(
 
 
 def draw_map(
-    results: "SweepResults", rank: str, regions: "Regions", across: str, up: str, figure: Output
+    results: "SweepResults", regions: "Regions", across: str, up: str, figure: Output
 ) -> None:
-    """Draw the best schedule over two axes, with lines of equal costs."""
-    from pipejax.plots.heat_maps import Height, Side, draw_regions
+    """Draw the best schedule over two axes."""
+    from pipejax.plots.heat_maps import Side, draw_regions
 
     sides = []
     for axis in (across, up):
@@ -424,11 +424,8 @@ def draw_map(
         is_numeric = values.dtype.kind in "iuf"
         ticks = values / scale[0] if is_numeric else [str(value) for value in values]
         sides.append(Side(head(axis, scale), ticks))
-    costs = regions.costs
-    cost_scale = display_scale(results.units, rank, costs[np.isfinite(costs)].tolist())
-    height = Height(head(rank, cost_scale), np.abs(costs) / cost_scale[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_regions(axes, sides[0], sides[1], regions.codes, regions.names, height)
+        draw_regions(axes, sides[0], sides[1], regions.codes, regions.names)
 
 
 def draw_front(
