@@ -276,10 +276,9 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     """Read the Chrome traces of all ranks of a run; a file or a process is a rank."""
-    left_out: list[LeftOut] = []
     names: dict[str, int] = {}
     paths = sorted(paths, key=name_order)
-    files = [RankFile(path, *_read_file(path, names, request, left_out)) for path in paths]
+    files = [RankFile(path, *_read_file(path, names, request)) for path in paths]
     by_label = parse_labels(names)
     cells = [by_label.get(name, ()) for name in names]
     notes = []
@@ -290,14 +289,14 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     for k, (path, ranks, zero) in enumerate(files):
         if count := sum(rows.rank == NONE for rows in ranks):
             why = "neither it nor its name says of which rank it is"
-            left_out.append(LeftOut(str(path), why, count))
+            request.left_out.append(LeftOut(str(path), why, count))
         ranks = [
             rows for rows in ranks if rows.rank != NONE and any(map(cells.__getitem__, rows.label))
         ]
         if not is_pytorch:
-            ranks = [drop_outer_ranges(rows, cells, left_out) for rows in ranks]
+            ranks = [drop_outer_ranges(rows, cells, request) for rows in ranks]
         files[k] = RankFile(path, ranks, zero)
-    trace = join_ranks(files, cells, request.sizes, left_out, (), notes)
+    trace = join_ranks(files, cells, request, (), notes)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:
@@ -321,7 +320,7 @@ def _number_ranks(files: Sequence[RankFile], cells: Sequence[Cell]) -> list[Rank
 
 
 def _read_file(
-    path: Path, names: dict[str, int], request: Request, left_out: list[LeftOut]
+    path: Path, names: dict[str, int], request: Request
 ) -> tuple[list[Rows], int | None]:
     """Read the slices of each rank in a file, and the zero of its clock [ns] if stated."""
     header: dict[str, Any] = {}
@@ -332,6 +331,7 @@ def _read_file(
     stacks = events.open_events.values()
     if count := sum(is_label(str(event["name"])) for stack in stacks for event in stack):
         events.faults["it has no end"] = count
+    left_out = request.left_out
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
     if not (events.slices or events.ours or events.faults):

@@ -56,32 +56,31 @@ Roles = dict[str, tuple[str, str | None]]  # by role: name of the column, and un
 
 def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     """Read Parquet and CSV files, with the user's names for columns and phases."""
-    column_names, sizes = request.column_names, request.sizes
+    column_names = request.column_names
     phase_names = {column_names[op]: op for op in OPS if op in column_names}
     for role in column_names:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
     batches: list[Columns] = []
-    left_out: list[LeftOut] = []
     notes: list[str] = []
     for number, path in enumerate(paths):
         file_batches: list[Columns] = []
         unstated: set[str] = set()
         try:
-            for batch in _batches(path, request, left_out, unstated):
+            for batch in _batches(path, request, unstated):
                 file_batches.append(batch | {"file": np.full(len(batch["start"]), number)})
         except (ValueError, OSError) as error:
-            left_out.append(LeftOut(str(path), str(error)))
+            request.left_out.append(LeftOut(str(path), str(error)))
         notes += _set_unit(path, file_batches, unstated, phase_names)
-        _set_end(path, file_batches, unstated, left_out)
+        _set_end(path, file_batches, unstated, request)
         batches += file_batches
     if not batches:
-        return empty_trace(left_out)
+        return empty_trace(request.left_out)
     rows, phases = _join_batches(batches, phase_names)
     _check_one_run(rows, paths)
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
-    return _with_workers(finish_trace(rows, phases, sizes, left_out, notes), sizes.world or None)
+    return _with_workers(finish_trace(rows, phases, request, notes), request.sizes.world or None)
 
 
 def _join_batches(
@@ -142,16 +141,14 @@ def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 
 
-def _batches(
-    path: Path, request: Request, left_out: list[LeftOut], unstated: set[str]
-) -> Iterator[Columns]:
+def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Columns]:
     """Yield batches of a file's rows, with invalid cells as NaN and times in seconds."""
     # `unstated` receives the roles (start, end, duration) whose unit no column name states; their
     # times stay in the unit of the file.
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
-    for roles, cells, rows in read_file(path, request, left_out):
+    for roles, cells, rows in read_file(path, request):
         batch = {"phase": _names(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":
@@ -194,9 +191,7 @@ def _set_unit(
         yield f"unit of times in {path.name}: {unit}, in which the median op takes {median:.3g} s"
 
 
-def _set_end(
-    path: Path, batches: Sequence[Columns], unstated: set[str], left_out: list[LeftOut]
-) -> None:
+def _set_end(path: Path, batches: Sequence[Columns], unstated: set[str], request: Request) -> None:
     """Set ends from durations, in the unit that agrees best; drop rows in which both differ."""
     contradictions: list[int] = []
     for batch in batches:
@@ -214,9 +209,8 @@ def _set_end(
             differs = np.abs(length - duration) > rounding + _MAX_DIFFERENCE * duration
         contradictions += batch["row"][differs].tolist()
         batch.update({role: values[~differs] for role, values in batch.items()})
-    left_out += rows_left_out(
-        path, "end and duration differ (remove the wrong one)", contradictions
-    )
+    why = "end and duration differ (remove the wrong one)"
+    request.left_out.extend(rows_left_out(path, why, contradictions))
 
 
 def _rounding(seconds: NumpyArray) -> float:
@@ -228,9 +222,7 @@ def _rounding(seconds: NumpyArray) -> float:
     return 0.0
 
 
-def _read_parquet(
-    path: Path, request: Request, left_out: list[LeftOut]
-) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
+def _read_parquet(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
     """Yield, per row group, the roles of columns, cells by column name, and row numbers."""
     try:
         import pyarrow
@@ -241,7 +233,7 @@ def _read_parquet(
         file = parquet.ParquetFile(path)
         groups, header = file.num_row_groups, file.schema_arrow.names
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        left_out.append(LeftOut(str(path), f"it is no sound Parquet: {_first_line(error)}"))
+        request.left_out.append(LeftOut(str(path), f"it is no sound Parquet: {_first_line(error)}"))
         return
     roles = find_roles(path, header, request)
     names, count = [name for name, _ in roles.values()], 0
@@ -252,21 +244,19 @@ def _read_parquet(
             cells = {name: table[name].to_numpy() for name in names}
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             why = f"its row group {group} is damaged: {_first_line(error)}"
-            left_out.append(LeftOut(str(path), why))
+            request.left_out.append(LeftOut(str(path), why))
             continue
         yield roles, cells, np.arange(first, count) + 1
     request.on_bytes(path.stat().st_size)
 
 
-def _read_csv(
-    path: Path, request: Request, left_out: list[LeftOut]
-) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
+def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
     """Yield, per batch of rows, the roles of columns, cells by column name, and line numbers."""
     text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
     if is_json(header_line):
         text = itertools.chain([header_line], text)
-        yield from _read_json_lines(path, text, request, left_out)
+        yield from _read_json_lines(path, text, request)
         return
     delimiter = find_delimiter(header_line) or ","
     header = [cell.strip() for cell in next(csv.reader([header_line], delimiter=delimiter))]
@@ -274,7 +264,7 @@ def _read_csv(
     position = {name: header.index(name) for name, _ in roles.values()}
     rows: list[list[str]] = []
     lines: list[int] = []
-    reader = csv.reader(_undamaged_lines(text, path, left_out), delimiter=delimiter)
+    reader = csv.reader(_undamaged_lines(text, path, request), delimiter=delimiter)
     while True:
         try:
             row = next(reader, None)
@@ -293,16 +283,16 @@ def _read_csv(
         elif row:
             invalid.append(reader.line_num + 1)
     why = f"they have other than the {len(header)} cells of the header"
-    left_out += rows_left_out(path, why, invalid)
+    request.left_out.extend(rows_left_out(path, why, invalid))
 
 
 def _read_json_lines(
-    path: Path, text: Iterator[str], request: Request, left_out: list[LeftOut]
+    path: Path, text: Iterator[str], request: Request
 ) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
     """Yield roles of keys, values by key, and line numbers of a file with a JSON object a line."""
     objects: list[dict[str, Any]] = []
     lines, invalid = [], []
-    for number, line in enumerate(_undamaged_lines(text, path, left_out), 1):
+    for number, line in enumerate(_undamaged_lines(text, path, request), 1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
@@ -312,7 +302,7 @@ def _read_json_lines(
             lines.append(number)
         elif line.strip():
             invalid.append(number)
-    left_out += rows_left_out(path, "they are no JSON objects", invalid)
+    request.left_out.extend(rows_left_out(path, "they are no JSON objects", invalid))
     header = [*dict.fromkeys(key for entry in objects for key in entry)]
     roles = find_roles(path, header, request)
     names = {name for name, _ in roles.values()}
@@ -320,12 +310,12 @@ def _read_json_lines(
     yield roles, cells, np.array(lines)
 
 
-def _undamaged_lines(text: Iterator[str], path: Path, left_out: list[LeftOut]) -> Iterator[str]:
-    """Yield the lines before the first damage in a file; add the rest to `left_out`."""
+def _undamaged_lines(text: Iterator[str], path: Path, request: Request) -> Iterator[str]:
+    """Yield the lines before the first damage in a file; leave out the rest."""
     try:
         yield from (line.replace("\0", "\ufffd") for line in text)
     except CutError as error:
-        left_out.append(LeftOut(f"the end of {path}", str(error)))
+        request.left_out.append(LeftOut(f"the end of {path}", str(error)))
 
 
 def _first_line(error: Exception) -> str:

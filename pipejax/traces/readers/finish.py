@@ -14,6 +14,7 @@ from pipejax.traces.readers.parts import (
     with_split_backwards,
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
+from pipejax.traces.readers.sources import Request
 from pipejax.traces.record import (
     INTEGERS,
     MESSAGES,
@@ -21,7 +22,6 @@ from pipejax.traces.record import (
     OP_INPUTS,
     OPS,
     TIMES,
-    LeftOut,
     Trace,
     transfers,
 )
@@ -33,8 +33,7 @@ _MAX_NUMBER = 1e9  # a larger number of a step, worker, .. is damage
 def finish_trace(
     columns: Columns,
     phases: Sequence[str],
-    sizes: RunSizes,
-    left_out: Sequence[LeftOut],
+    request: Request,
     inferred: Sequence[str] = (),
     *,
     by_step: bool = False,
@@ -60,14 +59,14 @@ def finish_trace(
         for name in _OP_ROLES
         if name in columns
     ]
-    notes = _count_from_zero(columns, phases, sizes)
+    notes = _count_from_zero(columns, phases, request.sizes)
     is_valid, faults = passing_rows(checks, "rows", columns.pop("row", None))
     columns, kind = {name: values[is_valid] for name, values in columns.items()}, kind[is_valid]
     check_phases(columns, phases)
     try:
-        notes += complete(columns, kind, sizes, by_step=by_step)
+        notes += complete(columns, kind, request.sizes, by_step=by_step)
     except ArgumentError as error:
-        rows = (part for part in (*left_out, *faults) if part.what.startswith("rows"))
+        rows = (part for part in (*request.left_out, *faults) if part.what.startswith("rows"))
         damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
         raise ArgumentError(error.argument, None, "; ".join([str(error), *damage])) from None
     columns.pop("chunk", None)
@@ -81,8 +80,8 @@ def finish_trace(
     return Trace.from_columns(
         columns,
         phases,
-        [*left_out, *faults, *surplus],
-        known_workers=sizes.workers,
+        [*request.left_out, *faults, *surplus],
+        known_workers=request.sizes.workers,
         inferred=(*inferred, *notes),
         has_step_clocks=by_step,
     )

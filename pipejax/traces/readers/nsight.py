@@ -80,7 +80,6 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
     """Read the SQLite exports of a run; a file has one or several processes, each with a rank."""
     import sqlite3  # most runs have no such file
 
-    left_out: list[LeftOut] = []
     keys: dict[Key, int] = {}
     exports: list[tuple[Path, list[_Process], int | None]] = []
     for path in sorted(paths, key=name_order):
@@ -89,7 +88,7 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
                 exports.append((path, *_read_file(path, database, keys)))
         except (sqlite3.Error, TypeError, OverflowError) as error:
-            left_out.append(LeftOut(str(path), f"it is no sound export: {error}"))
+            request.left_out.append(LeftOut(str(path), f"it is no sound export: {error}"))
         request.on_bytes(path.stat().st_size)
     all_processes = [process for _, processes, _ in exports for process in processes]
     cells = parse_labels(entry.label for process in all_processes for entry in process.ranges)
@@ -100,13 +99,13 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
             process.rank = rank
     files = []
     for path, processes, zero in exports:
-        ranks = [rows for process in processes for rows in _rank_rows(process, cells, left_out)]
+        ranks = [rows for process in processes for rows in _rank_rows(process, cells, request)]
         if len(ranks) < max(len(processes), 1):
             why = f"it has no op of {', '.join(FRAMEWORKS)}, or nothing states its rank"
             count = max(len(processes), 1) - len(ranks)
-            left_out.append(LeftOut(f"process of {path}", why, count))
+            request.left_out.append(LeftOut(f"process of {path}", why, count))
         files.append(RankFile(path, ranks, zero))
-    return join_ranks(files, [*cells.values()], request.sizes, left_out, [*keys], notes)
+    return join_ranks(files, [*cells.values()], request, [*keys], notes)
 
 
 def _read_file(
@@ -243,9 +242,7 @@ def _read_work(
         process.work.append((launch, *times, stream, bool(EXCHANGE.search(name)), key))
 
 
-def _rank_rows(
-    process: _Process, cells: Mapping[str, Cell], left_out: list[LeftOut]
-) -> Iterator[Rows]:
+def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -> Iterator[Rows]:
     """Yield the slices of a process as rows of its rank, if there are any."""
     numbers = {label: number for number, label in enumerate(cells)}
     entries = [entry for entry in process.ranges if entry.label in cells]
@@ -255,7 +252,9 @@ def _rank_rows(
         if not np.isnan(entry.end)
     ]
     if count := len(entries) - len(slices):
-        left_out.append(LeftOut(f"ranges of rank {process.rank}", "they have no end", count))
+        request.left_out.append(
+            LeftOut(f"ranges of rank {process.rank}", "they have no end", count)
+        )
     marks = [
         (entry.label, entry.start, entry.end) for entry in process.ranges if not np.isnan(entry.end)
     ]
@@ -265,7 +264,7 @@ def _rank_rows(
     worker, workers = axes.pop("pp", (NONE, 0))
     if slices and process.rank is not None:
         rows = Rows.from_slices(process.rank, slices)
-        yield drop_outer_ranges(rows, [*cells.values()], left_out)._replace(
+        yield drop_outer_ranges(rows, [*cells.values()], request)._replace(
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
             has_all_work=True,

@@ -20,7 +20,6 @@ from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.readings import RunSizes
 from pipejax.traces.readers.sources import (
     HEAD_BYTES,
-    OnBytes,
     Reader,
     Request,
     read_head,
@@ -43,8 +42,7 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
 
     The file rank_3.json holds {step: {"fwd_start": [..], "fwd_end": [..], ..}, ..}, in ms.
     """
-    left_out: list[LeftOut] = []
-    user_sizes, on_bytes = request.sizes, request.on_bytes
+    user_sizes = request.sizes
     size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path))]
     rank_paths = [path for path in paths if path not in size_paths]
     configs = {path.parent / "config.json" for path in rank_paths}.difference(size_paths)
@@ -52,37 +50,35 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
     if not rank_paths:
         unused = "sizes of a run without its ranks"
         return empty_trace(LeftOut(str(path), unused) for path in size_paths)
-    file_sizes = _read_sizes(size_paths, on_bytes, left_out)
+    file_sizes = _read_sizes(size_paths, request)
     size_pairs = zip(user_sizes, file_sizes, strict=True)
     sizes = RunSizes(*(user_size or file_size for user_size, file_size in size_pairs))
-    by_rank = _read_ranks(rank_paths, on_bytes, left_out)
+    by_rank = _read_ranks(rank_paths, request)
     file_ranks = [rank for path in rank_paths if (rank := file_rank(path)) is not None]
     workers = user_sizes.world or sizes.workers or max(file_ranks, default=-1) + 1
-    inferred = check_ranks(by_rank, sizes.workers, user_sizes.world, left_out)
-    parts = [part for rank, data in by_rank.items() for part in _rank_columns(rank, data, left_out)]
+    inferred = check_ranks(by_rank, sizes.workers, user_sizes.world, request)
+    parts = [part for rank, data in by_rank.items() for part in _rank_columns(rank, data, request)]
     if not parts:
-        return empty_trace(left_out)
+        return empty_trace(request.left_out)
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     for key in ("microbatch", "chunk"):  # all ops state it, or none
         if any(np.isnan(part[key]).all() for part in parts):
             del columns[key]
     if sizes.stages == 1 and "chunk" not in columns:
         columns["stage"] = columns["worker"].copy()
-    sizes = sizes._replace(workers=workers)
-    return finish_trace(columns, _PHASES, sizes, left_out, inferred, by_step=True)
+    request = request._replace(sizes=sizes._replace(workers=workers))
+    return finish_trace(columns, _PHASES, request, inferred, by_step=True)
 
 
-def _read_ranks(
-    paths: Sequence[Path], on_bytes: OnBytes, left_out: list[LeftOut]
-) -> dict[int, dict[str, Any]]:
+def _read_ranks(paths: Sequence[Path], request: Request) -> dict[int, dict[str, Any]]:
     """Read the steps of every rank, as {rank: {step: lists}}; a rank may have several files."""
     by_rank: dict[int, dict[str, Any]] = {}
     for path in paths:
-        rank, data = file_rank(path), _read_object(path, on_bytes, left_out)
+        rank, data = file_rank(path), _read_object(path, request)
         if data is None:
             continue
         if rank is None:
-            left_out.append(LeftOut(str(path), "its name says no rank"))
+            request.left_out.append(LeftOut(str(path), "its name says no rank"))
             continue
         steps = by_rank.setdefault(rank, {})  # of earlier files
         if differing := [step for step in data if steps.get(step, data[step]) != data[step]]:
@@ -96,7 +92,7 @@ def check_ranks(
     ranks: Collection[int],
     file_world: int,
     user_world: int,
-    left_out: list[LeftOut],
+    request: Request,
     hint: str = "",
 ) -> list[str]:
     """Check that every rank has a readable file; return a note if no file states the world size.
@@ -120,7 +116,7 @@ def check_ranks(
         why = f"of {world} there is no sound file of {count}: rank {listed}"
         raise wrong("files", f"must be of all ranks: {why}{hint.format(world=world)}")
     if numbers:
-        left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
+        request.left_out.append(LeftOut(f"rank {listed}", "there is no sound file of it", count))
     is_stated = user_world or file_world
     return [] if is_stated else [f"ranks: {world}, as the files; --world says more"]
 
@@ -136,17 +132,17 @@ def file_rank(path: Path) -> int | None:
     return None
 
 
-def _read_object(path: Path, on_bytes: OnBytes, left_out: list[LeftOut]) -> dict[str, Any] | None:
+def _read_object(path: Path, request: Request) -> dict[str, Any] | None:
     """Read a JSON object, or the undamaged steps of a damaged file; None if there are none."""
     pieces: list[str] = []
     try:
-        for piece in read_texts(path, on_bytes):
+        for piece in read_texts(path, request.on_bytes):
             pieces.append(piece)
         data = json.loads("".join(pieces))
     except (ValueError, OSError, RecursionError) as error:
         data = _salvage_steps("".join(pieces))
         what = f"steps of {path}" if data else str(path)
-        left_out.append(LeftOut(what, f"it is no sound JSON: {error}"))
+        request.left_out.append(LeftOut(what, f"it is no sound JSON: {error}"))
     return data if isinstance(data, dict) and data else None
 
 
@@ -159,17 +155,17 @@ def _salvage_steps(text: str) -> dict[str, Any]:
     return steps
 
 
-def _read_sizes(paths: Sequence[Path], on_bytes: OnBytes, left_out: list[LeftOut]) -> RunSizes:
+def _read_sizes(paths: Sequence[Path], request: Request) -> RunSizes:
     """Read workers, stages per worker and microbatches from JSON files; a missing size is 0."""
     data: dict[str, Any] = {}
     for path in paths:
-        data |= _read_object(path, on_bytes, left_out) or {}
+        data |= _read_object(path, request) or {}
     aliases = ("pp_size",), ("vp_size", "vpp_size"), ("num_mbs", "micro_batches")
     values = [next((data[key] for key in keys if key in data), None) for keys in aliases]
     invalid = [value for value in values if value is not None and not _is_size(value)]
     if invalid:
         why = f"a size must be a whole number, got {invalid[0]!r}"
-        left_out.append(LeftOut(str(paths[-1]), why))
+        request.left_out.append(LeftOut(str(paths[-1]), why))
     return RunSizes(*(value if _is_size(value) else 0 for value in values))
 
 
@@ -177,21 +173,21 @@ def _is_size(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 < value < _MAX_SIZE
 
 
-def _rank_columns(rank: int, data: Mapping[str, Any], left_out: list[LeftOut]) -> Iterator[Columns]:
+def _rank_columns(rank: int, data: Mapping[str, Any], request: Request) -> Iterator[Columns]:
     """Yield the ops of a rank by step and phase, without damaged steps."""
     # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
     # ..}. Values that are no numbers become NaN.
     for step, entry in data.items():
         if not (step.isascii() and step.isdigit() and len(step) < 10 and isinstance(entry, dict)):
             why = "it is no step with its lists"
-            left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
+            request.left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
             continue
         parts: list[Columns] = []
         for code, name in enumerate(_SERIES):
             columns = _read_series(entry, name)
             if columns is None:
                 why = f"its {name}_start and {name}_end are not lists of one length"
-                left_out.append(LeftOut(f"step {step} of rank {rank}", why))
+                request.left_out.append(LeftOut(f"step {step} of rank {rank}", why))
                 parts = []
                 break
             if size := len(columns["start"]):

@@ -23,7 +23,7 @@ from pipejax.traces.readers.finish import Places, finish_trace, place_ranks
 from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
 from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows
 from pipejax.traces.readers.rank_lists import check_ranks
-from pipejax.traces.readers.readings import RunSizes
+from pipejax.traces.readers.sources import Request
 from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
@@ -75,7 +75,7 @@ class RankFile(NamedTuple):
     zero: int | None  # of its clock [ns]; None if the file does not state it
 
 
-def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows:
+def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], request: Request) -> Rows:
     """Drop ranges that enclose other ranges of their phase, such as nested function calls."""
     phases = [cell[0].phase if cell else "" for cell in cells]
     numbers = {name: k for k, name in enumerate(dict.fromkeys(phases))} | {"": NONE}
@@ -86,13 +86,11 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]
     is_outer[order[:-1]] = (np.diff(phase[order]) == 0) & (np.diff(rows.end[order]) <= 0)
     is_outer &= phase != NONE
     checks = [(is_outer, "others of their phase lie inside")]
-    left_out += passing_rows(checks, f"ranges of rank {rows.rank}")[1]
+    request.left_out.extend(passing_rows(checks, f"ranges of rank {rows.rank}")[1])
     return rows.take(~is_outer)
 
 
-def _with_steps(
-    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
-) -> list[Rows]:
+def _with_steps(ranks: Sequence[Rows], cells: Sequence[Cell], request: Request) -> list[Rows]:
     """Return the slices of all ranks with their steps; list those outside all steps.
 
     Marks of steps decide, if there are any. Else a step begins at each first op of a rank.
@@ -108,7 +106,7 @@ def _with_steps(
         ranks = [rank._replace(step=steps[count]) for rank, steps, count in numbered]
     for rank in ranks:
         is_outside = np.asarray(rank.step) == OUTSIDE
-        left_out += passing_rows([(is_outside, why)], f"slices of rank {rank.rank}")[1]
+        request.left_out.extend(passing_rows([(is_outside, why)], f"slices of rank {rank.rank}")[1])
     return [*ranks]
 
 
@@ -231,8 +229,7 @@ def _are_pipeline(
 def join_ranks(
     files: Sequence[RankFile],
     cells: Sequence[Cell],
-    sizes: RunSizes,
-    left_out: list[LeftOut],
+    request: Request,
     keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
@@ -241,9 +238,9 @@ def join_ranks(
     `cells` are the ops of each label by its number, `keys` the collectives by number, for the
     clocks of files. `inferred` are notes on numbers that no file states.
     """
-    ranks, notes = _merge_files(files, keys, left_out)
+    ranks, notes = _merge_files(files, keys, request)
     if not ranks:
-        return empty_trace(left_out)
+        return empty_trace(request.left_out)
     # otherwise the numbers of ops are inferred
     forwards = [op for cell in cells for op in cell if op.phase == "F"]
     is_numbered = all(
@@ -256,20 +253,20 @@ def join_ranks(
     if is_numbered:
         stride = stride if _are_pipeline(ranks, cells, stride, file_world) else 1
         file_world //= stride
-    elif stride > 1 and file_world and not sizes.world:
+    elif stride > 1 and file_world and not request.sizes.world:
         stride, hint = 1, f"; if one in {stride} is a worker of one pipeline, {_WORLD} says so"
     if stride > 1:
         notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
     by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
     is_ours = any(rows.is_ours for rows in by_rank)
-    user_world = sizes.world // stride
+    user_world = request.sizes.world // stride
     numbers = [rows.rank for rows in by_rank]
-    notes += check_ranks(numbers, file_world, 0 if is_ours else user_world, left_out, hint)
+    notes += check_ranks(numbers, file_world, 0 if is_ours else user_world, request, hint)
     world = user_world or max(file_world, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
-        by_rank = _with_steps(by_rank, cells, left_out)
-    merged = _time_by_kernels(by_rank, cells, left_out)
+        by_rank = _with_steps(by_rank, cells, request)
+    merged = _time_by_kernels(by_rank, cells, request)
     phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
     parts = [_op_columns(rows, cells, phases) for rows in merged]
     if not has_steps:
@@ -282,8 +279,8 @@ def join_ranks(
     def build(places: Places, workers: int) -> Trace:
         """Make the trace for one assignment of ranks to replicas and workers."""
         columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
-        sizes_of_run = sizes._replace(workers=workers)
-        trace = finish_trace(columns, phases, sizes_of_run, left_out, (*inferred, *notes))
+        sized = request._replace(sizes=request.sizes._replace(workers=workers))
+        trace = finish_trace(columns, phases, sized, (*inferred, *notes))
         trace = dataclasses.replace(
             trace, inferred=(*trace.inferred, *_rest_of_steps(trace, merged))
         )
@@ -300,7 +297,7 @@ def join_ranks(
         places = [(positions.index(position), worker) for position, worker, _ in stated_places]
         _, _, num_workers = stated_places[0]
         return build(places, num_workers)
-    return place_ranks([rows.rank for rows in merged], parts, world, sizes.replicas, build)
+    return place_ranks([rows.rank for rows in merged], parts, world, request.sizes.replicas, build)
 
 
 def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
@@ -363,7 +360,7 @@ def _place_columns(
 
 
 def _merge_files(
-    files: Sequence[RankFile], keys: Sequence[Key], left_out: list[LeftOut]
+    files: Sequence[RankFile], keys: Sequence[Key], request: Request
 ) -> tuple[dict[int, Rows], list[str]]:
     """Join the slices of each rank on a common clock; return them by rank, and notes on clocks."""
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
@@ -371,10 +368,10 @@ def _merge_files(
     for path, file_rows, zero in files:
         if file_rows and zeros and zero is None:
             why = "it does not state when its clock began, as other files do"
-            left_out.append(LeftOut(str(path), why))
+            request.left_out.append(LeftOut(str(path), why))
         elif file_rows:
             delay = 0.0 if zero is None else (zero - min(zeros)) / _NANOSECONDS
-            sound_rows = [_drop_damaged_work(rows, left_out) for rows in file_rows]
+            sound_rows = [_drop_damaged_work(rows, request) for rows in file_rows]
             shifted_files.append((path, [_shift(rows, delay) for rows in sound_rows]))
     matches = match_clocks([[rows.work for rows in ranks] for _, ranks in shifted_files], keys)
     notes: list[str] = []
@@ -395,7 +392,7 @@ def _merge_files(
             rows = _shift(rows, -lead)
             for source, other in sources.get(rows.rank, []):
                 if all(map(np.array_equal, rows[1:4], other[1:4])):  # label, start, end
-                    left_out.append(LeftOut(str(path), f"a copy of {source.name}"))
+                    request.left_out.append(LeftOut(str(path), f"a copy of {source.name}"))
                     break
                 if max(rows.start[0], other.start[0]) < min(rows.end.max(), other.end.max()):
                     why = f"{source} and {path} hold rank {rows.rank} at the same time"
@@ -407,12 +404,12 @@ def _merge_files(
     return ranks, notes
 
 
-def _drop_damaged_work(rows: Rows, left_out: list[LeftOut]) -> Rows:
+def _drop_damaged_work(rows: Rows, request: Request) -> Rows:
     """Drop device work that has no duration of at least 0."""
     _, start, end, *_ = rows.work
     why = "they have no duration of at least 0, so the times of their ops lack them"
     is_sound = end >= start  # false for NaN
-    left_out += passing_rows([(~is_sound, why)], f"kernels of rank {rows.rank}")[1]
+    request.left_out.extend(passing_rows([(~is_sound, why)], f"kernels of rank {rows.rank}")[1])
     return rows._replace(work=rows.work[:, is_sound])
 
 
@@ -504,26 +501,30 @@ def _budget_steps(
 
 
 def _time_by_kernels(
-    ranks: Sequence[Rows], cells: Sequence[Cell], left_out: list[LeftOut]
+    ranks: Sequence[Rows], cells: Sequence[Cell], request: Request
 ) -> Sequence[Rows]:
     """Return the slices of ranks with kernels, timed by these; if no rank has any, as recorded."""
-    kernel_rows = [_kernel_times(rows, cells, left_out) for rows in ranks]
+    kernel_rows = [_kernel_times(rows, cells, request) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is not None:
             launch, start, _, _, is_exchange, _ = rows.work
             is_lost = np.isinf(launch) & (is_exchange == 0) & (start >= rows.start.min())
             why = "no recorded call launched them, so the times of ops lack them"
-            left_out += passing_rows([(is_lost, why)], f"kernels of rank {rows.rank}")[1]
+            request.left_out.extend(
+                passing_rows([(is_lost, why)], f"kernels of rank {rows.rank}")[1]
+            )
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
-            left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
+            request.left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
         elif timed is None and rows.work.size:
             why = "some ops have none: ops are timed by the host"
-            left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, rows.work.shape[1]))
+            request.left_out.append(
+                LeftOut(f"kernels of rank {rows.rank}", why, rows.work.shape[1])
+            )
     return [timed for timed in kernel_rows if timed is not None] or ranks
 
 
-def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) -> Rows | None:
+def _kernel_times(rows: Rows, cells: Sequence[Cell], request: Request) -> Rows | None:
     """Return a rank's slices with the times of their kernels; None if ops lack kernels.
 
     An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
@@ -545,8 +546,8 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], left_out: list[LeftOut]) ->
             return None
         stays = rows.start < late.min()
         why = "the capture ended before their kernels"
-        left_out.append(LeftOut(f"slices of rank {rows.rank}", why, int(np.sum(~stays))))
-        return _kernel_times(rows.take(stays), cells, left_out)
+        request.left_out.append(LeftOut(f"slices of rank {rows.rank}", why, int(np.sum(~stays))))
+        return _kernel_times(rows.take(stays), cells, request)
     # an op without kernels ends after the host and all kernels of the ops before it
     last_end = np.maximum.accumulate(np.where(lacks_kernel, rows.end[ops], finish[ops]))
     begin[ops[lacks_kernel]] = finish[ops[lacks_kernel]] = last_end[lacks_kernel]

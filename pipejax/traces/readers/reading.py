@@ -102,8 +102,10 @@ def read(
             done += num_bytes
             report(done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-        request = Request(names, sizes, on_bytes)
-        traces = [reader.read(by_form.get(reader.form, []), request) for reader in READERS]
+        traces = [
+            reader.read(by_form.get(reader.form, []), Request(names, sizes, on_bytes, []))
+            for reader in READERS
+        ]
     traces.append(empty_trace(reasons))
     trace = join_traces(traces, _source_text(paths))
     if not len(trace):

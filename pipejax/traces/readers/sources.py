@@ -14,7 +14,7 @@ import numpy as np
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import resolve_choice, wrong
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.record import Trace
+from pipejax.traces.record import LeftOut, Trace
 
 OnBytes = Callable[[int], object]  # takes the number of bytes read since the last call
 
@@ -86,11 +86,12 @@ def name_order(path: Path | str) -> list[tuple[str, int]]:
 
 
 class Request(NamedTuple):
-    """Information from the user about a run, and a callback for progress."""
+    """Information from the user about a run, a callback for progress, and a list of faults."""
 
     column_names: Mapping[str, str]
     sizes: RunSizes
     on_bytes: OnBytes
+    left_out: list[LeftOut]  # receives the content of files that a reader does not use
 
     @property
     def unit(self) -> str | None:
