@@ -16,7 +16,7 @@ from pipejax.plots import palette, style
 from pipejax.plots.bars import Curves, draw_memory
 from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions, draw_tornado
 from pipejax.plots.fronts import Shown, draw_results
-from pipejax.plots.heat_maps import Side, draw_regions
+from pipejax.plots.heat_maps import Height, Side, draw_regions
 from pipejax.schedules import Grammar, OpKind
 from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
 
@@ -234,6 +234,17 @@ def test_long_names_of_a_map_are_in_the_picture():
     draw_regions(picture.subplots(), *sides, np.array([[0, 1], [1, 0]]), names)
     (legend,) = picture.legends
     assert legend.get_window_extent().width <= picture.bbox.width
+
+
+def test_a_map_has_lines_of_equal_costs():
+    _, axes = plt.subplots()
+    sides = [Side("across", np.array([1.0, 2.0])), Side("up", np.array([1.0, 2.0]))]
+    flat = Height("time [s]", np.ones((2, 2)))
+    draw_regions(axes, *sides, np.zeros((2, 2), int), ["one"], flat)
+    assert axes.get_title(loc="left") == ""  # there are none
+    height = Height("time [s]", np.array([[1.0, 2.0], [3.0, np.nan]]))
+    draw_regions(axes, *sides, np.array([[0, 0], [0, -1]]), ["one"], height)
+    assert axes.get_title(loc="left") == "lines: time [s]"
 
 
 def test_numbers_of_a_logarithmic_axis_stand_apart():

@@ -1,5 +1,6 @@
 """Draw Pareto fronts in two quantities, for layouts of a plan or points of a sweep."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.plots import palette, style
 
 COLOURS = palette.SERIES
@@ -19,6 +20,7 @@ MAX_MARKS = 3000  # number of points up to which each is drawn by its group
 CELLS = 120  # of a picture across and up: of more points one in each cell is drawn
 MAX_NAMED_POINTS = 8  # points of a front with a name
 LABEL_DISTANCE = 0.08  # least distance of two named points, as a share of the picture
+MAX_KNEE_RATIO = 2.0  # largest drawn cost of a knee, relative to the best
 
 
 class Shown(NamedTuple):
@@ -115,6 +117,42 @@ def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " poin
     _, first_rows = np.unique(cells, axis=0, return_index=True)
     thinned: NumpyArray = points[is_inside][first_rows]
     return thinned
+
+
+def draw_knee(
+    axes: Axes,
+    along: Shown,
+    cost_label: str,
+    curves: Mapping[str, Float[NumpyArray, " values"]],
+    near: tuple[float, float],
+    near_text: str,
+) -> None:
+    """Draw the least cost by value of an axis (`along`), for each group.
+
+    The range `near` of values is shaded and labelled with `near_text`.
+    """
+    best = min(float(np.nanmin(curve)) for curve in curves.values())
+    axes.axvspan(*near, color=palette.SILVER, alpha=0.5, linewidth=0, label=near_text)
+    looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+    for (name, curve), (colour, marker) in zip(curves.items(), looks, strict=False):
+        marks: dict[str, Any] = {"marker": marker, "markersize": 2.5, "linewidth": 0.9}
+        axes.plot(
+            along.values,
+            np.where(np.isfinite(curve), curve, np.nan),
+            color=colour,
+            label=name,
+            **marks,
+        )
+    values = along.values
+    if values.min() > 0 and values.max() > style.LOG_RATIO * values.min():
+        axes.set_xscale("log")
+        style.name_ticks(axes.xaxis)
+    if best > 0:
+        axes.set_ylim(0.95 * best, min(axes.get_ylim()[1], MAX_KNEE_RATIO * best))
+    axes.set_xlabel(along.label)
+    axes.set_ylabel(cost_label)
+    figure: Any = axes.figure
+    style.legend(figure, "upper left", axes.get_legend_handles_labels())
 
 
 def _scale(

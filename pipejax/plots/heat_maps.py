@@ -11,6 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.data_files import time_unit
@@ -19,6 +20,7 @@ from pipejax.plots import palette, style
 REGION_COLOURS = (*palette.SERIES[:-1], palette.YELLOW, palette.VERMILION, palette.SILVER)
 HATCHES = ("", "////", "....", "xxxx", "----")
 STEP_TOLERANCE = 1e-6  # relative difference of steps that count as equal
+CONTOURS = 6  # number of lines of equal values, about
 MAX_TICKS = 12  # largest number of values that all get a tick
 
 
@@ -55,14 +57,22 @@ class Side(NamedTuple):
         return np.exp(edges) if self.is_log else edges
 
 
+class Height(NamedTuple):
+    """Quantity whose contours are drawn on a map."""
+
+    label: str  # of the values, with their unit
+    values: Float[NumpyArray, "up across"]  # (up, across) numbers, NaN where there is none
+
+
 def draw_regions(
     axes: Axes,
     across: Side,
     up: Side,
     codes: Int[NumpyArray, "up across"],
     names: Sequence[str],
+    height: Height | None = None,
 ) -> None:
-    """Draw a map of codes (index in `names`, or -1 for none)."""
+    """Draw a map of codes (index in `names`, or -1 for none), with contours of `height`."""
     colours = [colour for _, colour in zip(names, itertools.cycle(REGION_COLOURS), strict=False)]
     hatches = [HATCHES[k % len(HATCHES)] for k in range(len(names))]
     edges = across.edges, up.edges
@@ -81,6 +91,8 @@ def draw_regions(
             cells = np.ma.masked_where(codes != code, codes)
             look: Any = {"facecolor": "none", "linewidth": 0.0, "hatch": hatch}
             axes.pcolor(*edges, cells, edgecolor=palette.ink(colour), **look)
+    if height is not None:
+        _draw_height(axes, across, up, height)
     for side, name in ((across, "x"), (up, "y")):
         _name_axis(axes, side, name)
     handles = [
@@ -89,6 +101,25 @@ def draw_regions(
     ]
     figure: Any = axes.figure
     style.legend(figure, "upper left", (handles, names))
+
+
+def _draw_height(axes: Axes, across: Side, up: Side, height: Height) -> None:
+    """Draw labelled contours of a quantity, unless all its values are equal."""
+    if min(height.values.shape) < 2 or not np.nanmax(height.values) > np.nanmin(height.values):
+        return
+    outline: Any = [withStroke(linewidth=2, foreground=palette.WHITE)]  # readable over strokes
+    lines = axes.contour(
+        across.positions,
+        up.positions,
+        np.ma.masked_invalid(height.values),
+        levels=CONTOURS,
+        colors=palette.BLACK,
+        linewidths=0.7,
+    )
+    lines.set_path_effects(outline)
+    for text in lines.clabel(fontsize=style.LEAST_FONT, fmt="%.4g"):
+        text.set_path_effects(outline)
+    axes.set_title(f"lines: {height.label}", loc="left")
 
 
 def _name_axis(axes: Axes, side: Side, name: str) -> None:

@@ -188,7 +188,9 @@ def sweep_show(
         more_answers["map"] = map_json(results, regions, across, up)
         view += map_lines(results, regions, across, up)
     if figure.path is not None and map is not None:
-        draw_map(results, regions, across, up, figure)
+        draw_map(results, rank, regions, across, up, figure)
+    elif figure.path is not None and knee is not None:
+        draw_knees(results, candidates, rank, knees, axis, percent, figure)
     elif figure.path is not None:
         draw_front(results, candidates, sides, front, fronts, first[0].place, figure)
     out.save(lambda draft: results.frame(np.flatnonzero(selected)).to_parquet(draft, index=False))
@@ -412,10 +414,10 @@ def map_lines(
 
 
 def draw_map(
-    results: "SweepResults", regions: "Regions", across: str, up: str, figure: Output
+    results: "SweepResults", rank: str, regions: "Regions", across: str, up: str, figure: Output
 ) -> None:
-    """Draw the best schedule over two axes."""
-    from pipejax.plots.heat_maps import Side, draw_regions
+    """Draw the best schedule over two axes, with lines of equal costs."""
+    from pipejax.plots.heat_maps import Height, Side, draw_regions
 
     sides = []
     for axis in (across, up):
@@ -424,8 +426,40 @@ def draw_map(
         is_numeric = values.dtype.kind in "iuf"
         ticks = values / scale[0] if is_numeric else [str(value) for value in values]
         sides.append(Side(head(axis, scale), ticks))
+    costs = regions.costs
+    cost_scale = display_scale(results.units, rank, costs[np.isfinite(costs)].tolist())
+    height = Height(head(rank, cost_scale), np.abs(costs) / cost_scale[0])
     with drawing(figure, 1, HEIGHT) as (_, axes):
-        draw_regions(axes, sides[0], sides[1], regions.codes, regions.names)
+        draw_regions(axes, sides[0], sides[1], regions.codes, regions.names, height)
+
+
+def draw_knees(
+    results: "SweepResults",
+    candidates: Any,
+    rank: str,
+    knees: "Sequence[Knee]",
+    axis: str,
+    within: float,
+    figure: Output,
+) -> None:
+    """Draw the least cost along an axis for each schedule, all other axes at their best."""
+    from pipejax.plots.fronts import Shown, draw_knee
+    from pipejax.sweep.results import least_along
+
+    has_schedules = len(results.axes.get("schedule", ())) > 1
+    curves = least_along(results, candidates, rank, axis, "schedule" if has_schedules else None)
+    scale = display_scale(results.units, axis, results.axes[axis].tolist())
+    cost_scale = display_scale(results.units, rank, [abs(knees[0].best)])
+    named_curves = {
+        str(name or "best"): np.abs(curve) / cost_scale[0]
+        for name, curve in curves.items()
+        if np.isfinite(curve).any()
+    }
+    along = Shown(head(axis, scale), results.axes[axis] / scale[0])
+    near = knees[0].low / scale[0], knees[0].high / scale[0]
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        text = f"within {within:g} % of the best"
+        draw_knee(axes, along, head(rank, cost_scale), named_curves, near, text)
 
 
 def draw_front(
