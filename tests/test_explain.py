@@ -1027,6 +1027,6 @@ def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, o
     assert call(*export)[0] == 0
     times = ("-T", "F=1ms,I=1ms,W=1ms", "-c", "0.1ms")
     second = call("explain", "-t", table, *times)[1].splitlines()[1]
-    assert second.startswith(f"mine (the rows of schedule {schedule}), 4 workers")
+    assert f"8 microbatches, the rows of schedule {schedule}, delay links" in second
     table.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
     assert "rows of" not in call("explain", "-t", table, *times)[1].splitlines()[1]

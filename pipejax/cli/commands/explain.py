@@ -143,8 +143,8 @@ def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> I
     yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
     schedule = explanation.memory.begin.scenario.schedule  # of a table's rows, if one has them
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
-    note = f" (the rows of schedule {schedule})" if is_named else ""
-    yield f"{heading(result, note)}, {result['link']} links"
+    note = f", the rows of schedule {schedule}" if is_named else ""
+    yield f"{heading(result)}{note}, {result['link']} links"
     yield from advice_view(explanation, result["remedies"])
 
 
