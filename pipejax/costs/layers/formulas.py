@@ -198,8 +198,12 @@ def layer_weight_grad_bytes(
     # their inputs. Adapters also need their own activations. Frozen weights without adapters need
     # these bytes for I only.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
-    e, operand, moe = model.element_bytes, kept_input_bytes(model, layout), model.moe
-    h, modules = model.hidden, recomputed_modules(model, recompute)
+    e, h, moe = model.element_bytes, model.hidden, model.moe
+    modules = recomputed_modules(model, recompute)
+    # bytes per element of a linear layer's input until W. Frozen weights have no W; that of an
+    # adapter's A takes it in the model's precision, the gradient of A x is r units wide and not
+    # counted.
+    operand = layout.trains_base * operand_bytes(model, layout) + (layout.lora_rank > 0) * e
     if "half_products" in modules:
         return _half_products_bytes(model, layout)
     # inputs of norms, and of the first products of attention and MLP; gradients of the second
@@ -234,14 +238,6 @@ def layer_weight_grad_bytes(
     split += _gathered_width(model, layout, modules, 1 + has_mlp_input) * operand
     per_token = unsplit / layout.shared_by + split / layout.tensor + adapters
     return accelerator_tokens(model, layout) * per_token
-
-
-def kept_input_bytes(model: Model, layout: Layout) -> Number:
-    """Return the bytes per element of a linear layer's input that are kept until W."""
-    # Frozen weights have no W; that of an adapter's A takes it in the model's precision, the
-    # gradient of A x is r units wide and not counted.
-    base = layout.trains_base * operand_bytes(model, layout)
-    return base + (layout.lora_rank > 0) * model.element_bytes
 
 
 def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:

@@ -266,7 +266,6 @@ class _Job(_Pipeline):
 
 
 def _megatron(job: _Job) -> Options:
-    """Return the options of Megatron-LM that run a job."""
     workload = job.workload
     options: Options = {
         "micro-batch-size": job.microbatch_size,
@@ -330,7 +329,6 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
 
 
 def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
-    """Yield the properties of a schedule that Megatron-LM does not support."""
     yield from pipeline.unusual
     name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
     if pipeline.schedule not in (name, COMBINED):
@@ -340,7 +338,6 @@ def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
 
 
 def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
-    """Yield the properties of a job that Megatron-LM does not support."""
     yield from _unsupported_orders_of_megatron(job)
     workload = job.workload
     if "half_products" in workload.recompute:
@@ -370,7 +367,6 @@ def _connections(job: _Job) -> str:
 
 
 def _torchtitan(job: _Job) -> Options:
-    """Return the options of torchtitan that run a job."""
     workload, has_pipeline = job.workload, job.workers > 1
     shards = workload.data_parallel if workload.zero else 1
     degrees = {
@@ -438,7 +434,6 @@ def _named_placement(pipeline: _Pipeline) -> str | None:
 
 
 def _unsupported_orders_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
-    """Yield the properties of a schedule that torchtitan does not support."""
     yield from pipeline.unusual
     if pipeline.has_several_pipes:
         yield "schedules of several pipes"
@@ -449,7 +444,6 @@ def _unsupported_orders_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 
 
 def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
-    """Yield the properties of a job that torchtitan does not support."""
     workload = job.workload
     is_parallel = workload.tensor_parallel * job.workers > 1
     if workload.data_parallel > 1 and not workload.zero and is_parallel:
@@ -518,7 +512,6 @@ def _pipeline_module(job: _Job) -> str:
 
 
 def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
-    """Yield the properties of a job that DeepSpeed does not support."""
     workload, has_pipeline = job.workload, job.workers > 1
     if has_pipeline and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
         yield f"schedule {job.schedule} (1f1b is there)"
@@ -565,7 +558,6 @@ def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
 
 
 def _maxtext(job: _Job) -> Options:
-    """Return the configuration of MaxText that runs a job."""
     workload = job.workload
     # replicas hold the experts; where experts do not fit there, `_unsupported_by_maxtext` says so
     replicas = max(1, workload.data_parallel // workload.expert_parallel)
@@ -591,7 +583,6 @@ def _maxtext(job: _Job) -> Options:
 
 
 def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
-    """Yield the properties of a job that MaxText does not support."""
     workload, has_pipeline = job.workload, job.workers > 1
     yield from job.unusual
     if has_pipeline and job.schedule != ("circular" if job.stages_per_worker > 1 else "gpipe"):
@@ -693,10 +684,6 @@ class Launcher(NamedTuple):
         return fields
 
 
-def _nothing(_job: _Job) -> str:
-    return ""
-
-
 def _latency_hiding(job: _Job) -> str:
     flag = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
     return flag if job.workload.overlap > 0 else ""
@@ -704,8 +691,8 @@ def _latency_hiding(job: _Job) -> str:
 
 _FUNCTIONS: Mapping[str, Sequence[Any]] = {  # `Launcher.options`, `lacks` and `program`
     "Megatron-LM": (_megatron, _unsupported_by_megatron, _connections),
-    "Megatron-Bridge": (_megatron, _unsupported_by_megatron, _nothing),
-    "torchtitan": (_torchtitan, _unsupported_by_torchtitan, _nothing),
+    "Megatron-Bridge": (_megatron, _unsupported_by_megatron, lambda _: ""),
+    "torchtitan": (_torchtitan, _unsupported_by_torchtitan, lambda _: ""),
     "DeepSpeed": (_deepspeed, _unsupported_by_deepspeed, _pipeline_module),
     "MaxText": (_maxtext, _unsupported_by_maxtext, _latency_hiding),
 }

@@ -98,12 +98,6 @@ class Layout(FloatFields):
         return 1 + (self.tensor - 1) * self.sequence_parallel
 
     @property
-    def message_shared_by(self) -> Number:
-        """Count the accelerators that split a message between workers: t or 1."""
-        is_split = 1 - (1 - self.sequence_parallel) * (1 - self.scatter_gather)
-        return 1 + (self.tensor - 1) * is_split
-
-    @property
     def replicas(self) -> Number:
         """Count the accelerators that hold the same part of the dense weights: c d."""
         return self.context * self.data

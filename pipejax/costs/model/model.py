@@ -259,11 +259,6 @@ class Model:
         width = self.moe.shared_experts * self.moe.expert_hidden
         return self.attention_sides + has_shared * self.mlp_sides(width)
 
-    @property
-    def expert_sides(self) -> Number:
-        """Sum input and output widths of the linear layers of a layer's routed experts."""
-        return 0 if self.moe is None else self.moe.experts * self.mlp_sides(self.moe.expert_hidden)
-
     def active_sides(self, kind: str = "dense") -> Number:
         """Sum input and output widths of the linear layers that a token passes in a layer."""
         if kind == "dense" or self.moe is None:

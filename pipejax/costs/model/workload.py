@@ -559,11 +559,11 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
     # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. Tensor
     # parallelism splits both factors of an adapter, one by its rank or inputs and one by its
     # outputs, as Megatron does.
-    t, r, is_counted = layout.tensor, layout.lora_rank, 1 if base else 0
+    t, r, is_counted, moe = layout.tensor, layout.lora_rank, 1 if base else 0, model.moe
     # output biases of an expert, after the sum over its parts, are not split
-    num_experts = 0 if model.moe is None else model.moe.experts
+    num_experts, width = (0, 0) if moe is None else (moe.experts, moe.expert_hidden)
     biases = is_counted * model.biases * model.hidden * num_experts
-    split = is_counted * model.expert_parameters - biases + r * model.expert_sides
+    split = is_counted * model.expert_parameters - biases + r * num_experts * model.mlp_sides(width)
     experts = (biases + split / layout.expert_tensor) / layout.expert
     counts = {}
     for kind in model.layers_by_kind:

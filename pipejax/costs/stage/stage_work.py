@@ -175,7 +175,10 @@ def work_of_stages(
         again = tuple(xp.where(has_r, *pair) for pair in pairs)
         if recomputed_modules(model, recompute):
             plain_kinds = _layer_work(model, layout, "none")
-    message = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
+    # t accelerators split a message with sequence parallelism, or if each sends a part
+    is_split = 1 - (1 - layout.sequence_parallel) * (1 - layout.scatter_gather)
+    split_by = 1 + (layout.tensor - 1) * is_split
+    message = boundary_bytes(model, layout) * layout.shared_by / split_by
     num_outputs = 1 + model.mtp_layers * stages.mtp_before  # hidden states in a message
     return StageWork(
         layout=layout,

@@ -16,7 +16,7 @@ from pipejax.traces.readers.device import EXCHANGE, Work
 from pipejax.traces.readers.labels import (
     FRAMEWORKS,
     STEP,
-    Cell,
+    Cells,
     is_label,
     number_marks,
     parse_label,
@@ -304,7 +304,7 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     return trace
 
 
-def _number_ranks(files: Sequence[RankFile], cells: Sequence[Cell]) -> list[RankFile]:
+def _number_ranks(files: Sequence[RankFile], cells: Cells) -> list[RankFile]:
     """Number the ranks of all files by the first stage that each of them runs."""
     stages = [
         min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)

@@ -380,7 +380,11 @@ def _numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
         numbers = np.array([_number(cell, float) for cell in cells.tolist()], np.float64)
     if np.isfinite(numbers).any():
         return numbers, False
-    return np.array([_number(cell, _epoch) for cell in cells.tolist()], np.float64), True
+    dates = [
+        _number(cell, lambda text: datetime.datetime.fromisoformat(text).timestamp())
+        for cell in cells.tolist()
+    ]
+    return np.array(dates, np.float64), True
 
 
 def _number(cell: object, convert: Callable[[Any], float]) -> float:
@@ -388,10 +392,6 @@ def _number(cell: object, convert: Callable[[Any], float]) -> float:
         return convert(cell)
     except (ValueError, TypeError):
         return np.nan
-
-
-def _epoch(cell: str) -> float:
-    return datetime.datetime.fromisoformat(cell).timestamp()
 
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipejax.traces.readers.parts import phase_name
@@ -22,6 +22,7 @@ class LabelOp(NamedTuple):
 
 
 Cell = tuple[LabelOp, ...]  # two of a fused pair
+Cells = Sequence[Cell]  # by number of the label
 
 _CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0,9})"
 _CHUNK = r"chunk (?P<microbatch>\d{1,9}) \(phase(?P<chunk>[01])\)"

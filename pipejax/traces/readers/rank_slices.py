@@ -20,7 +20,7 @@ from pipejax.base.checks import wrong
 from pipejax.schedules.registry import REGISTRY
 from pipejax.traces.readers.device import Key, Work, match_clocks, split_windows
 from pipejax.traces.readers.finish import Places, finish_trace, place_ranks
-from pipejax.traces.readers.labels import ONLY_STAGE, Cell, LabelOp
+from pipejax.traces.readers.labels import ONLY_STAGE, Cells, LabelOp
 from pipejax.traces.readers.parts import Columns, empty_trace, passing_rows
 from pipejax.traces.readers.rank_lists import check_ranks
 from pipejax.traces.readers.sources import Request
@@ -33,6 +33,8 @@ BY_TIME = "its steps are others by time than by count, and no marks of steps say
 
 
 Slice = tuple[float, float, int]  # start, end and number of the label
+Steps = Int[NumpyArray, " slices"]
+PerSlice = Float[NumpyArray, " slices"]  # times [us]
 
 
 class Rows(NamedTuple):
@@ -40,8 +42,8 @@ class Rows(NamedTuple):
 
     rank: int  # in the run; of our own exports, the worker
     label: Int[NumpyArray, " slices"]  # number of the label
-    start: Float[NumpyArray, " slices"]
-    end: Float[NumpyArray, " slices"]
+    start: PerSlice
+    end: PerSlice
     receives: Float[NumpyArray, "2 receives"] = _NO_TIMES  # start and arrival
     work: Work = _NO_WORK
     marks: Sequence[tuple[int, float, float]] = ()  # number, start and end of every marked step
@@ -52,7 +54,7 @@ class Rows(NamedTuple):
     has_all_work: bool = False  # whether the file has all work of the device, and such calls
     # if a label states it: position on all axes but the pipeline's, worker, workers
     place: tuple[tuple[int, ...], int, int] | None = None
-    step: Int[NumpyArray, " slices"] | None = None  # of each slice, once it is known
+    step: Steps | None = None  # of each slice, once it is known
 
     @classmethod
     def from_slices(cls, rank: int, slices: Iterable[Slice]) -> "Rows":
@@ -75,7 +77,7 @@ class RankFile(NamedTuple):
     zero: int | None  # of its clock [ns]; None if the file does not state it
 
 
-def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], request: Request) -> Rows:
+def drop_outer_ranges(rows: Rows, cells: Cells, request: Request) -> Rows:
     """Drop ranges that enclose other ranges of their phase, such as nested function calls."""
     phases = [cell[0].phase if cell else "" for cell in cells]
     numbers = {name: k for k, name in enumerate(dict.fromkeys(phases))} | {"": NONE}
@@ -90,7 +92,7 @@ def drop_outer_ranges(rows: Rows, cells: Sequence[Cell], request: Request) -> Ro
     return rows.take(~is_outer)
 
 
-def _with_steps(ranks: Sequence[Rows], cells: Sequence[Cell], request: Request) -> list[Rows]:
+def _with_steps(ranks: Sequence[Rows], cells: Cells, request: Request) -> list[Rows]:
     """Return the slices of all ranks with their steps; list those outside all steps.
 
     Marks of steps decide, if there are any. Else a step begins at each first op of a rank.
@@ -146,9 +148,7 @@ def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
     return rank._replace(marks=[mark for mark in marks if mark[0] != OUTSIDE], step=slice_steps)
 
 
-def _steps_by_first_op(
-    rows: Rows, cells: Sequence[Cell]
-) -> tuple[Int[NumpyArray, " slices"], Float[NumpyArray, " steps"]]:
+def _steps_by_first_op(rows: Rows, cells: Cells) -> tuple[Steps, Float[NumpyArray, " steps"]]:
     """Count each run of a rank's first op as a step; return each slice's step and step starts.
 
     A step that began before the trace has the start NaN. A slice that is no op belongs to the step
@@ -213,9 +213,7 @@ _WORLD = "--world {world}"
 _REPLICAS_HINT = f"; if these run several replicas, {_WORLD} leaves out those of the missing"
 
 
-def _are_pipeline(
-    ranks: Mapping[int, Rows], cells: Sequence[Cell], stride: int, world: int
-) -> bool:
+def _are_pipeline(ranks: Mapping[int, Rows], cells: Cells, stride: int, world: int) -> bool:
     """Return whether the recorded ranks 0, stride, 2 stride, .. are the workers of one pipeline.
 
     They are all such ranks of the world (its size is 0 if unknown), the labels name forwards of all
@@ -228,7 +226,7 @@ def _are_pipeline(
 
 def join_ranks(
     files: Sequence[RankFile],
-    cells: Sequence[Cell],
+    cells: Cells,
     request: Request,
     keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
@@ -316,7 +314,7 @@ def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
         )
 
 
-def _have_replicas(ranks: Mapping[int, Rows], cells: Sequence[Cell]) -> bool:
+def _have_replicas(ranks: Mapping[int, Rows], cells: Cells) -> bool:
     """Return whether two ranks run the forward of one stage and microbatch."""
     counts = Counter(label for rows in ranks.values() for label in np.unique(rows.label).tolist())
     shared = [cells[label] for label, count in counts.items() if count > 1]
@@ -500,9 +498,7 @@ def _budget_steps(
             yield StepBudget(step, replica, worker, *row)
 
 
-def _time_by_kernels(
-    ranks: Sequence[Rows], cells: Sequence[Cell], request: Request
-) -> Sequence[Rows]:
+def _time_by_kernels(ranks: Sequence[Rows], cells: Cells, request: Request) -> Sequence[Rows]:
     """Return the slices of ranks with kernels, timed by these; if no rank has any, as recorded."""
     kernel_rows = [_kernel_times(rows, cells, request) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
@@ -524,7 +520,7 @@ def _time_by_kernels(
     return [timed for timed in kernel_rows if timed is not None] or ranks
 
 
-def _kernel_times(rows: Rows, cells: Sequence[Cell], request: Request) -> Rows | None:
+def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
     """Return a rank's slices with the times of their kernels; None if ops lack kernels.
 
     An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
@@ -566,9 +562,7 @@ def _kernel_times(rows: Rows, cells: Sequence[Cell], request: Request) -> Rows |
     return timed.take(np.argsort(new_start, kind="stable"))
 
 
-def _op_kernels(
-    rows: Rows, ops: Int[NumpyArray, " ops"]
-) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"], float]:
+def _op_kernels(rows: Rows, ops: Int[NumpyArray, " ops"]) -> tuple[PerSlice, PerSlice, float]:
     """Return when each op's kernels on the busiest stream start and end, and the last launch."""
     launch, start, end, stream, is_exchange, _ = rows.work
     begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
@@ -595,7 +589,7 @@ def _find_launchers(
     return launcher, (position >= 0) & (launch <= rows.end[launcher])
 
 
-def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Columns:
+def _op_columns(rows: Rows, cells: Cells, phases: Sequence[str]) -> Columns:
     """Return columns of a trace with a row for each op of each slice's label, without its waits.
 
     A label of a fused pair has two ops. `phases` are the names that the column `phase` counts.
@@ -617,9 +611,7 @@ def _op_columns(rows: Rows, cells: Sequence[Cell], phases: Sequence[str]) -> Col
     return columns | {"step": step[slices], "start": start[slices], "end": end[slices]}
 
 
-def _subtract_waits(
-    rows: Rows, step: Int[NumpyArray, " slices"], cells: Sequence[Cell]
-) -> tuple[Float[NumpyArray, " slices"], Float[NumpyArray, " slices"]]:
+def _subtract_waits(rows: Rows, step: Steps, cells: Cells) -> tuple[PerSlice, PerSlice]:
     """Return the starts and ends of slices without their waits for messages [us].
 
     A RECV ends at the arrival of its message, and the op that waits for it starts then. Slices of a
