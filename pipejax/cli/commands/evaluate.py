@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.markup import escape
@@ -39,10 +39,6 @@ from pipejax.cli.output.runs import (
 from pipejax.cli.output.tables import Column, TextTable, facts, grid, rows_table
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, format_pairs
-
-if TYPE_CHECKING:
-    from pipejax.analysis.uncertainty.corners import Corners
-
 
 MANY_SEQUENCES = 8  # of a microbatch: few jobs have so many
 MAX_LISTED = 3  # workers that are equally busy
@@ -111,7 +107,9 @@ class TimingSettings:
         return costs
 
 
-def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
+def _add_corners(
+    result: dict[str, Any], corners: "pj.results.Corners", evaluation: "pj.Evaluation"
+) -> object:
     """Add a row for each corner to `result`, and return the rows as a table.
 
     A row has the makespan, the lateness [s] against a target, and the number of ops whose slack is
@@ -129,7 +127,9 @@ def _add_corners(result: dict[str, Any], corners: "Corners", evaluation: "pj.Eva
     return rows_table(rows, (column for column in CORNERS if column.value in rows[0]))
 
 
-def _add_slack(result: dict[str, Any], corners: "Corners", evaluation: "pj.Evaluation") -> object:
+def _add_slack(
+    result: dict[str, Any], corners: "pj.results.Corners", evaluation: "pj.Evaluation"
+) -> object:
     """Add the least slack of every op over all corners to `result`; return a table by phase."""
     result["slack"] = op_rows(evaluation, "slack", corners.worst_slack)
     if len(corners.names) > 1:

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
+from pipejax.base.data_files import load_json
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import (
@@ -35,26 +37,7 @@ MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
 DOUBTS = "unit of times", "replicas do not", "microbatches are"  # first words of what is uncertain
 # noun of a suspect, and an action of its owner, by its kind
-ACTIONS: Mapping[str, tuple[str, str]] = {
-    "worker": ("straggler", "inspect or replace the machine of {name}"),
-    "replica": ("straggler", "inspect the machines of {name}, and the length of its sequences"),
-    "stage": ("slow stage", "move layers away from {name}"),
-    "link": ("slow link", "inspect or replace the {name}: cable, network card"),
-    "microbatch": ("long microbatch", "pack or sort sequences: {name} has too many tokens"),
-    "host": (
-        "launch-starved",
-        "look at the host of {name}: its CPU load and pinning, garbage collection, CUDA graphs",
-    ),
-    "launch": (
-        "late launch",
-        "look at what the host does before {name}: data loading, garbage collection, logging",
-    ),
-    "data": ("uneven data", "distribute microbatches anew, as --save writes in deal.json"),
-    "step": (
-        "odd step",
-        "look for what ran in or before {name}: compilation, checkpoint, evaluation, loading",
-    ),
-}
+ACTIONS: Mapping[str, tuple[str, str]] = load_json(Path(__file__).with_name("suspect_actions.json"))
 HARDWARE = ("worker", "replica", "link", "host")  # kinds of suspects that hardware explains
 WORDS = {"start": "warm-up", "end": "cool-down", "messages": "exposed messages"}  # of parts
 

@@ -14,6 +14,7 @@ from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.evidence import Evidence
 from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.files import atomic_write, check_origin, provenance
 from pipejax.costs.model.launchers import LAUNCHERS, launcher_defaults
@@ -179,21 +180,7 @@ def _runner_up_lag(
 if TYPE_CHECKING:
     import xarray as xr
 
-_MEANING = {
-    "schedule": "name",
-    "pipeline": "workers of one pipeline",
-    "stages_per_worker": "stages of each worker",
-    "tensor": "tensor parallelism",
-    "context": "context parallelism",
-    "expert": "expert parallelism",
-    "expert_tensor": "accelerators that split each expert",
-    "data": "replicas",
-    "microbatch_size": "sequences of a microbatch",
-    "microbatches": "microbatches of a step",
-    "recompute": "what is recomputed",
-    "zero": "what replicas split: 1 optimizer state, 2 gradients too, 3 weights too",
-    "edge_units": "layers that embedding and head each count as",
-}
+_MEANING: Mapping[str, str] = load_json(Path(__file__).with_name("layout_columns.json"))
 
 
 @short_repr
