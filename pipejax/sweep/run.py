@@ -41,9 +41,8 @@ from pipejax.engine.pricing import by_microbatch
 from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import LINK_OPTIONS, Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
-from pipejax.sweep.declaration import Axis, Sweep, label, read_sweep
+from pipejax.sweep.declaration import Axis, Sweep, built, label, read_sweep
 from pipejax.sweep.outputs import OUTPUTS, SystemRuns
-from pipejax.sweep.schedule_axis import built
 from pipejax.sweep.store import (
     FEASIBLE,
     ILLEGAL,

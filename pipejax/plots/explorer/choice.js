@@ -3,8 +3,37 @@
 
 import { Schedule } from "./schedule.js";
 import { memoryChanges, costLayout, lower, tableMessages, tableOps } from "./lowering.js";
-import { makeTable } from "./tables.js";
 import { inflate } from "./unpacking.js";
+
+// Cells of carried tables: the library has checked them, and says what they mean (`grammar`).
+
+const PAIR = /^\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B$/;
+const OP = /^(\d*)([A-Za-z_]+)(\d*)(?:\.(\d+))?$/;
+
+/** Make a table of an entry of the library. */
+function makeTable(entry, grammar) {
+  const { rows, placement, microbatchPipes } = entry;
+  const cells = rows.split("\n").flatMap((row, worker) =>
+    row.split(",").map((text) => ({ worker, ops: cellOps(text, grammar) })));
+  return {
+    ...entry, grammar, cells,
+    stages: placement[0].length,
+    microbatches: microbatchPipes.length, // slices count
+    pipes: placement.length,
+  };
+}
+
+/** The ops of a cell: one, or two of a fused pair. */
+function cellOps(text, grammar) {
+  const pair = PAIR.exec(text);
+  return (pair ? pair.slice(1) : [text]).map((op) => readOp(op.trim(), grammar));
+}
+
+function readOp(text, { codes, slices }) {
+  const [, stage, letters, microbatch, part] = OP.exec(text);
+  const number = microbatch === "" ? -1 : Number(microbatch) * slices + Number(part ?? 0);
+  return { phase: codes[letters], stage: stage === "" ? -1 : Number(stage), microbatch: number };
+}
 
 /** The cost vector of a table, and the number of the factor that multiplies each position. */
 function tableCosts(table, layout, scene) {

@@ -354,7 +354,7 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
 HERE = Path(__file__).parent
 # JavaScript modules, each after the modules that it imports
 SCRIPTS = (
-    *("text", "unpacking", "schedule", "tables", "lowering", "choice"),
+    *("text", "unpacking", "schedule", "lowering", "choice"),
     *("state", "palette", "residuals", "bars", "curves", "panels", "sliders", "input", "explorer"),
 )
 # statements of a module; the page holds each module in a function
