@@ -1,8 +1,7 @@
 """Search for a better order of SEND and RECV cells; compute ops keep their order in every row.
 
-The search starts from greedy orders, forwards and backwards, and PyTorch's. Then tabu search swaps
-neighbours in a queue (`transfer_swaps`); where it gets stuck, it restarts from the best order with
-some random swaps.
+The search starts from greedy orders, forwards and backwards, and PyTorch's. Then it changes some
+priorities of the best greedy orders at random, and keeps a change that makes the step no longer.
 """
 
 import itertools
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, share, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
@@ -25,7 +25,6 @@ from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.orders.transfer_graph import (
-    HeadsTails,
     Order,
     WaitsFor,
     heads_and_tails,
@@ -34,12 +33,11 @@ from pipejax.search.orders.transfer_graph import (
     queue_bound,
     transfer_graph,
 )
-from pipejax.search.orders.transfer_swaps import SwapSearch
 
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # weights of tails in greedy orders
-NUM_SWAPS = 64  # swaps of an iteration
-PATIENCE = 2  # iterations without a better order before a restart
-SHAKES = 20  # random swaps of a restart
+NUM_DRAWS = 8  # orders of an iteration
+SHARES = (0.02, 0.1, 0.5)  # choices of the share of tails that a draw changes
+SPREADS = (0.003, 0.01, 0.03, 0.1)  # of their standard deviation, in times of the longest tail
 
 
 @short_repr
@@ -79,7 +77,7 @@ def messages(
       table: the schedule; its ops keep their order, its communication cells are replaced.
       costs: unbatched costs [s].
       link: "rendezvous", or `Links` with that model.
-      iterations: largest number of series of swaps.
+      iterations: largest number of series of random changes.
       time_limit: time after which no further series starts [s]; None for no limit.
       seed: seed of all random choices.
       gap: the search ends when no order can save more than this share of the makespan; 0: never.
@@ -124,7 +122,7 @@ def _table_order(
 
 
 class TransferSearch(LocalSearch[TransferOrder]):
-    """State of the local search: the best order, and the search by swaps."""
+    """State of the search: the best order, and the inputs of greedy orders."""
 
     precision = 1e-9  # relative rounding of makespans
 
@@ -144,7 +142,13 @@ class TransferSearch(LocalSearch[TransferOrder]):
         _, by_pytorch = self._run(None, waits=True)
         times = heads_and_tails(self.graph)
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
-        by_need = [*self._greedy_orders(times)]
+        waits = WaitsFor.from_preds(self.graph.preds)
+        reverse = WaitsFor(waits.successors, waits.preds)
+        # of orders that are built forwards and backwards: edges and direction; and of the best so
+        # far its makespan, tails and urgency
+        self._directions = (waits, 1), (reverse, -1)
+        self._best_greedy = [(np.inf, times.tail, 0.0), (np.inf, times.head, 0.0)]
+        by_need = [*self._greedy_orders()]
         starts = [*([] if table_order is None else [table_order]), by_producer, *by_need]
         makespans = [order_makespan(self.graph, order) for order in starts]
         self.evaluated += len(starts)
@@ -156,18 +160,26 @@ class TransferSearch(LocalSearch[TransferOrder]):
             "pytorch": by_pytorch,
             "by need": min(makespans[-len(by_need) :]),
         }
-        self._swaps: SwapSearch | None = None  # made at first use
 
-    def _greedy_orders(self, times: HeadsTails) -> Iterator[Order]:
+    def _greedy_orders(self) -> Iterator[Order]:
         """Yield greedy orders, built forwards and backwards, until an order reaches the bound."""
-        waits = WaitsFor.from_preds(self.graph.preds)
-        reverse = WaitsFor(waits.successors, waits.preds)
-        directions = (waits, times.tail, 1), (reverse, times.head, -1)
-        for urgency, (edges, tail, direction) in itertools.product(URGENCIES, directions):
-            order, end = priority_order(self.graph, edges, tail, urgency)
-            yield order[::direction]
+        for urgency, (k, (_, tail, _)) in itertools.product(
+            URGENCIES, enumerate([*self._best_greedy])
+        ):
+            order, end = self._greedy_order(k, tail, urgency)
+            yield order
             if end <= self.lower_bound * (1 + self.precision):
                 return
+
+    def _greedy_order(
+        self, k: int, tail: Float[NumpyArray, " transfers"], urgency: float
+    ) -> tuple[Order, float]:
+        """Return a greedy order, forwards (0) or backwards (1), and its makespan [s]."""
+        edges, direction = self._directions[k]
+        order, end = priority_order(self.graph, edges, tail, urgency)
+        if end <= self._best_greedy[k][0]:
+            self._best_greedy[k] = end, tail, urgency
+        return order[::direction], end
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
         """Return the best order so far, and its makespan [s]."""
@@ -184,17 +196,14 @@ class TransferSearch(LocalSearch[TransferOrder]):
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def step(self, iteration: int) -> None:
-        """Make a series of swaps; if the search is stuck, restart from the best order first."""
-        if self._swaps is None or self.stale >= PATIENCE:
-            self._swaps = SwapSearch(self.graph, self.best, self.rng)
-            self._swaps.shake(SHAKES if self.stale else 0)
-            self.stale = 0
-        self.stale += 1
-        for _ in range(NUM_SWAPS):
-            if not self._swaps.step(self.value):
-                self.stale = PATIENCE  # no swap is possible
-                break
+        """Change the best greedy orders at random, some times; keep the best order."""
+        for draw in range(NUM_DRAWS):
+            _, tail, urgency = self._best_greedy[draw % 2]
+            is_changed = self.rng.random(len(tail)) < self.rng.choice(SHARES)
+            spread = self.rng.choice(SPREADS) * tail.max(initial=0.0)
+            change = is_changed * self.rng.normal(0, spread, len(tail))
+            order, _ = self._greedy_order(draw % 2, np.maximum(tail + change, 0), urgency)
+            makespan = order_makespan(self.graph, order)
             self.evaluated += 1
-            if self._swaps.makespan < self.value:
-                self.best, self.value = self._swaps.order, self._swaps.makespan
-                self.stale = 0
+            if makespan < self.value:
+                self.best, self.value = order, makespan
