@@ -1,15 +1,14 @@
 """Initial plans: published schedules, greedy schedules, and repeated building blocks.
 
-A few random numbers define a block and how closely its order is followed; or some numbers of one of
-the best draws change. A run is stopped when it cannot become the best, and a few microbatches are
-run before all of them, so most draws cost little.
+A few random numbers define a block and how closely its order is followed. A run is stopped if it
+cannot become the best, and a few microbatches run before all of them: so most draws cost little.
 """
 
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -189,12 +188,8 @@ MAX_WAITS = (1, 2, 4, 8)  # choices of the longest wait [half ops]
 STRETCHES = (1.0, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)  # choices of `stretch`
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # choices of `delay`
 USUALLY = (True, True, True, False)  # choices of `is_delayed_at_end` and `runs_ahead`
-ELITE = 4  # number of good draws that are varied
-ELITE_SHARE = 0.7  # of the draws that vary a good one
-NEW_SHARES = (0.1, 0.3)  # choices of the share of numbers that a variation draws anew
-RESTART = 80  # draws without a gain after which the good ones are dropped
 STALE = 200  # draws without a gain after which the search ends, plus 3 times those until the gain
-FEW = (3, 2)  # microbatches per worker of short runs, which select draws for complete runs
+FEW = 3  # microbatches per worker of short runs, which select draws for complete runs
 
 
 class BlockDraw(NamedTuple):
@@ -210,29 +205,14 @@ class BlockDraw(NamedTuple):
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
     """Yield ever better plans from building blocks until one takes at most `enough` units."""
-    best = FOREVER
-    all_microbatches = problem.num_microbatches
-    few = [per_worker * problem.num_workers for per_worker in FEW]
-    # short runs are of all microbatches if these are hardly more
-    counts = {n if all_microbatches > n + n // 2 else all_microbatches for n in few}
-    for number, count in enumerate(sorted(counts, reverse=True)):
-        share = budget.part(budget.remaining / (len(counts) - number))
-        for plan in _starts_by_short_runs(problem, count, share, enough, best):
-            best = plan_objective(problem, plan)
-            yield plan
-
-
-def _starts_by_short_runs(
-    problem: Problem, count: int, budget: Budget, enough: int, best: float
-) -> Iterator[Plan]:
-    """Draw building blocks at random, and yield each plan that is shorter than those before."""
-    # A run of `count` microbatches selects the draws that run in full. `best` is the objective to
-    # beat, `enough` the one at which the search ends [units].
-    effort_before, full_effort = budget.spent, 0.0
-    is_full = count == problem.num_microbatches
-    pipes = np.resize(problem.microbatch_pipes, count)
-    short_problem = problem if is_full else dataclasses.replace(problem, microbatch_pipes=pipes)
-    search = BlockSearch(short_problem, problem.num_microbatches - count)
+    # Short runs of `count` microbatches select the draws that run in full, unless these are hardly
+    # more.
+    best, effort_before, full_effort = FOREVER, budget.spent, 0.0
+    count = FEW * problem.num_workers
+    is_full = problem.num_microbatches <= count + count // 2
+    pipes = problem.microbatch_pipes if is_full else np.resize(problem.microbatch_pipes, count)
+    short_problem = dataclasses.replace(problem, microbatch_pipes=pipes)
+    search = BlockSearch(short_problem, problem.num_microbatches - len(pipes))
     while best > enough and not search.is_stale and not budget.is_over:
         block_draw = search.draw()
         plan = search.run(block_draw)
@@ -277,18 +257,15 @@ def num_legs(work: Work) -> int:
 
 
 class BlockSearch:
-    """Search over random building blocks, which draws near the best blocks so far."""
+    """Search over random building blocks."""
 
     def __init__(self, problem: Problem, num_dropped: int) -> None:
-        """Start without good draws; `num_dropped` microbatches are not in this problem."""
+        """Start without a plan; `num_dropped` microbatches are not in this problem."""
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
         self.min_interval = least_interval(work)
         self.legs = num_legs(work)
-        # least objective of the complete problem since the last restart, and in total [units]
-        self.best = self.best_of_all = FOREVER
-        self.elite: list[BlockDraw] = []
-        self.last_gain = 0  # number of the last draw with a gain since the restart
+        self.best = FOREVER  # least objective of the complete problem [units]
         self.num_draws = self.last_improving_draw = 0
 
     @property
@@ -297,12 +274,10 @@ class BlockSearch:
         return self.num_draws > STALE + 3 * self.last_improving_draw
 
     def draw(self) -> BlockDraw:
-        """Draw a block's parameters at random, or vary some parameters of a good draw."""
-        if self.num_draws > self.last_gain + RESTART:  # one bad start must not decide
-            self.best, self.elite, self.last_gain = FOREVER, [], self.num_draws
+        """Draw a block's parameters at random."""
         choose = self.random.choice
         max_wait = choose(MAX_WAITS)
-        new = BlockDraw(
+        return BlockDraw(
             tuple(self.random.randint(0, max_wait) for _ in range(4 * self.legs - 1)),
             choose(STRETCHES),
             choose(DELAYS),
@@ -310,17 +285,6 @@ class BlockSearch:
             runs_ahead=choose(USUALLY),
             prefers_weights=choose((True, False)),
         )
-        if not self.elite or self.random.random() > ELITE_SHARE:
-            return new
-        old, share = choose(self.elite), choose(NEW_SHARES)
-        return BlockDraw(
-            self._mix(old.waits, new.waits, share), *self._mix(old[1:], new[1:], share)
-        )
-
-    def _mix(self, old: Sequence[Any], new: Sequence[Any], share: float) -> tuple[Any, ...]:
-        """Replace a random share of the old parameters by the new parameters."""
-        pairs = zip(old, new, strict=True)
-        return tuple(b if self.random.random() < share else a for a, b in pairs)
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
         """Plan a draw; None if the complete problem would take longer than the best draw."""
@@ -335,11 +299,8 @@ class BlockSearch:
         value = plan_objective(self.problem, plan) + self.num_dropped * cycle
         if value > self.best:
             return None
-        self.elite = [*self.elite[1 - ELITE :], block_draw]
         if value < self.best:
-            self.best, self.last_gain = value, self.num_draws
-        if value < self.best_of_all:
-            self.best_of_all, self.last_improving_draw = value, self.num_draws
+            self.best, self.last_improving_draw = value, self.num_draws
         return plan
 
 
