@@ -658,6 +658,7 @@ def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
 PLANNED = ("plan", "-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
 
 
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
     names = ("1f1b", "gpipe", "zb-h1", "interleaved-1f1b")
     choices = {"pipeline": [2], "tensor": [1, 2], "stages_per_worker": [1, 2], "zero": [0, 1, 3]}
@@ -675,6 +676,32 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
         assert 0 < len(result) < len(layouts)
         for column, expected in zip(result, layouts.take(is_run), strict=True):
             np.testing.assert_array_equal(column, expected)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "notices"),
+    [
+        ("torchtitan", ("--tensor-overlap", 1), ["tensor above 1: torchtitan lacks tensor para"]),
+        ("maxtext", ("--tensor-overlap", 1), ["tensor above 1: MaxText lacks tensor parallelism"]),
+        (
+            "deepspeed",
+            (),
+            [
+                "tensor above 1: DeepSpeed lacks sequence parallelism beside tensor parallelism",
+                "context above 1: DeepSpeed lacks context parallelism",
+            ],
+        ),
+        ("deepspeed", ("--tensor", 1, "--context", 1), []),
+        ("torchtitan", (), []),
+        ("megatron-lm", ("--tensor-overlap", 1), []),
+    ],
+)
+def test_a_plan_names_degrees_that_the_launcher_never_has(launcher, options, notices, call):
+    _, _, error = call(*PLANNED, "--launcher", launcher, *options)
+    lines = error.splitlines()
+    assert len(lines) == len(notices)
+    for line, notice in zip(lines, notices, strict=True):
+        assert line.startswith(f"warning: no layout has {notice}")
 
 
 def test_a_plan_says_what_other_defaults_change(answer, call):
@@ -706,6 +733,7 @@ def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, call):
     assert answer(*line)["memory_factors"] == []
 
 
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 @pytest.mark.parametrize(
     ("launcher", "gpus", "sequence", "choices"),
     [

@@ -1,6 +1,7 @@
 """Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from pipejax.base.checks import (
     wrong,
 )
 from pipejax.base.display import short_repr
+from pipejax.base.progress import Notice
 from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, assign_layers, missing_parts, stage_layers
@@ -252,6 +254,11 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
         raise ValueError(_why_none(request, *refusals[:1]))
     layouts = layouts.take(~_is_repeated(request, layouts))
     lacks = _launcher_refusals(request, layouts)
+    for name in ("tensor", "context", "expert"):
+        refusals = lacks[getattr(layouts, name) > 1]
+        if len(refusals) and "" not in refusals:
+            text = f"no layout has {name} above 1: {min(refusals, key=len)}"
+            warnings.warn(text, Notice, stacklevel=2)
     layouts = layouts.take(lacks == "")
     if not len(layouts):
         raise ValueError(_why_none(request, lacks[0]))

@@ -245,19 +245,12 @@ def _read_work(
 def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -> Iterator[Rows]:
     """Yield the slices of a process as rows of its rank, if there are any."""
     numbers = {label: number for number, label in enumerate(cells)}
-    entries = [entry for entry in process.ranges if entry.label in cells]
-    slices = [
-        (entry.start, entry.end, numbers[entry.label])
-        for entry in entries
-        if not np.isnan(entry.end)
-    ]
-    if count := len(entries) - len(slices):
+    ranges = [entry for entry in process.ranges if not np.isnan(entry.end)]
+    slices = [(start, end, numbers[label]) for start, end, _, label, _ in ranges if label in cells]
+    if count := sum(entry.label in cells for entry in process.ranges) - len(slices):
         request.left_out.append(
             LeftOut(f"ranges of rank {process.rank}", "they have no end", count)
         )
-    marks = [
-        (entry.label, entry.start, entry.end) for entry in process.ranges if not np.isnan(entry.end)
-    ]
     # PithTrain states the place of a rank, as in "rank=3; pp=1/2 dp=0/1; mbs=1"
     setup = next((entry.label for entry in process.ranges if "; pp=" in entry.label), "")
     axes = {name: (int(k), int(n)) for name, k, n in re.findall(r"(\w+)=(\d+)/(\d+)", setup)}
@@ -268,7 +261,7 @@ def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -
             work=np.array(process.work, np.float64).reshape(-1, 6).T,
             syncs=np.array(process.waits).reshape(-1, 2).T,
             has_all_work=True,
-            marks=number_marks(marks),
+            marks=number_marks((label, start, end) for start, end, _, label, _ in ranges),
             place=((*(k for k, _ in axes.values()),), worker, workers) if workers else None,
         )
 
