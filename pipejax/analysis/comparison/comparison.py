@@ -90,11 +90,11 @@ def _function(formula: str) -> Callable[..., Any]:
 
     def value(n: Shape, place: int | Times = 0) -> Any:
         """Evaluate the formula; `place` is a worker r, or the times F, I, W, B and F&B."""
-        numbers = {"P": n.p, "M": n.m, "V": n.v, "f": n.f, "K": n.k, "r": place, "min": min}
+        numbers: dict[str, Any] = {"P": n.p, "M": n.m, "V": n.v, "f": n.f, "K": n.k, "r": place}
         if isinstance(place, Times):
             f, i, w, pair = place
             numbers |= {"F": f, "I": i, "W": w, "B": place.b, "T": pair}
-        return eval(code, {"__builtins__": {}}, numbers)
+        return eval(code, {"__builtins__": {"min": min}}, numbers)
 
     return value
 
