@@ -419,6 +419,15 @@ def test_a_table_without_rows_was_not_traced(table, tmp_path):
         read(change(path, f"DELETE FROM {table}"))
 
 
+@pytest.mark.parametrize("value", ["'x'", "NULL", "x'00'", "1.5"])
+def test_a_start_that_is_no_number_is_not_stated(value, tmp_path):
+    for rank, process in enumerate(run_processes(evaluated("1f1b", 2, 4), pytorch)):
+        path = write_export(tmp_path / f"rank{rank}.sqlite", [process])
+        change(path, f"UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = {value}")
+    trace = read(tmp_path)
+    assert any("no file states when its clock began" in note for note in trace.inferred)
+
+
 @pytest.mark.parametrize(
     ("change_of_one", "why"),
     [

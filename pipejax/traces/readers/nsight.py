@@ -149,7 +149,7 @@ def _read_file(
         process.rank = ranks[0] if ranks else file
     session = _select(database, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])
     processes.sort(key=lambda process: min(process.devices, default=NONE))
-    return processes, next((zero for (zero,) in session), None)
+    return processes, next((zero for (zero,) in session if type(zero) is int), None)
 
 
 def _select(database: "Connection", table: str, names: Sequence[str]) -> Iterator[Any]:
