@@ -712,6 +712,24 @@ def test_kernels_of_several_processes_in_a_file_are_counted(tmp_path):
     assert "ops are timed by the host" in trace.left_out[0].why
 
 
+@pytest.mark.parametrize("kinds", ["BE", "be"])
+@pytest.mark.parametrize("has_names", [True, False])
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_ends_close_the_slice_of_their_name(is_nested, has_names, kinds, tmp_path):
+    begin, end = kinds
+    # 0F0 lasts 2 ms and 0B0 3 ms; with equal times, B of the second may precede E of the first
+    events = [("PP:0F0", begin, 0), ("PP:0F0", end, 2), ("PP:0B0", begin, 2), ("PP:0B0", end, 5)]
+    if is_nested and has_names:
+        events[1:3] = events[2:0:-1]
+    slices = [
+        {"ph": kind, "ts": 1000 * at, "pid": 0, "tid": 1, "id": 7}
+        | ({"name": name} if has_names or kind == begin else {})
+        for name, kind, at in [("load", begin, -1), *events, ("load", end, 9)]
+    ]
+    trace = read(with_events(labelled(tmp_path / "a", []), slices))
+    assert trace.end - trace.start == pytest.approx([2e-3, 3e-3])
+
+
 @pytest.mark.parametrize("name", ["PP:0B0", "PP:0B3", "PP:0W0"])
 def test_ops_that_never_end_are_counted(name, tmp_path):
     begin = {"name": name, "ph": "B", "ts": 5000, "pid": 0, "tid": 1}

@@ -231,10 +231,9 @@ class TrainerLog(NamedTuple):
 
         The sequence length of the model `trained` turns tokens per second into sequences.
         """
-        all_quantities = {name for line in self.iterations for name in line}
+        names = {name for line in self.iterations for name in line}
         # a line that was cut lacks a number that the other lines have
-        lines = [line for line in self.iterations if line.keys() == all_quantities]
-        lines = lines or [*self.iterations]
+        lines = [line for line in self.iterations if line.keys() == names] or [*self.iterations]
         quantities = lines[-1].keys()
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}

@@ -178,7 +178,9 @@ class _EventCollector:
     def _close(self, event: Event, stack: list[Event] | None) -> None:
         """Append the slice that an end event closes; `stack` has the open events of its track."""
         if stack:
-            begin = stack.pop()
+            names = (begin["name"] for begin in reversed(stack))
+            depth = next((k for k, name in enumerate(names) if name == event.get("name")), 0)
+            begin = stack.pop(-1 - depth)  # if times are equal, the next slice may have begun
             length = self._time(event, "ts") - self._time(begin, "ts")
             self.add(begin | {"ph": "X", "dur": length / self.microseconds})
 

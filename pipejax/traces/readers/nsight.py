@@ -145,8 +145,7 @@ def _read_file(
         if len(ranks) > 1:
             why = f"labels of one process of {path} state ranks {ranks[0]} and {ranks[1]}"
             raise wrong("files", f"must have a process for each rank: {why}")
-        file = file_rank(path) if len(processes) == 1 else None
-        process.rank = ranks[0] if ranks else file
+        process.rank = min(ranks, default=file_rank(path) if len(processes) == 1 else None)
     session = _select(database, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])
     processes.sort(key=lambda process: min(process.devices, default=NONE))
     return processes, next((zero for (zero,) in session if type(zero) is int), None)
