@@ -293,8 +293,9 @@ def test_rows_need_no_sizes_of_the_log(tmp_path, answer, mistake):
     (note,) = answer(*options)["notes"]
     assert "moe_layer_freq [0, 1, 0, 1]: layers with and without experts in turn" in note
     assert note.endswith("the sizes of mixtral-8x7b are not compared with the log's")
-    text = mistake(*options, "--columns", "tensor=4", "--force")
-    assert "it says tensor itself: leave it out of --columns" in text
+    for name, value in {"tensor": 4, "seconds": 1, "source": "x", "memory_bytes": 10**10}.items():
+        text = mistake(*options, "--columns", f"{name}={value}", "--force")
+        assert f"it says {name} itself: leave it out of --columns" in text
 
 
 def test_of_several_runs_in_a_log_the_last_counts(tmp_path):

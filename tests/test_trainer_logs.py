@@ -354,6 +354,26 @@ def test_steps_of_several_batches_are_no_batch_of_their_median(sizes, tmp_path, 
         read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
 
 
+@pytest.mark.parametrize("name", ["torchtitan", "NeMo", "Megatron"])
+@pytest.mark.parametrize("column", ["seconds=1", "n=5", "spread=0.1", "source=ours"])
+def test_columns_of_the_steps_are_not_for_the_user(column, name, tmp_path, mistake):
+    path = written(tmp_path / "train.log", name)
+    columns = COLUMNS + (BATCH if LOGS[name][2] else "")
+    options = "--model", "llama3-8b", "--out", tmp_path / "rows.csv", "--columns"
+    text = mistake("init", "rows", "--from", path, *options, f"{columns},{column}")
+    assert f"it says {column.partition('=')[0]} itself: leave it out of --columns" in text
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("number", ["nan", "NaN", "NAN", "inf", "Inf", "INF"])
+def test_lines_without_a_finite_time_are_counted(number, tmp_path, answer):
+    numbers = "9000.0", "4000.0", number, "4000.0"
+    text = "\n".join(BARE.format(step, n) for step, n in enumerate(numbers, 1))
+    seconds, _, count, notes = read_log(tmp_path / "a.log", text, COLUMNS, answer)
+    assert (seconds, count) == (4.0, 2)
+    assert "1 lines without a time are left out" in notes
+
+
 METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}"
 
 

@@ -19,7 +19,9 @@ from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number as any language writes it, with its unit; and the numbers that are read
-_NUMBER = r"\s*(nan|inf|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
+_NUMBER = (
+    r"\s*((?i:nan|inf)|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
+)
 _READABLE = r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:e[+-]?\d+)?)([KMB]?)"
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times that a mean should not hide
@@ -237,8 +239,8 @@ class TrainerLog(NamedTuple):
         quantities = lines[-1].keys()
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
-        batches = {"global_batch": ""} if has_batch else {}
-        check_columns(self.path, {**self.facts, **batches, **memory}, columns)
+        timed = dict.fromkeys(("seconds", "n", "spread", "source", "global_batch")[: 4 + has_batch])
+        check_columns(self.path, {**self.facts, **timed, **memory}, columns)
         columns = {**self.facts, **columns}
         self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))

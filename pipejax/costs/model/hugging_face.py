@@ -74,10 +74,8 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         "gradient_bytes": 4,
     }
     qkv_biases = config.flag("attention_bias") or kind.biases in ("qkv", "all")
-    if biases:
-        content["norm_biases"] = False
-    if qkv_biases != biases:
-        content["qkv_biases"] = qkv_biases
+    content |= {"norm_biases": False} if biases else {}
+    content |= {"qkv_biases": qkv_biases} if qkv_biases != biases else {}
     if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
         notes.append("attention_bias: the biases behind attention are left out")
     has_norms = config.flag("use_qk_norm", kind.qk_norms)
