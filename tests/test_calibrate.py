@@ -145,6 +145,19 @@ def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
     assert [band.percent for band in result.system.calibration.bands] == [80]  # of six parts
 
 
+@pytest.mark.parametrize(
+    "factors",  # of the times of the rows
+    [[1.006] * 6, [0.994] * 6, [1.25] * 5 + [0.9], [1.25] + [0.9] + [1.25] * 4],
+)
+def test_nothing_is_fitted_where_that_helps_less_than_runs_differ_or_harms_the_worst_row(
+    six, a100, factors
+):
+    rows = six.with_columns(seconds=six.seconds * factors)
+    result = pj.calibrate(rows, a100)
+    assert not result.parameters
+    assert result.fit == result.as_is
+
+
 def test_rows_in_another_unit_are_refused(six, a100):
     for factor, unit in ((1e3, "milliseconds"), (1 / 60, "minutes")):
         rows = six.with_columns(seconds=factor * six.seconds)

@@ -186,4 +186,4 @@ def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
     assert run(["calibrate", *arguments, "--out", str(tmp_path / "y.json")]) == 0
     printed = capsys.readouterr().out
     assert "553 collectives and messages" in printed
-    assert "after the fit to 3 runs" in printed
+    assert "numbers are fitted to 3 runs" in printed

@@ -134,7 +134,7 @@ def _heuristic_span(setting: Setting) -> float:
         limits=setting.activations,
         weight_share=pipe.weight_share,
     )
-    ops = zero_bubble_starts(limited, by_span=True)
+    ops = zero_bubble_starts(limited)
     return max(
         float(ops.end[ops.worker == worker].max() - ops.start[ops.worker == worker].min())
         for worker in range(pipe.workers)

@@ -369,7 +369,7 @@ def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
     """Return step times (batch, rows) [s], and how often each cost is on the critical path."""
-    from pipejax.engine.batched.pricing import in_parts
+    from pipejax.engine.batched.pricing import filled
 
     # Costs and counts have shape (batch, rows, ...), by field.
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
@@ -380,15 +380,15 @@ def _solve(
     for program, rows, steps_overlap in batch.programs:
         leaf_index = _program_index(rows, program.layout.num_stages)
         shape = len(seconds), len(rows)
+        size = math.prod(shape)
         flat_costs = {}  # (batch * rows, ...)
         for name, leaf in costs.items():
             row_leaf = leaf[leaf_index(name, leaf)]
-            flat_costs[name] = row_leaf.reshape(math.prod(shape), *row_leaf.shape[2:])
-        solve = functools.partial(_solve_part, program, steps_overlap)
-        times, path_counts = in_parts(solve, flat_costs)
-        seconds[:, rows] = times.reshape(shape)
+            flat_costs[name] = row_leaf.reshape(size, *row_leaf.shape[2:])
+        times, path_counts = _solve_part(program, steps_overlap, filled(flat_costs, size))
+        seconds[:, rows] = np.asarray(times)[:size].reshape(shape)
         for name, leaf in counts.items():
-            count = path_counts[name]
+            count = np.asarray(path_counts[name])[:size]
             leaf[leaf_index(name, leaf)] = count.reshape(*shape, *count.shape[1:])
     return seconds, counts
 

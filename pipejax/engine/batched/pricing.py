@@ -27,7 +27,6 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # sizes of batches that are compiled for: few while work is little, closer where it counts
 SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
-PART = 1024  # configurations whose prices stay in cache
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
 PriceOne = Callable[..., Tree]
@@ -42,20 +41,6 @@ def filled(batch: Tree, size: int) -> Tree:
     """Pad a batch to the next of the `SIZES` by repeating its last configuration."""
     rows = np.minimum(np.arange(SIZES[np.searchsorted(SIZES, size)]), size - 1)
     return jax.tree.map(lambda leaf: leaf[rows], batch)
-
-
-def in_parts(function: Callable[[Tree], Tree], batch: Tree) -> Tree:
-    """Call a function on equal parts of a batch, the last one padded; join results on the host."""
-    # Seven configurations, three at once: (0, 1, 2), (3, 4, 5), (6, 6, 6).
-    size = batch_length(batch)
-    at_once = int(SIZES[0]) if size <= SIZES[0] else PART
-    padded_size = -(-size // at_once) * at_once
-    rows = np.minimum(np.arange(padded_size), size - 1).reshape(-1, at_once)
-    results = []
-    for part_rows in rows:
-        part = jax.tree.map(lambda leaf, part_rows=part_rows: leaf[part_rows], batch)
-        results.append(jax.tree.map(np.asarray, function(part)))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *results)
 
 
 def priced_on_host(

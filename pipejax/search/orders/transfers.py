@@ -202,8 +202,8 @@ class TransferSearch(LocalSearch[TransferOrder]):
             is_changed = self.rng.random(len(tail)) < self.rng.choice(SHARES)
             spread = self.rng.choice(SPREADS) * tail.max(initial=0.0)
             change = is_changed * self.rng.normal(0, spread, len(tail))
-            order, _ = self._greedy_order(draw % 2, np.maximum(tail + change, 0), urgency)
-            makespan = order_makespan(self.graph, order)
+            new_tail = np.maximum(tail + change, 0)
+            order, makespan = self._greedy_order(draw % 2, new_tail, urgency)
             self.evaluated += 1
             if makespan < self.value:
                 self.best, self.value = order, makespan
