@@ -16,6 +16,7 @@ from explorer_cases import explored
 import pipejax as pj
 from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.costs.stage.stage_work import gathered_bytes
+from pipejax.plots.explorer.library import OfferedTimes
 from pipejax.plots.explorer.payload import Carried, payload
 from pipejax.schedules.table.communication_cells import with_sharding, with_transfers
 from pipejax.schedules.table.sharding import on_lane
@@ -426,7 +427,9 @@ def test_training_runs_along_a_timeline_with_gathers():
 
 def test_a_page_that_reads_tables_knows_no_lanes():
     shown = explored(make_table("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
-    carried = Carried(tables={"sharded": [make_table(ROW)]})
+    carried = Carried(
+        OfferedTimes(pj.Costs(forward=1.0), by_worker=True), {"sharded": [make_table(ROW)]}
+    )
     with pytest.raises(ValueError, match="cannot show lanes: table has UNSHARD on lane net"):
         payload([shown], unit="s", carried=carried)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.markup import escape
@@ -14,11 +14,6 @@ from pipejax.cli.output.files import JSON, Output
 from pipejax.cli.output.numbers import digits, quantity, seconds
 from pipejax.cli.output.report import pick, plain
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
-
-if TYPE_CHECKING:
-    from pipejax.costs.system.system import FittedParameter
-    from pipejax.search.calibration.calibrate import Calibration
-    from pipejax.search.calibration.calibrate_links import LinkCalibration
 
 NO_FIT: Mapping[str, Any] = {"parameters": {}, "bands": {}, "written": None}
 NO_FIT_NOTE = (
@@ -58,7 +53,7 @@ def calibrate(
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
-    links: LinkCalibration | None = None
+    links: pj.results.LinkCalibration | None = None
     identified: set[str] = set()
     if collectives is not None:
         timed_collectives = pj.files.read_collectives(collectives)
@@ -103,7 +98,7 @@ def calibrate(
     return Answer(data, view, details=details)
 
 
-def _as_json(fit: "Calibration") -> dict[str, Any]:
+def _as_json(fit: "pj.results.Calibration") -> dict[str, Any]:
     """Return a fit for `--json`: errors [%] before and after it, held-out rows and outliers."""
     return {
         "as_is": fit.as_is._asdict(),
@@ -118,7 +113,7 @@ def _as_json(fit: "Calibration") -> dict[str, Any]:
     }
 
 
-def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextTable:
+def _number_table(numbers: Iterable[Any], fitted_to: str) -> TextTable:
     """Make a table of fitted numbers with their standard errors."""
     numbers = list(numbers)
     columns = [
@@ -130,7 +125,7 @@ def _number_table(numbers: Iterable["FittedParameter"], fitted_to: str) -> TextT
     return grid(columns, title=f"fitted to {fitted_to}")
 
 
-def _view(fit: "Calibration") -> Iterator[object]:
+def _view(fit: "pj.results.Calibration") -> Iterator[object]:
     """Yield the mean errors before and after the fit, and those of runs that it did not see."""
     before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
     yield (
@@ -145,7 +140,7 @@ def _view(fit: "Calibration") -> Iterator[object]:
     yield from map(plain, fit.remarks)
 
 
-def _details(fit: "Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
+def _details(fit: "pj.results.Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
     """Return tables of errors and fitted numbers, and lines of outliers, by their titles."""
     parts = {
         "as it was": data["as_is"],

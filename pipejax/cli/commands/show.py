@@ -304,7 +304,7 @@ def save_page(
     activations: ActivationOptions,
     limit: MemoryLimit | None,
     memory: bool,
-    choice: "Carried",
+    choice: "Carried | None",
     out: Output,
 ) -> None:
     """Write the explorer's page with the runs of a scene, and the tables of `choice`."""
@@ -328,14 +328,14 @@ def save_page(
 
 def further_tables(
     run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
-) -> "Carried":
-    """Return the times and tables of schedules to choose on a page; nothing without `choose`."""
+) -> "Carried | None":
+    """Return the times and tables of schedules to choose on a page; None without `choose`."""
     from pipejax.costs.sources import GivenTimes
     from pipejax.plots.explorer.library import OfferedTimes
-    from pipejax.plots.explorer.payload import NOTHING, Carried
+    from pipejax.plots.explorer.payload import Carried
 
     if not choose:
-        return NOTHING
+        return None
     source = scenarios[0].source
     if (
         not isinstance(source, GivenTimes)

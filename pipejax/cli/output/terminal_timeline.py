@@ -43,13 +43,6 @@ class ShownRun:
         timed_bars = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
         return [bar if self.critical else bar._replace(is_critical=False) for bar in timed_bars]
 
-    @property
-    def lanes(self) -> dict[str, str]:
-        """Lanes beside compute, each named as its line."""
-        from pipejax.analysis.runs.timeline import phases_beside
-
-        return {lane: lane for lane in phases_beside(self.run.table)}
-
 
 def looks_of_runs(shown: Sequence[ShownRun]) -> Looks:
     """Colours of the phases of runs that are shown together."""
@@ -81,9 +74,12 @@ class _Line(NamedTuple):
 
 def label_width(shown: Sequence[ShownRun]) -> int:
     """Return the width of the labels before lines: workers, lanes and peaks."""
+    from pipejax.analysis.runs.timeline import phases_beside
+
     labels: list[str] = []
     for shown_run in shown:
-        labels += [f"worker {shown_run.run.workers - 1}", *shown_run.lanes]
+        run = shown_run.run
+        labels += [f"worker {run.workers - 1}", *phases_beside(run.table)]
         labels += _peaks(shown_run.held)
     return max(map(len, labels))
 
@@ -96,7 +92,7 @@ def print_run(
     out: Console, shown: ShownRun, label: int, columns: int, looks: Looks | None = None
 ) -> None:
     """Print the lines of a run, each after a label that is `label` columns wide."""
-    from pipejax.analysis.runs.timeline import arrows, second_pipe
+    from pipejax.analysis.runs.timeline import arrows, phases_beside, second_pipe
 
     run, held = shown.run, shown.held
     looks = looks_of_runs([shown]) if looks is None else looks
@@ -104,7 +100,7 @@ def print_run(
     second = second_pipe(run.table)
     for worker in range(run.workers):
         row = [bar for bar in shown.bars if bar.worker == worker]
-        lanes = {f"worker {worker}": COMPUTING} | shown.lanes
+        lanes = {f"worker {worker}": COMPUTING} | {lane: lane for lane in phases_beside(run.table)}
         lines = {
             name: _row([bar for bar in row if bar.lane == lane], line, run, second, looks)
             for name, lane in lanes.items()

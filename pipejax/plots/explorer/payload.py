@@ -6,7 +6,6 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,18 +62,14 @@ class Explored(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Tables and op times that users can choose on a page."""
+    """Tables that users can choose on a page, and their op times."""
 
-    times: OfferedTimes | None = None  # None: times of the stages of the first run
-    # by name of the schedule
-    tables: Mapping[str, Sequence[ScheduleTable]] = MappingProxyType({})
-
-
-NOTHING = Carried()
+    times: OfferedTimes
+    tables: Mapping[str, Sequence[ScheduleTable]]  # by name of the schedule
 
 
 def payload(
-    explored: Sequence[Explored], *, unit: str, carried: Carried = NOTHING
+    explored: Sequence[Explored], *, unit: str, carried: Carried | None = None
 ) -> dict[str, Any]:
     """Collect the title, colours and data of a page as JSON; all runs must have equal links."""
     runs = [entry.run for entry in explored]
@@ -85,7 +80,8 @@ def payload(
             "explore knows no eager_below: its sliders change which messages are buffered; name "
             "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
-    carried_tables = [table for tables in carried.tables.values() for table in tables]
+    tables_by_name = {} if carried is None else carried.tables
+    carried_tables = [table for tables in tables_by_name.values() for table in tables]
     for table in carried_tables:
         if table.grammar.lane_sharding:
             has = f"{table.name} has {table.grammar.unusual}"
@@ -121,8 +117,8 @@ def payload(
         "mean": mean,
         "phases": phases.as_json(used_phases),
         "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
-        "times": None if carried.times is None else carried.times.as_json(phases),
-        "library": library(carried.tables, phases) if carried.tables else None,
+        "times": None if carried is None else carried.times.as_json(phases),
+        "library": None if carried is None else library(carried.tables, phases),
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
             _schedule(entry, programs[k], bases[k], factors, phases) | {"forms": forms[k]}
@@ -369,7 +365,7 @@ def page(
     show: Mapping[str, bool] | None = None,
     view: tuple[float, float] | None = None,
     title: str = "",
-    carried: Carried = NOTHING,
+    carried: Carried | None = None,
 ) -> str:
     """Return the HTML of a page that shows runs and recomputes them at other times."""
     scene = payload(explored, unit=unit, carried=carried) | {"show": dict(show or {}), "view": view}

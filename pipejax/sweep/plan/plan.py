@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.analysis.scenario import Scenario
-from pipejax.analysis.step.evidence import (
-    Evidence,
-    Regime,
-    are_tied,
-    find_evidence,
-    operand_bits,
-)
+from pipejax.analysis.step.evidence import Evidence, Regime, are_tied, find_evidence, operand_bits
 from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, as_tuple, check_types, whole_number, wrong
@@ -49,13 +43,7 @@ from pipejax.sweep.plan.result import (
     stored_step_times,
     under_launchers,
 )
-from pipejax.sweep.plan.search import (
-    Estimates,
-    Evaluator,
-    Rows,
-    Times,
-    estimate,
-)
+from pipejax.sweep.plan.search import Estimates, Evaluator, Rows, Times, estimate
 
 RUNNERS_UP = 9
 SAVE_INTERVAL = 10.0  # seconds of work that an interruption may cost
