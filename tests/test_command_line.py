@@ -14,10 +14,11 @@ import pytest
 
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
-from pipejax.cli.app import COMMANDS, QUESTIONS, command_function
+from pipejax.cli.app import COMMANDS, command_function
 from pipejax.cli.options import catalogue, run, scenario, tables
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
+    COMMAND_GROUPS,
     DETAILS,
     EXAMPLES,
     EXCEPTIONS,
@@ -105,9 +106,11 @@ def test_a_page_has_every_option_once():
 
 
 def test_every_command_answers_a_question(call):
-    assert Counter(name for names in QUESTIONS.values() for name in names) == Counter([*COMMANDS])
+    assert Counter(name for names in COMMAND_GROUPS.values() for name in names) == Counter(
+        [*COMMANDS]
+    )
     _, out, _ = call("--help-all")
-    places = [out.index(title) for title in QUESTIONS]
+    places = [out.index(title) for title in COMMAND_GROUPS]
     assert places == sorted(places)
 
 

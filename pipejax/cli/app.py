@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,28 +14,14 @@ import pipejax as pj
 from pipejax.base.checks import nearest
 from pipejax.base.jax_on_demand import is_loaded, jax
 from pipejax.base.progress import notices_as_lines
+from pipejax.cli.options.catalogue import COMMAND_GROUPS
 from pipejax.cli.process import OutputError
 
 if TYPE_CHECKING:
     from pipejax.cli.options.line import LineOptions
 
-# questions of the help, and the commands that answer. A command is the function of its name in the
-# module of its first word: "sweep run" is sweep_run in sweep.py
-QUESTIONS = {
-    "Look at a schedule": (*("evaluate", "show", "compare", "formula", "jitter", "staleness"),),
-    "Explain and improve": (
-        *("explain", "sensitivity", "tune", "tune messages", "tune microbatches", "tune places"),
-        *("tune lookahead", "tune chunks", "tune layers", "optimize"),
-    ),
-    "Design a job or a machine": ("plan", "sweep run", "sweep show"),
-    "Measure and check": ("trace", "run", "calibrate", "validate", "verify"),
-    "Files and names": ("init", "export", "schedules", "schema"),
-}
-COMMANDS = tuple(itertools.chain.from_iterable(QUESTIONS.values()))
-PLACES = {  # modules and functions of commands that have other names
-    f"tune {name}": ("tune_orders", name)
-    for name in ("messages", "microbatches", "places", "lookahead", "chunks")
-} | {"tune layers": ("tune", "layers")}
+PLACES = {name: place for group in COMMAND_GROUPS.values() for name, place in group.items()}
+COMMANDS = (*PLACES,)
 # an error that ends with what to do: "x.csv exists: give another, or --force to replace it"
 _SUGGESTION = re.compile(r"(.*)[:;] ((?:give|choose|write|did you mean) .*)")
 HELP = ("--help", "-h", "--help-all")
@@ -44,14 +30,9 @@ SKILL = Path(pj.__file__).parent / "SKILL.md"  # instructions for programs that 
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
-def _place(called: str) -> tuple[str, str]:
-    """Return the module and the function of a command."""
-    return PLACES.get(called, (called.partition(" ")[0], called.replace(" ", "_")))
-
-
 def command_function(called: str) -> Callable[..., Any]:
     """Return the function of a command."""
-    module, name = _place(called)
+    module, name = PLACES[called].split(".")
     function: Callable[..., Any] = getattr(
         importlib.import_module(f"pipejax.cli.commands.{module}"), name
     )
@@ -60,7 +41,7 @@ def command_function(called: str) -> Callable[..., Any]:
 
 def summary(called: str) -> str:
     """Return what a command does, as its docstring says; nothing is imported for it."""
-    module, name = _place(called)
+    module, name = PLACES[called].split(".")
     text = Path(__file__).with_name("commands").joinpath(f"{module}.py").read_text("utf-8")
     functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     docstring = next(ast.get_docstring(node) for node in functions if node.name == name) or ""
@@ -112,7 +93,8 @@ def _help(called: str | None, words: Sequence[str]) -> str | None:
         subcommands = _subcommands(words[0]) if words else []
         if not subcommands and words != ["--help-all"]:
             return program_help(ABOUT, len(COMMANDS))
-        groups = {"Commands": subcommands} if subcommands else QUESTIONS
+        groups: Mapping[str, Iterable[str]] = COMMAND_GROUPS
+        groups = {"Commands": subcommands} if subcommands else groups
         return all_commands_help(
             {title: {name: summary(name) for name in names} for title, names in groups.items()}
         )

@@ -69,6 +69,8 @@ EXCEPTIONS = {
     for command, records in _DATA["exceptions"].items()
     for name, fields in records.items()
 }
+# by the title of a group in the help: module and function of each command
+COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = _DATA["commands"]
 # what help adds on an option in one command or record, by the name of its function or class
 DETAILS: Mapping[str, Mapping[str, str]] = _DATA["details"]
 EXAMPLES: Mapping[str, str] = _DATA["examples"]  # a line of each command, by its function
