@@ -42,14 +42,6 @@ class Topology:
     Raises:
       ValueError: if numbers of places do not ascend so, there are not as many times as levels, or
         one is negative or not finite, or a place is named twice.
-
-    Example:
-      >>> import pipejax as pj
-      >>> two_nodes = pj.Topology(4, transmit=(0.125, 1.0))
-      >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
-      >>> costs = pj.Costs(forward=1.0, backward=2.0)
-      >>> pj.costing.topology_costs(costs, table, two_nodes).transmit[0, 0]
-      array([0.125, 0.125, 0.125, 1.   , 0.125, 0.125, 0.125])
     """
 
     workers_per_node: int | Sequence[int]

@@ -60,13 +60,9 @@ class PipelineLayout:
     def parse(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
         """Parse a pipeline layout from text or lists; commas and blanks are ignored.
 
-        Args:
-          text: letters, "Et|tL"; or a list of words for each stage, [["embedding", "decoder"],
-            ["decoder", "loss"]]; or such lists for each virtual stage of each rank; or lists
-            written as a text; or a layout, which is returned.
-
-        Raises:
-          ValueError: if the text is no layout; the message says where.
+        Text is letters, "Et|tL"; or a list of words for each stage, [["embedding", "decoder"],
+        ["decoder", "loss"]]; or such lists for each virtual stage of each rank; or lists written as
+        a text; or a layout, which is returned.
 
         Example:
           >>> import pipejax as pj

@@ -218,15 +218,8 @@ class System(FloatFields):
     def with_number(self, name: str, value: Number) -> "System":
         """Return a copy of the system in which a named number has another value.
 
-        Args:
-          name: as in its file, as "network.bandwidth" or "compute.peak".
-          value: in SI units (B/s, FLOP/s, s, B); JAX may trace it.
-
-        Returns:
-          The system; a share in the place of a curve (compute.efficiency) holds for all sizes.
-
-        Raises:
-          ValueError: if the name is unknown, or a system's file may not have the value.
+        Names are as in its file, "network.bandwidth" or "compute.peak"; values are in SI units, and
+        JAX may trace them. A share in place of a curve (compute.efficiency) holds for all sizes.
 
         Example:
           >>> import pipejax as pj
