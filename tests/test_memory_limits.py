@@ -111,7 +111,7 @@ def lower_bound(pipe):
 
 @given(pipe=pipes(), seed=st.integers(0, 99))
 def test_zero_bubble_keeps_its_limits_and_is_what_it_plans(pipe, seed):
-    ops = zero_bubble_starts(pipe)
+    ops = zero_bubble_starts(pipe, by_span=False)
     table = make_table(pipe, ops)
     run = make_run(table, make_costs(pipe))
     assert lower_bound(pipe) * (1 - 1e-9) <= run.makespan <= ops.end.max() * (1 + 1e-9)

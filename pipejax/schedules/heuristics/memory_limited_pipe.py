@@ -168,11 +168,11 @@ class RoundRules(NamedTuple):
 ALL_RULES = tuple(RoundRules(*bits) for bits in itertools.product((True, False), repeat=3))
 
 
-def zero_bubble_starts(pipe: LimitedPipe) -> TimedOps:
+def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
     """Plan a pipe with split backwards under its memory limits.
 
-    Of several plans, return the one with the shortest span of a worker; of equal ones, the one with
-    the least makespan.
+    Of several plans, return the one with the shortest span of a worker, or with the least makespan
+    if not `by_span`.
     """
     plans = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
     if (pipe.limits < pipe.num_stages * pipe.sizes).any():
@@ -180,7 +180,8 @@ def zero_bubble_starts(pipe: LimitedPipe) -> TimedOps:
 
     def objectives(ops: TimedOps) -> tuple[float, float]:
         """Return (main objective, tie-breaker): span and makespan of a plan, both to minimise."""
-        return float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
+        span, makespan = float(ops.spans(int(ops.worker.max()) + 1).max()), float(ops.end.max())
+        return (span, makespan) if by_span else (makespan, span)
 
     return min(plans, key=objectives)
 
