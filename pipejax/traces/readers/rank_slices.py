@@ -112,9 +112,7 @@ def _with_steps(ranks: Sequence[Rows], cells: Cells, request: Request) -> list[R
     return [*ranks]
 
 
-def _match_steps(
-    ranks: Sequence[Rows], begins: Sequence[Float[NumpyArray, " steps"]]
-) -> list[Int[NumpyArray, " steps"]]:
+def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[NumpyArray]:
     """Number the steps of all ranks by their begins; those of a rank in doubt are OUTSIDE.
 
     The k-th steps of all ranks with the usual number of steps are one step. The steps of other
