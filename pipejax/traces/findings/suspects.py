@@ -229,7 +229,9 @@ class _MicrobatchTimes(NamedTuple):
         common, stage_logs, noise = _separate(logs)
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
-    def cells(self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)) -> Cells:
+    def cells(
+        self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)
+    ) -> NumpyArray:
         """Return cells (runs, stages, microbatches) of a place, as {"worker": 2, "step": 5}."""
         _, stages, microbatches = self.logs.shape
         numbers = {

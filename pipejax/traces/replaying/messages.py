@@ -253,7 +253,7 @@ def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[S
         yield np.concatenate(seconds), np.concatenate(strength)
 
 
-def best_evidence(seconds: Seconds, strength: Strength) -> Seconds:
+def best_evidence(seconds: Seconds, strength: Strength) -> NumpyArray:
     """Select a link's message times of the strongest evidence [s]; the result may be empty."""
     # If ops were at most idle, only the smallest upper bound counts.
     for level in (WAITED, FIRST):

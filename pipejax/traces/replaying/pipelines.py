@@ -211,7 +211,7 @@ def find_pipelines(trace: Trace) -> Pipelines:
 
 def _start_delays(
     trace: Trace, slices: Slices
-) -> tuple[Slices, Float[NumpyArray, " ops"], Bool[NumpyArray, " ops"]]:
+) -> tuple[Int[NumpyArray, " late"], Float[NumpyArray, " late"], Bool[NumpyArray, " late"]]:
     """Return ops, their delays after worker and inputs are ready [s], and what causes the delays.
 
     The last is whether only the launch delays the op: neither it nor the op before has a message.
