@@ -75,12 +75,15 @@ def test_gradients_are_those_of_finite_differences(at, result):
     assert (np.abs(slopes[0] * at).max(axis=0) > 1e-6 * seconds[0].max()).all()
 
 
-@pytest.mark.parametrize("table", ["megatron_bridge_b200", "megatron_bridge_h100", "unseen/dgxc_moe"])
+@pytest.mark.parametrize(
+    "table", ["megatron_bridge_b200", "megatron_bridge_h100", "unseen/dgxc_moe"]
+)
 def test_rows_with_experts_have_slopes_of_finite_differences(table):
     rows = read_rows(DATA / "measured" / f"{table}.csv")
     has_experts = [rows.models[k].moe is not None for k in rows.model]
     rows = rows.take(np.flatnonzero(has_experts & np.isfinite(rows.seconds))[[0, -1]])
-    system, names = pj.load_system(str(rows.system[0])), ["compute.efficiency", "network.efficiency"]
+    names = ["compute.efficiency", "network.efficiency"]
+    system = pj.load_system(str(rows.system[0]))
     at = np.array([float(system_number(system, name)) for name in names])
     steps = np.diag(1e-5 * at)
     points = np.array([at, *(at + steps), *(at - steps)])
