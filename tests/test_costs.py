@@ -583,6 +583,7 @@ def changed_array(values, dtype):
     return array, lambda: array.__setitem__(slice(None), 9)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, ">f8"])
 @pytest.mark.parametrize(
     ("field", "others", "derived", "expected"),
