@@ -13,6 +13,7 @@ from public_names import PARTS, get_classes, public
 
 import pipejax as pj
 from pipejax.base.display import MAX_REPR, ResultDict, ResultList, with_short_repr
+from pipejax.costs.measured.measured_rows import COLUMNS, MeasuredRows
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 
@@ -50,6 +51,8 @@ class Filler:
         form = pj.formula(pj.lower(chimera))
         self.records |= {"Sweep": pj.read_sweep(grid), "Formula": form, "Envelope": form.envelope}
         self.records |= {"LinearCosts": form.costs, "Cone": form.envelope.cone}
+        columns = dict.fromkeys((*COLUMNS, "model", "variance", "row", "file"), np.ones((64, 1024)))
+        self.records["MeasuredRows"] = MeasuredRows((pj.load_model("gpt-22b"),), columns)
         self.first = {
             "Mapping[str, float": {f"{HOSTILE}{k}": k / 3 for k in range(100)},
             "Mapping[str, Any]": {f"{k}": HOSTILE for k in range(100)},

@@ -159,6 +159,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     title, outputs, dtype = (
         read_field(name, FILE[name], declaration, where) for name in ("title", "outputs", "dtype")
     )
+    _check_size(declaration, where)
     axes: dict[str, Axis] = {}
     software, defaults = _defaults(declaration, where)
     for key, field in AXES.items():
@@ -179,16 +180,13 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     system_axes = read_system_axes(declaration.get("system", {}), f"{where}: system")
     fields = {axis.name: axis for axis in system_axes}
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
-    sweep = Sweep(
+    return Sweep(
         title=title,
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
         outputs=tuple(name for name in OUTPUTS if name in outputs),
         dtype=dtype,
     )
-    size = sweep.num_points * BYTES_PER_POINT
-    check_fits(size, f"{where}: a dataset of {sweep.num_points:,} points needs")
-    return sweep
 
 
 def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
@@ -242,6 +240,24 @@ def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
                 stack.on(system)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
+
+
+def _check_size(declaration: Mapping[str, Any], where: str) -> None:
+    """Refuse a grid whose dataset cannot fit into memory, before its axes are built."""
+    entries = [declaration[key] for key in AXES if key in declaration]
+    system = declaration.get("system", {})
+    for fields in system.values() if isinstance(system, Mapping) else ():
+        entries += fields.values() if isinstance(fields, Mapping) else ()
+    points = math.prod(map(_num_values, entries))
+    check_fits(points * BYTES_PER_POINT, f"{where}: a dataset of {points:,} points needs")
+
+
+def _num_values(values: Any) -> int:
+    """Count the values of an axis; wrong values are reported later."""
+    if isinstance(values, Mapping):
+        points = values.get("points", 1)
+        return points if isinstance(points, int) and 1 <= points <= MAX_POINTS else 1
+    return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else 1
 
 
 def label(value: Any) -> Any:
