@@ -800,3 +800,21 @@ def test_a_run_of_one_replica_is_drawn_by_step(result):
     assert workers.seconds[:, 0].tolist() == [
         result.attribution.by_name("worker")[str(k)].by_step[0] for k in range(4)
     ]
+
+
+@pytest.mark.parametrize(("workers", "count"), [(4, 8), (4, 12), (2, 8)])
+def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder, workers, count):
+    size = {"num_workers": workers, "num_microbatches": count}
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.01)
+    run = pj.evaluate(pj.schedules.build("1f1b", **size), costs)
+    write_csv(folder / "run.csv", traces.record_runs([run] * 3))
+    text = call("trace", "run.csv", "--launcher", "torchtitan")[1]
+    (line,) = re.findall(r"also: (memory rules out .*)", text)
+    assert line.endswith("; a trace does not say how much memory is free")
+    name, stages = re.search(r"schedule (\S+), stages per worker (\d+), which needs", line).groups()
+    need, percent = re.search(r"--memory-limit ([\d.]+)\) and would save ([\d.]+) %", line).groups()
+    assert (name, float(need)) == ("looped-bfs", count)  # which holds all microbatches
+    table = pj.schedules.build(name, **size, stages_per_worker=int(stages))
+    times = pj.Costs(forward=1 / int(stages), backward=2 / int(stages), transmit=0.01)
+    saving = 100 * (1 - pj.evaluate(table, times).makespan / run.makespan)
+    assert float(percent) == pytest.approx(saving, rel=0.01)

@@ -140,6 +140,7 @@ def trace_view(
     for fault in advice.faults:
         if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
             text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
+            text = text.replace("of the step", "of the mean pipeline")
             yield plain(f"also: {text}; a trace does not say how much memory is free")
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step)
