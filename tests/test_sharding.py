@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import reference
 from daily import daily
-from explorer_cases import explored
+from explorer_cases import explored, unpack
 
 import pipejax as pj
 from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.costs.stage.stage_work import gathered_bytes
-from pipejax.plots.explorer.library import OfferedTimes
-from pipejax.plots.explorer.payload import Carried, payload
+from pipejax.plots.explorer.payload import payload
 from pipejax.schedules.table.communication_cells import with_sharding, with_transfers
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table_files import to_json
@@ -425,13 +424,14 @@ def test_training_runs_along_a_timeline_with_gathers():
     assert run.time[-1] == end > pj.evaluate(table, costs).makespan
 
 
-def test_a_page_that_reads_tables_knows_no_lanes():
-    shown = explored(make_table("0F0 0B0", lanes={}), pj.Costs(forward=1.0, backward=2.0))
-    carried = Carried(
-        OfferedTimes(pj.Costs(forward=1.0), by_worker=True), {"sharded": [make_table(ROW)]}
-    )
-    with pytest.raises(ValueError, match="cannot show lanes: table has UNSHARD on lane net"):
-        payload([shown], unit="s", carried=carried)
+def test_a_page_offers_tables_with_lanes():
+    costs = pj.Costs(forward=1.0, backward=2.0, unshard=0.5, reduce_grad=0.25)
+    shown = explored(make_table("0F0 0B0", lanes={}), costs)
+    scene = payload([shown], unit="s", choices=[pj.evaluate(make_table(ROW), costs)])
+    (offered,) = scene["choices"]
+    gathers = unpack(offered["ops"])["phase"] >= len(pj.Phase)  # with codes of their own
+    lanes = {scene["phases"][code]["lane"] for code in unpack(offered["ops"])["phase"][gathers]}
+    assert lanes == {"net"}
 
 
 def test_gathers_beside_compute_need_times(call):

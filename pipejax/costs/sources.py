@@ -146,18 +146,15 @@ class GivenTimes(CostSource):
         """Return whether the table needs I and W, and only B is given."""
         return Phase.I in table.used_phases and not {"input_grad", "weight_grad"} & {*self.times}
 
-    def for_tables(self, tables: Sequence[ScheduleTable]) -> Costs:
-        """Return costs that fit all these tables, with the costs of their custom kinds of ops."""
-        return Costs(**self._fields(*tables), **self.messages[0])
-
-    def _fields(self, *tables: ScheduleTable) -> dict[str, Any]:
+    def _fields(self, table: ScheduleTable) -> dict[str, Any]:
         """Return times by field of `Costs`; times of custom kinds of ops are under `others`."""
         fields: dict[str, Any] = {
             name: time for name, time in self.times.items() if name in TIME_FIELDS.values()
         }
-        phases = [phase for table in tables for phase in table.grammar.custom_phases]
         fields["others"] = {
-            phase.kind.time: self.times[phase.name] for phase in phases if phase.name in self.times
+            phase.kind.time: self.times[phase.name]
+            for phase in table.grammar.custom_phases
+            if phase.name in self.times
         }
         return fields
 

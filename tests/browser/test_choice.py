@@ -2,18 +2,16 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import grammar_cases
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from strategies import tables
 
 import pipejax as pj
 from pipejax.cli.app import run as pipejax
-from pipejax.costs.costs import unchecked_costs
-from pipejax.plots.explorer.library import OfferedTimes
-from pipejax.plots.explorer.payload import Carried, Explored, page as page_of
+from pipejax.plots.explorer.payload import Explored, page as page_of
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, LinkModel
@@ -23,12 +21,13 @@ SAMPLE = 23  # of all that is offered every so manieth run
 MAKESPANS = """async (names) => {
   const { library, scene } = explorer;
   const out = [];
-  for (const entry of library.entries.filter(({ name }) => !names || names.includes(name))) {
-    const schedule = library.find(entry, entry.workers, entry.microbatches);
+  for (const entry of scene.choices.filter(({ name }) => !names || names.includes(name))) {
+    const { name, stagesPerWorker, workers } = entry;
+    const microbatches = entry.microbatches / entry.slices;
+    const schedule = await library.find(entry, workers, microbatches);
     schedule.keys = scene.factors.map(({ key }) => key);
     for (const link of scene.links) {
       await schedule.evaluate(link, scene.factors.map(({ initial }) => initial));
-      const { name, stagesPerWorker, workers, microbatches } = entry;
       const found = schedule.error || schedule.makespan;
       out.push([name, stagesPerWorker, workers, microbatches, link, found, schedule.bubbleRatio,
         schedule.peakInFlight]);
@@ -91,20 +90,22 @@ def test_any_table_is_what_the_engine_says(tmp_path, visit):
     samples = examples(how.flatmap(lambda how: tables(**how, offloads=False)), 30)
     carried = {f"t{k}": table for k, (table, _) in enumerate(samples)}
     times = {"forward": 1.0, "backward": 2.2, "input_grad": 1.3, "weight_grad": 0.9}
-    times |= {"recompute": 1.1}
-    opened = visit(offering(tmp_path, carried, pj.Costs(**times, transmit=0.17), by_worker=True))
-    for name, table in carried.items():
-        as_engine(opened, table, pj.Costs.per_worker(table, **times, transfer=0.17), name)
+    times |= {"recompute": 1.1, "transfer": 0.17}
+    runs = {
+        name: pj.evaluate(replace(table, name=name), pj.Costs.per_worker(table, **times))
+        for name, table in carried.items()
+    }
+    opened = visit(offering(tmp_path, runs.values()))
+    for run in runs.values():
+        as_engine(opened, run)
 
 
-def offering(folder, carried, costs, *, by_worker=False):
-    """Write a page that carries tables, by name, beside one of 1f1b."""
+def offering(folder, runs):
+    """Write a page that carries runs to choose from, beside one of 1f1b."""
     shown = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
     page = folder / "page.html"
-    offered_tables = {name: [table] for name, table in carried.items()}
-    offered = Carried(OfferedTimes(costs, by_worker), offered_tables)
     run = pj.evaluate(shown, pj.Costs(forward=1.0, backward=2.2, latency=0.1, transmit=0.2))
-    page.write_text(page_of([Explored(run)], carried=offered))
+    page.write_text(page_of([Explored(run)], choices=[*runs]))
     return page
 
 
@@ -114,41 +115,33 @@ def test_a_link_model_is_what_its_record_says(tmp_path, visit, monkeypatch):
     monkeypatch.setitem(LINK_MODELS, "queued", store)
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
     costs = pj.Costs(forward=1.0, backward=2.2, latency=0.1, transmit=0.2)
-    opened = visit(offering(tmp_path, {"chimera": table}, costs))
+    opened = visit(offering(tmp_path, [pj.evaluate(table, costs)]))
     result = {link: makespan for *_, link, makespan, _, _ in opened(MAKESPANS, ["chimera"])}
     assert result["queued"] == pytest.approx(pj.evaluate(table, costs, link="queued").makespan)
     assert result["queued"] > result["delay"]
 
 
-def as_engine(opened, table, costs, name, *, releases=True):
-    """Compare the page's answer for a carried table with the engine's."""
-    for *_, link, makespan, idle, peaks in opened(MAKESPANS, [name]):
-        run = pj.evaluate(table, costs, link=link)
-        assert makespan == pytest.approx(run.makespan, rel=1e-12), link
-        assert idle == pytest.approx(run.bubble_ratio, abs=1e-9)
-        assert not releases or peaks == run.peak_in_flight.tolist()
+def as_engine(opened, run):
+    """Compare the page's answer for a carried run with the engine's."""
+    for *_, link, makespan, idle, peaks in opened(MAKESPANS, [run.schedule]):
+        expected = pj.evaluate(run.table, run.costs, link=link)
+        assert makespan == pytest.approx(expected.makespan, rel=1e-12), link
+        assert idle == pytest.approx(expected.bubble_ratio, abs=1e-9)
+        assert peaks == pytest.approx(expected.peak_in_flight.tolist())
 
 
-def test_any_grammar_is_lowered_as_the_engine_does(tmp_path, visit):
-    """Drawn ones: kinds, rules, lanes, gates, slices, graphs, items; others are refused."""
-    samples = []
+def test_any_grammar_runs_as_the_engine_does(tmp_path, visit):
+    """Drawn ones: kinds, rules, lanes, gates, slices, graphs, items."""
+    runs = []
     for case in examples(grammar_cases.cases(), 25):
         with suppress(ScheduleError):  # a spoiled one, or one that cannot run
-            table = case.table()
-            fields = {k: v for k, v in vars(case.costs).items() if v is not None}
-            times = {k: float(np.mean(v)) if np.size(v) else 0.0 for k, v in fields.items()}
-            costs = unchecked_costs(times | {"all_reduce": 0.0, "update": 0.0})
-            on_host = np.isin(table.phase, table.grammar.host).any()
-            if not (on_host or table.grammar.lane_sharding or table.is_fused.any()):
-                pj.evaluate(table, costs, link="rendezvous")
-                samples.append((table, costs))
-    assert len(samples) > 5
-    for k, (table, costs) in enumerate(samples):
-        folder = tmp_path / str(k)
-        folder.mkdir()
-        opened = visit(offering(folder, {"again": table}, costs))
-        as_engine(opened, table, costs, "again", releases=False)  # drawn kinds free what none took
-        opened.context.close()
+            table, costs = replace(case.table(), name=f"t{len(runs)}"), case.costs
+            pj.evaluate(table, costs, link="rendezvous")
+            runs.append(pj.evaluate(table, costs))
+    assert len(runs) > 5
+    opened = visit(offering(tmp_path, runs))
+    for run in runs:
+        as_engine(opened, run)
 
 
 def test_schedules_workers_and_microbatches_are_chosen(offered, visit):

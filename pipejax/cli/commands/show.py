@@ -41,8 +41,9 @@ from pipejax.cli.output.terminal_timeline import (
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.timeline import Window
+    from pipejax.costs.sources import CostSource
     from pipejax.plots.caption import TimeUnit
-    from pipejax.plots.explorer.payload import Carried, StepView
+    from pipejax.plots.explorer.payload import StepView
     from pipejax.plots.style import Paper
 
 CAPTION_PLACES = ("under", "beside")
@@ -135,7 +136,10 @@ def show(
     limit = settings.options.get("memory_limit") if with_curves else None
     scene = _scene(scenarios, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        choices = further_tables(run, settings, scenarios, choose)
+        choices: list[pj.Evaluation] = []
+        if choose:
+            with progress("running schedules to choose from"):
+                choices += further_runs(run, settings, scenarios[0].source)
         save_page(scene, scenarios[0], activations, limit, memory, choices, out)
     elif paper is not None:
         _draw(scene, paper, out, caption_out)
@@ -304,10 +308,10 @@ def save_page(
     activations: ActivationOptions,
     limit: MemoryLimit | None,
     memory: bool,
-    choice: "Carried | None",
+    choices: "Sequence[pj.Evaluation]",
     out: Output,
 ) -> None:
-    """Write the explorer's page with the runs of a scene, and the tables of `choice`."""
+    """Write the explorer's page with the runs of a scene, and with `choices` for others."""
     from pipejax.plots.explorer.payload import Explored, page
 
     explored = []
@@ -322,57 +326,38 @@ def save_page(
     unit = "s" if scenario.has_times else "slots"
     with progress("looking for closed forms"):
         title = scene.picture.title or ""
-        text = page(explored, unit=unit, show=show, view=scene.window, title=title, carried=choice)
+        text = page(explored, unit=unit, show=show, view=scene.window, title=title, choices=choices)
     out.save(lambda draft: write_file(draft, text))
 
 
-def further_tables(
-    run: SizedRunOptions, options: TableOptions, scenarios: "Sequence[pj.Scenario]", choose: bool
-) -> "Carried | None":
-    """Return the times and tables of schedules to choose on a page; None without `choose`."""
+def further_runs(
+    run: SizedRunOptions, options: TableOptions, source: "CostSource"
+) -> "Iterator[pj.Evaluation]":
+    """Yield runs of all schedules at all sizes that a page offers, without impossible sizes."""
     from pipejax.costs.sources import GivenTimes
-    from pipejax.plots.explorer.library import OfferedTimes
-    from pipejax.plots.explorer.payload import Carried
+    from pipejax.schedules import REGISTRY
 
-    if not choose:
-        return None
-    source = scenarios[0].source
     if (
         not isinstance(source, GivenTimes)
         or len(source.messages) > 1
-        or "pair" in source.times  # a page takes the time of other pairs from their two ops
+        or "pair" in source.times  # other pairs have other ops
         or run.cost_fields.edits
     ):
         raise ValueError(
             "--choose needs times that hold for any schedule: give --worker-times or "
             "--stage-times without pair=, and nothing that changes them"
         )
-    tables = [scenario.table() for scenario in scenarios]
-    times = OfferedTimes(source.for_tables(tables), source.per_worker)
-    return Carried(times, _every_table(run, options))
-
-
-def _every_table(
-    run: SizedRunOptions, options: TableOptions
-) -> "Mapping[str, Sequence[pj.ScheduleTable]]":
-    """Build all schedules for all sizes that a page offers, without impossible sizes."""
-    from pipejax.schedules import REGISTRY
-
-    tables_by_name: dict[str, list[pj.ScheduleTable]] = {}
-    with progress("building schedules to choose from"):
-        for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
-            option_names = REGISTRY[name].options
-            if "offload" in option_names:  # no page lowers offloads
-                continue
-            # 0 if the schedule has no such option
-            for count in STAGES_PER_WORKER if "stages_per_worker" in option_names else (0,):
-                settings, more = options.only(name), {"stages_per_worker": count} if count else {}
-                settings = settings._replace(options=settings.options | more)
-                with contextlib.suppress(MismatchError):
-                    point = SizedSchedule(name, workers, microbatches)
-                    scenario = parse_scenario(run, settings=settings, point=point)
-                    tables_by_name.setdefault(name, []).append(scenario.table())
-    return tables_by_name
+    for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
+        option_names = REGISTRY[name].options
+        if "offload" in option_names:  # its order would follow from times that may be missing
+            continue
+        # 0 if the schedule has no such option
+        for count in STAGES_PER_WORKER if "stages_per_worker" in option_names else (0,):
+            settings, more = options.only(name), {"stages_per_worker": count} if count else {}
+            settings = settings._replace(options=settings.options | more)
+            with contextlib.suppress(MismatchError):
+                point = SizedSchedule(name, workers, microbatches)
+                yield parse_scenario(run, settings=settings, point=point).evaluate()
 
 
 def _step(run: "pj.Evaluation", scenario: "pj.Scenario") -> "StepView | None":

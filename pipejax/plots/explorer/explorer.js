@@ -34,7 +34,7 @@ export class Explorer {
     explorer.pageSchedules.forEach((schedule, k, all) => { // a recorded run stands before its replay
       if (schedule.starts) new Residuals(schedule, all[k + 1], scene);
     });
-    explorer.library = await Library.open(scene, explorer.pageSchedules);
+    explorer.library = new Library(scene, explorer.pageSchedules);
     explorer.schedules = explorer.pageSchedules;
     await explorer.evaluateAsGiven();
     explorer.build();
@@ -162,7 +162,7 @@ export class Explorer {
   /** Find the chosen schedules; return false and change nothing if none is there. */
   async resolve() {
     const { state, library, pageSchedules } = this;
-    const { matches, missing } = state.chosen ? findAll(library, state.chosen) : { matches: pageSchedules, missing: [] };
+    const { matches, missing } = state.chosen ? await findAll(library, state.chosen) : { matches: pageSchedules, missing: [] };
     byId("choice-notice").hidden = missing.length === 0;
     byId("choice-notice").textContent = missing.join(" ");
     if (matches.length === 0) return false;
@@ -446,17 +446,13 @@ export class Explorer {
 }
 
 /** The schedules of a choice, and texts about those that are not there. */
-function findAll(library, { schedules, workers, microbatches }) {
+async function findAll(library, { schedules, workers, microbatches }) {
   const matches = [];
   const missing = [];
   for (const choice of schedules) {
-    try {
-      const schedule = library.find(choice, workers, microbatches);
-      if (schedule) matches.push(schedule);
-      else missing.push(`No ${choice.name} is here for ${workers} workers and ${microbatches} microbatches.`);
-    } catch (error) {
-      missing.push(`${choice.name}: ${error.message}.`);
-    }
+    const schedule = await library.find(choice, workers, microbatches);
+    if (schedule) matches.push(schedule);
+    else missing.push(`No ${choice.name} is here for ${workers} workers and ${microbatches} microbatches.`);
   }
   return { matches, missing };
 }

@@ -117,7 +117,7 @@ export function showChosen(library, chosen, choose) {
       ...options.map(({ text, isThere = true, label = text }) => make("option",
         { value: text, selected: String(text) === String(value), disabled: !isThere }, String(label)))));
   const plain = (values) => values.map((text) => ({ text }));
-  const hasChoice = library.entries.length > 0;
+  const hasChoice = library.scene.choices.length > 0;
   byId("sizes").hidden = byId("add").hidden = !hasChoice;
   byId("sizes").replaceChildren(
     select("workers", plain(library.sizes("workers")), chosen.workers, (value) =>

@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +27,17 @@ from pipejax.plots.explorer.factors import (
     mean_forward,
     read_by,
 )
-from pipejax.plots.explorer.library import OfferedTimes, PagePhases, grammar_of_page, library
-from pipejax.schedules.cells.ops import IN_FLIGHT, ScheduleError
+from pipejax.schedules.cells.grammar import Grammar
+from pipejax.schedules.cells.ops import (
+    IN_FLIGHT,
+    KINDS,
+    AnyPhase,
+    CustomPhase,
+    Phase,
+    ScheduleError,
+)
 from pipejax.schedules.table.held_activations import HeldOps, HeldParts, with_items
-from pipejax.schedules.table.links import LINK_MODELS, LINKS
+from pipejax.schedules.table.links import LINKS
 from pipejax.schedules.table.table import ScheduleTable
 
 Packed = dict[str, Any]  # as from `pack`
@@ -61,17 +68,58 @@ class Explored(NamedTuple):
     static: Float[NumpyArray, " workers"] | None = None  # (workers) memory of the whole step
 
 
-class Carried(NamedTuple):
-    """Tables that users can choose on a page, and their op times."""
+class PagePhases(NamedTuple):
+    """Phases of all tables on a page, each with a distinct code."""
 
-    times: OfferedTimes
-    tables: Mapping[str, Sequence[ScheduleTable]]  # by name of the schedule
+    own_phases: tuple[CustomPhase, ...]  # phases of tables; their codes follow the usual ones
+
+    @classmethod
+    def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
+        """Collect the phases that tables define, without duplicates."""
+        own_phases: list[CustomPhase] = []
+        for grammar in dict.fromkeys(table.grammar for table in tables):
+            for phase in (*grammar.lane_sharding, *grammar.custom_phases):
+                if not any(_is_equal(phase, other) for other in own_phases):
+                    own_phases.append(phase)
+        return cls(tuple(own_phases))
+
+    def as_json(self, used: Iterable[AnyPhase]) -> dict[int, dict[str, str]]:
+        """Return name, lane and colours of each phase by code, with distinct colours for `used`."""
+        looks = {**palette.USUAL, **palette.phase_looks([*used, *self.own_phases])}
+        phases: dict[int, AnyPhase] = {int(phase): phase for phase in KINDS}  # no idle cell
+        phases |= dict(enumerate(self.own_phases, len(Phase)))
+        return {
+            code: {
+                "letter": phase.name,
+                "name": looks[phase.name].name,
+                "lane": phase.kind.lane,
+                "fill": looks[phase.name].fill,
+                "shade": looks[phase.name].shade,
+                "deep": looks[phase.name].deep or looks[phase.name].fill,
+            }
+            for code, phase in phases.items()
+        }
+
+    def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
+        """Return the page's code of each phase, as an array by the phase's code in a grammar."""
+        page_codes = np.arange(len(grammar.phases))
+        for phase in (*grammar.lane_sharding, *grammar.custom_phases):
+            is_equal = [_is_equal(phase, other) for other in self.own_phases]
+            page_codes[phase] = len(Phase) + is_equal.index(True)
+        return page_codes
+
+
+def _is_equal(phase: CustomPhase, other: CustomPhase) -> bool:
+    return (phase.name, phase.kind) == (other.name, other.kind)
 
 
 def payload(
-    explored: Sequence[Explored], *, unit: str, carried: Carried | None = None
+    explored: Sequence[Explored], *, unit: str, choices: Sequence[Evaluation] = ()
 ) -> dict[str, Any]:
-    """Collect the title, colours and data of a page as JSON; all runs must have equal links."""
+    """Collect the title, colours and data of a page as JSON; all runs must have equal links.
+
+    Users can choose the runs `choices` on the page, in place of those that it shows first.
+    """
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -80,15 +128,8 @@ def payload(
             "explore knows no eager_below: its sliders change which messages are buffered; name "
             "pairs of workers whose messages are, as pair_links 0-1=queued",
         )
-    tables_by_name = {} if carried is None else carried.tables
-    carried_tables = [table for tables in tables_by_name.values() for table in tables]
-    for table in carried_tables:
-        if table.grammar.lane_sharding:
-            has = f"{table.name} has {table.grammar.unusual}"
-            message = f"a page with a choice of tables cannot show lanes: {has}"
-            raise ArgumentError("choose", table.name, message)
-    other_phases = {phase for table in carried_tables for phase in table.used_phases}
-    phases = PagePhases.from_tables([*(run.table for run in runs), *carried_tables])
+    other_phases = {phase for run in choices for phase in run.table.used_phases}
+    phases = PagePhases.from_tables(run.table for run in (*runs, *choices))
     used_phases = [phase for run in runs for phase in run.table.used_phases]
     factors, mean, links = list_factors(runs, other_phases), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]
@@ -101,6 +142,9 @@ def payload(
             # ops of a replay have distinct times, so a form would say nothing
             if isinstance(program, Program) and entry.recorded is None:
                 forms[k][model] = search.form(program, entry.run, factors, bases[k])
+    other_parts = [
+        (Explored(run), _programs(run), base_costs(run, factors, mean)) for run in choices
+    ]
     count = len(runs) + sum(entry.recorded is not None for entry in explored)
     subtitle = f"{runs[0].workers} workers, {runs[0].microbatches} microbatches"
     if len({(run.workers, run.microbatches) for run in runs}) > 1:
@@ -111,19 +155,15 @@ def payload(
         "seconds": palette.SECONDS,
         "unit": unit,
         "links": list(LINKS),
-        "linkModels": {name: vars(model) for name, model in LINK_MODELS.items()},
         "link": links.model,
         "scope": link_settings(links),
-        "mean": mean,
         "phases": phases.as_json(used_phases),
-        "grammars": [grammar_of_page(grammar, phases) for grammar in phases.grammars],
-        "times": None if carried is None else carried.times.as_json(phases),
-        "library": None if carried is None else library(carried.tables, phases),
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
             _schedule(entry, programs[k], bases[k], factors, phases) | {"forms": forms[k]}
             for k, entry in enumerate(explored)
         ],
+        "choices": [_schedule(*parts, factors, phases) for parts in other_parts],
     }
 
 
@@ -168,7 +208,6 @@ def _schedule(
         "microbatches": run.microbatches,
         "pipes": run.table.num_pipes,
         "slices": run.table.grammar.slices,
-        "grammar": phases.grammars.index(run.table.grammar),
         "peakInFlight": run.peak_in_flight.tolist(),
         "ops": _ops(run, cells, extra_ops, phases),
         "messages": _messages(run.program, op_of_cell),
@@ -185,6 +224,7 @@ def _schedule(
         },
         "step": None if explored.step is None else explored.step._asdict(),
         "recorded": recorded_starts,
+        "forms": {},  # of schedules that are chosen on the page, which are too many to search
         "programs": {
             model: {"error": program.reason}
             if isinstance(program, ScheduleError)
@@ -350,7 +390,7 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
 HERE = Path(__file__).parent
 # JavaScript modules, each after the modules that it imports
 SCRIPTS = (
-    *("text", "unpacking", "schedule", "lowering", "choice"),
+    *("text", "unpacking", "schedule", "choice"),
     *("state", "palette", "residuals", "bars", "curves", "panels", "sliders", "input", "explorer"),
 )
 # statements of a module; the page holds each module in a function
@@ -365,10 +405,10 @@ def page(
     show: Mapping[str, bool] | None = None,
     view: tuple[float, float] | None = None,
     title: str = "",
-    carried: Carried | None = None,
+    choices: Sequence[Evaluation] = (),
 ) -> str:
     """Return the HTML of a page that shows runs and recomputes them at other times."""
-    scene = payload(explored, unit=unit, carried=carried) | {"show": dict(show or {}), "view": view}
+    scene = payload(explored, unit=unit, choices=choices) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
     return rendered(
         HERE / "page.html",

@@ -249,7 +249,7 @@ export class Schedule {
 
   /** Lay a program out, with the op or the message of each node. */
   async prepare(packed) {
-    const program = layOut(packed.data === undefined ? packed : await unpack(packed));
+    const program = layOut(await unpack(packed));
     program.nodeOps = new Int32Array(program.nodes).fill(-1);
     program.nodeMessages = new Int32Array(program.nodes).fill(-1);
     program.op.forEach((node, op) => { if (node > 0) program.nodeOps[node] = op; });
