@@ -1030,3 +1030,49 @@ def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, o
     assert f"8 microbatches, the rows of schedule {schedule}, delay links" in second
     table.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
     assert "rows of" not in call("explain", "-t", table, *times)[1].splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [("megatron-lm", " of Megatron-LM"), ("torchtitan", " of torchtitan"), (None, "")],
+)
+def test_a_report_says_of_which_launcher_no_schedule_helps(call, tmp_path, launcher, name):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": 4}))
+    line = ["explain", "-s", "1f1b", "-P", 4, "-M", 8, "-C", path, "--schedules", "1f1b"]
+    line += [] if launcher is None else ["--launcher", launcher]
+    assert f"; no schedule{name} that fits makes the step shorter\n" in call(*line)[1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "factor"), [(1, 1.7), (2, 1.7), (4, 1.5), (6, 1.7), (7, 2.0), (8, 1.7)]
+)
+def test_a_slow_stage_is_a_cause_where_an_even_split_would_help_less(data, stage, factor):
+    # an order of 5 workers with 10 stages in a V that leaves gaps; both ends are long, too
+    table = pj.read_table(data / "gaps.csv")
+    forward = np.array([7.5, *[6.0] * 8, 8.0])
+    backward = np.array([13.0, *[11.0] * 8, 15.0])
+
+    def costs(factors):
+        return pj.Costs(forward=factors * forward, backward=factors * backward, latency=0.8)
+
+    slow = costs(np.where(np.arange(10) == stage, factor, 1.0))
+    causes = pj.explain(table, slow, schedules=["1f1b"]).faults
+    (cause,) = (fault for fault in causes if fault.kind == "imbalance")
+    saved = pj.evaluate(table, slow).step_time - pj.evaluate(table, costs(np.ones(10))).step_time
+    assert (cause.stage, cause.seconds) == (stage, pytest.approx(saved))
+
+
+def test_memory_is_no_cause_if_a_faster_schedule_fits():
+    # ZB-H1 needs no more than 1F1B and is faster than looped BFS, which needs twice as much
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=0.01)
+    names = ["looped-bfs", "zb-h1"]
+    times = {name: pj.explain(table, costs, schedules=[name]).remedies for name in names}
+    assert any(
+        "memory rules out" in f.why for f in pj.explain(table, costs, schedules=names[:1]).faults
+    )
+    assert times["zb-h1"][0].saves > 0
+    assert not any(
+        "memory rules out" in f.why for f in pj.explain(table, costs, schedules=names).faults
+    )

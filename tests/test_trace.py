@@ -818,3 +818,29 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
     times = pj.Costs(forward=1 / int(stages), backward=2 / int(stages), transmit=0.01)
     saving = 100 * (1 - pj.evaluate(table, times).makespan / run.makespan)
     assert float(percent) == pytest.approx(saving, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "stage", "action"),
+    [
+        (1, 1, "inspect the machine of stage 1, or lighten its layers or recomputation"),
+        (1, 3, "inspect the machine of stage 3, or lighten its head or recomputation"),
+        (2, 5, "lighten the layers or recomputation of stage 5"),  # stage 1 of its worker is quick
+        (2, 7, "lighten the head or recomputation of stage 7"),
+    ],
+)
+def test_a_slow_stage_of_a_quick_worker_is_no_fault_of_its_machine(
+    chunks, stage, action, answer, folder
+):
+    size = {"num_workers": 4, "num_microbatches": 8}
+    table = pj.schedules.build("1f1b", **size)
+    if chunks > 1:
+        table = pj.schedules.build("looped-bfs", **size, stages_per_worker=chunks)
+    slow = np.ones(4 * chunks)
+    slow[stage] = 1.4
+    run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
+    write_csv(folder / "run.csv", traces.record_runs([run] * 2))
+    line = ("trace", "run.csv", "--schedules", "gpipe", "--stage-layers", "1")
+    result = answer(*line)
+    assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", str(stage))
+    assert result["remedies"][0]["what"] == action

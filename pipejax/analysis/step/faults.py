@@ -190,11 +190,13 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     ratio = float(times.workers[busiest] / times.workers.mean())
     computes = f"computes {ratio:.3g} times as long as the mean worker"
     ratios = times.stages / np.median(times.stages[times.stages > 0])
-    is_large = single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even
-    if single is not None and is_large and not _is_shared(single, ratios, table):
-        why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
-        yield single._replace(why=why)
-        return
+    if single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even:
+        # others share the blame only if an even split would help: orders with gaps may get worse
+        is_even_worth = saved_by_even >= SINGLE_CAUSE_SHARE * single.seconds
+        if not is_even_worth or not _is_shared(single, ratios, table):
+            why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
+            yield single._replace(why=why)
+            return
     stages = np.flatnonzero((table.placement == busiest).any(axis=0))
     equals = np.flatnonzero(times.workers >= EQUAL_LOAD * times.workers.max()).tolist()
     subject = f"worker {busiest} {computes}"

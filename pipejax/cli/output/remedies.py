@@ -161,7 +161,8 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
     ends = sum(part.seconds for part in explanation.parts if part.name in ("start", "end"))
     if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
         text = f"also: start and end of the pipeline take {_with_share(ends, explanation)}"
-        yield plain(f"{text}; no schedule that fits makes the step shorter")
+        name = f" of {explanation.launcher}" if explanation.launcher else ""
+        yield plain(f"{text}; no schedule{name} that fits makes the step shorter")
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:

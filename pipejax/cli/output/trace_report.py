@@ -60,8 +60,12 @@ def first_remedy(analysis: "pj.results.Analysis", command: str) -> list[dict[str
     if finding.kind == "stage":
         if "layers" in [remedy.kind for remedy in analysis.advice.remedies[:1]]:
             return []
-        # whole layers are too large
-        what = f"inspect the machine of stage {finding.name}, or lighten its head or recomputation"
+        # whole layers are too large; a worker with other stages would slow these too
+        name, table = finding.name, analysis.pipelines.table
+        part = "head" if int(name) == table.num_stages - 1 else "layers"
+        what = f"lighten the {part} or recomputation of stage {name}"
+        if table.stages_per_worker == 1:
+            what = f"inspect the machine of stage {name}, or lighten its {part} or recomputation"
     if "step" not in finding.place:  # else it is a fault of one step, not of the mean
         step_time -= finding.seconds
     return [
