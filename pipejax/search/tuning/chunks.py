@@ -2,8 +2,7 @@
 
 With few chunks most workers idle at the start and the end; many chunks pay the fixed cost of a
 chunk often. Later tokens attend to more, so chunks of equal time get smaller. For each number of
-chunks, gradient descent moves the cuts from many starts; then whole tokens move from chunk to chunk
-as long as that helps.
+chunks, whole tokens move from chunk to chunk, from the best of many starts, as long as that helps.
 """
 
 import math
@@ -21,19 +20,17 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.chunks import PerStage, checked_times, chunk_costs
 from pipejax.costs.costs import Costs
-from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.naming import build
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import GAP, TIME_LIMIT, Found
-from pipejax.search.tuning.rounding import swaps
+from pipejax.search.tuning.rounding import improve, swaps
 
 MAX_CHUNKS = 64  # by default
-STARTS, STEPS, ROUNDS = 16, 60, 400  # of a descent; rounds in which whole tokens move
-RATE, MOMENTS = 0.1, (0.8, 0.999)  # of the descent by Adam: first step size, decay of both means
-MIN_TOKENS = 1e-6  # of a chunk of the descent, which moves its logarithm
-Points = Float[NumpyArray, "starts chunks"]  # logarithms of sizes
+STARTS, NUM_IMPROVED = 16, 2  # cuts to start from, and the best of them, which are improved
+MIN_TOKENS = 1e-6  # of a chunk of equal time
 Cuts = Int[NumpyArray, "cuts chunks"]
 
 
@@ -214,16 +211,13 @@ class _ChunkSearch:
         )
         self.program = lower(table, link=self.links)
         equal_sizes, equal_times = np.full(count, self.tokens / count), self._equal_times(count)
-        noise = self.rng.normal(0, 0.3, (STARTS - 2, count))
-        starts = np.log([equal_sizes, equal_times, *equal_times * np.exp(noise)])
-        if count > 1:
-            starts = self._descend(starts)
-            self.evaluated += STARTS * (STEPS + 1)
-        cuts = self._round_sizes(np.concatenate([[equal_sizes, equal_times], self._sizes(starts)]))
+        random = equal_times * np.exp(self.rng.normal(0, 0.3, (STARTS - 2, count)))
+        random *= self.tokens / random.sum(axis=1, keepdims=True)
+        cuts = self._round_sizes(np.stack([equal_sizes, equal_times, *random]))
         values = self._values(cuts)
-        row = int(values.argmin())
-        sizes, value = self._improve_sizes(cuts[row], values[row])
-        if value < self.value:
+        best, seconds = self._improve_sizes(cuts[values.argsort(kind="stable")[:NUM_IMPROVED]])
+        sizes = best[seconds.argmin()]
+        if seconds.min() < self.value:
             equal_values = values[:2].tolist()
             self.baselines = dict(zip(("equal sizes", "equal times"), equal_values, strict=True))
             costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
@@ -254,46 +248,6 @@ class _ChunkSearch:
         total_seconds = b * self.tokens + c * self.tokens**2 / 2
         return sizes(brentq(excess_tokens, 0.0, 2.0, xtol=1e-14) * total_seconds)
 
-    def _sizes(self, points: Points) -> Float[NumpyArray, "starts chunks"]:
-        """Return chunk sizes in proportion to exp(points), which sum to the prompt [tokens]."""
-        parts = np.exp(points - np.max(points, axis=-1, keepdims=True))
-        return self.tokens * parts / parts.sum(axis=-1, keepdims=True)
-
-    def _descend(self, points: Points) -> Points:
-        """Descend with Adam and a cosine schedule; return the best point of each start."""
-        # the makespan has kinks, so steps shrink, and the best point counts, not the last one
-        best, least = points.copy(), np.full(len(points), np.inf)
-        mean, square_mean = np.zeros((2, *points.shape))
-        for step in range(STEPS + 1):
-            values, slope = self._value_and_grad(points)
-            is_better = values < least
-            least[is_better], best[is_better] = values[is_better], points[is_better]
-            mean += (1 - MOMENTS[0]) * (slope - mean)
-            square_mean += (1 - MOMENTS[1]) * (slope**2 - square_mean)
-            first, second = (1 - decay ** (step + 1) for decay in MOMENTS)
-            rate = RATE * (0.01 + 0.99 * (1 + math.cos(math.pi * step / STEPS)) / 2)
-            points = points - rate * (mean / first) / (np.sqrt(square_mean / second) + 1e-8)
-        return best
-
-    def _value_and_grad(self, points: Points) -> tuple[Float[NumpyArray, " starts"], Points]:
-        """Return makespans [s] of cuts, given logarithms of sizes, and gradients over makespans."""
-        # Chain rule: the engine gives d makespan / d time, the count of ops on the longest path.
-        # Factors: d time / d size, of the chunk and of later chunks (prefix), d size / d logarithm.
-        sizes, (_, b, c, g) = self._sizes(points), self.times
-        costs = chunk_costs(sizes, self.num_workers, **self.time_arguments)
-        values, counts = makespans_and_grad(self.program, costs, batch_size=len(sizes))
-        op_counts, message_counts = np.asarray(counts.forward), np.asarray(counts.transmit)
-        # (starts, chunks): b n + c (n p + n^2 / 2) + g p of chunks of n tokens after p tokens
-        b_slope, c_slope, g_slope = (np.einsum("nsk,s->nk", op_counts, x) for x in (b, c, g))
-        by_prefix = c_slope * sizes + g_slope
-        by_later_prefixes = np.cumsum(by_prefix[:, ::-1], axis=1)[:, ::-1] - by_prefix
-        slope = b_slope + c_slope * np.cumsum(sizes, axis=1) + by_later_prefixes
-        slope += self.rate * message_counts.sum(axis=(1, 2, 3))
-        shares = sizes / self.tokens
-        slope = sizes * (slope - (shares * slope).sum(axis=1, keepdims=True))
-        seconds = np.asarray(values)[:, None]
-        return np.asarray(values), slope / np.where(seconds > 0, seconds, 1.0)
-
     def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
         """Round chunk sizes to positive multiples of `multiple`, except that of the last chunk."""
         count, num_multiples = np.shape(sizes)[-1], math.ceil(self.tokens / self.multiple)
@@ -311,18 +265,21 @@ class _ChunkSearch:
         costs = chunk_costs(cuts.astype(float), self.num_workers, **self.time_arguments)
         return np.asarray(makespans(self.program, costs, batch_size=len(cuts)))
 
-    def _improve_sizes(self, sizes: Int[NumpyArray, " chunks"], value: float) -> tuple[Any, float]:
+    def _improve_sizes(self, cuts: Cuts) -> tuple[Cuts, Float[NumpyArray, " cuts"]]:
         """Move tokens between chunks, in ever smaller steps, as long as that saves time."""
-        moves = -self.multiple * swaps(len(sizes))  # rows such as -1 0 1: from chunk 0 to chunk 2
-        step = max(1, int(sizes.mean()) // (4 * self.multiple))
-        for _ in range(ROUNDS if len(moves) else 0):
-            cuts = sizes + step * moves
-            cuts = cuts[(cuts > 0).all(axis=1)]
-            values = self._values(cuts) if len(cuts) else np.array([np.inf])
-            if values.min() < value * (1 - 1e-15):
-                sizes, value = cuts[values.argmin()], float(values.min())
-            elif step == 1:
-                break
-            else:
-                step //= 2
-        return sizes, float(value)
+        moves = -self.multiple * swaps(cuts.shape[1])  # rows such as -1 0 1: from chunk 0 to 2
+
+        def values(points: Cuts, _: Any) -> Float[NumpyArray, " cuts"]:
+            """Return makespans [s]; infinite for cuts with a chunk of no tokens."""
+            is_legal = (points > 0).all(axis=1)
+            seconds = np.full(len(points), np.inf)
+            if is_legal.any():
+                seconds[is_legal] = self._values(points[is_legal])
+            return seconds
+
+        step, owner = max(1, int(cuts.mean()) // (4 * self.multiple)), np.arange(len(cuts))
+        while True:
+            cuts, seconds = improve(cuts, owner, step * moves, values)
+            if step == 1:
+                return cuts, seconds
+            step //= 2
