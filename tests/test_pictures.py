@@ -22,8 +22,8 @@ from pipejax.analysis.runs.timeline import (
     bars,
     depths,
     name_of_second,
+    part_window,
     second_pipe,
-    segment_window,
 )
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
@@ -236,7 +236,7 @@ def test_a_slice_stands_behind_its_microbatch():
     shown = pj.evaluate(table, costs)
     (axes,) = pj.plot(shown).axes
     assert {text.get_text() for text in axes.findobj(_Number)} == {"0.0", "0.1", "1.0", "1.1"}
-    whole = segment_window(run("1f1b"), "warmup")._replace(stop=shown.makespan)
+    whole = part_window(run("1f1b"), "warmup")._replace(stop=shown.makespan)
     assert "│F1.0│" in terminal(ShownRun(shown, None, whole, False, True), None)
 
 
@@ -297,13 +297,13 @@ def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
     assert min(forward) - max(backward) >= LEAST_LIGHTNESS, (min(forward), max(backward))
 
 
-def test_segments():
+def test_parts_of_a_run():
     """On a worker the warm-up ends with its first backward, the cool-down begins behind its last F."""
     shown = run("1f1b", costs=pj.Costs(forward=1.0, backward=2.0))
-    windows = [tuple(segment_window(shown, name)) for name in ("warmup", "steady", "cooldown")]
+    windows = [tuple(part_window(shown, name)) for name in ("warmup", "steady", "cooldown")]
     assert windows == [(0.0, 10.0), (10.0, 22.0), (22.0, 33.0)]
     with pytest.raises(ValueError, match="gpipe has none"):
-        segment_window(run("gpipe"), "steady")
+        part_window(run("gpipe"), "steady")
 
 
 def test_large_pictures_are_pixels_and_not_drawn_unasked(chimera, monkeypatch):
@@ -336,7 +336,7 @@ def terminal(shown, colours):
 
 
 def test_the_terminal_has_the_colours_of_the_figures(chimera):
-    whole = segment_window(chimera, "warmup")._replace(stop=chimera.makespan)
+    whole = part_window(chimera, "warmup")._replace(stop=chimera.makespan)
     shown = ShownRun(chimera, None, whole, False, True)
     coloured, plain = terminal(shown, "truecolor"), terminal(shown, None)
     for letter in "FB":
@@ -353,7 +353,7 @@ def test_the_terminal_has_the_colours_of_the_figures(chimera):
 def test_the_terminal_has_a_line_for_each_lane():
     table, costs = grammar_table("mixed")
     single = pj.evaluate(table, costs)
-    whole = segment_window(run("1f1b"), "warmup")._replace(stop=single.makespan)
+    whole = part_window(run("1f1b"), "warmup")._replace(stop=single.makespan)
     shown = ShownRun(single, None, whole, False, True)
     lines = terminal(shown, None).splitlines()
     names = [line[:8].strip() for line in lines[:6]]

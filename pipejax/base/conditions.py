@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.data_files import WRITTEN, parse_ratio, read_quantity
+from pipejax.base.data_files import UNITS_BY_DIMENSION, parse_ratio, read_quantity
 
 _CONDITION = re.compile(r"\s*([^\s=<>!][^=<>!]*?)\s*(!=|<=|>=|==|=|<|>)\s*(.*\S)\s*")
 EQUAL = 1e-9  # relative difference of equal numbers: a unit is a factor that rounds
@@ -30,7 +30,7 @@ def split_condition(text: str) -> tuple[str, str, str] | None:
 
 def si_number(value: str, unit: str, where: str) -> float | None:
     """Convert text such as "40us" to a number in an SI unit; None for numbers without a unit."""
-    return read_quantity(value, unit, where) if unit in WRITTEN else None
+    return read_quantity(value, unit, where) if unit in UNITS_BY_DIMENSION else None
 
 
 def share_number(value: str, where: str) -> float:

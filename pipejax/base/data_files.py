@@ -39,7 +39,7 @@ _BYTES: Mapping[str, float] = {
     **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
 }
 # units that may follow a number in text, by dimension: factors of the SI unit
-WRITTEN: Mapping[str, Mapping[str, float]] = {
+UNITS_BY_DIMENSION: Mapping[str, Mapping[str, float]] = {
     "s": {
         "ns": 1e-9,
         "us": 1e-6,
@@ -123,11 +123,11 @@ def exact_float(text: str) -> float:
 
 
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
-    """Read a number with a unit, as "40us", in the SI unit `dimension`; None without a unit."""
+    """Read a number with a unit, as "40us", in the SI unit of `dimension`; None without a unit."""
     value, unit = _split(text.replace("\u03bc", "\u00b5"))  # a Greek letter, the sign of micro
     if not unit:
         return None
-    units = WRITTEN[dimension]
+    units = UNITS_BY_DIMENSION[dimension]
     if unit not in units:
         if bits := _BITS.fullmatch(unit):
             reason = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"

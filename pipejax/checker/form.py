@@ -105,7 +105,7 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 
 def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
-    """Return the rows of the domain, which keep parameters at least 0 and within their bounds."""
+    """Return the rows of the domain: parameters, in `units`, of at least 0 and within the box."""
     # The domain is a cone: its points x have row . x >= 0 for every row. A last coordinate h, which
     # is positive, makes bounds homogeneous: F from 0.5 to 2 is F - 0.5 h >= 0 and 2 h - F >= 0. If
     # the box fixes a parameter, say B = 4, then h = B / 4 and needs no coordinate.
@@ -126,8 +126,9 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
     rows = [[int(row == column) for column in range(dims)] for row in range(dims)]
     for name, (low, high) in box.items():
         axis = names.index(name)
+        gives_scale = bool(fixed_axes) and axis == scale_axis
         for bound, sign in ((low, 1), (high, -1)):
-            if bound is not None and not (fixed_axes and axis == scale_axis):
+            if bound is not None and not gives_scale:
                 row = [Fraction(0)] * dims
                 row[axis] = Fraction(sign * units[axis])
                 row[scale_axis] -= sign * Fraction(repr(bound)) * scale  # as written: 0.1 is 1/10

@@ -294,7 +294,7 @@ class TableRules:
     def check_rule(
         self, rule: TableRule, ops: Collection[TableOp], stages: int, count: int
     ) -> None:
-        """Check that the table has a rule's stages and microbatches, and an op that waits by it."""
+        """Check that the table has a rule's stages, microbatches and an op that it makes wait."""
         text = f"rule {rule.text}"
         for end in (rule.consumer, rule.producer):
             is_stage = end.stage in (None, "last", *range(stages))

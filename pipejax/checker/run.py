@@ -227,7 +227,7 @@ class Run:
                 self._wait(cell, awaited_op(op))
 
     def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
-        """Add the message from a producer to an op of another worker, by number of its rule."""
+        """Add the message from a producer to an op that waits for it by a numbered rule."""
         # In each queue, messages wait for each other in the order of `key`, or of `rank` on a link.
         source, target = self.table.cell[producer], self.table.cell[op]
         sender, receiver = source.worker, target.worker

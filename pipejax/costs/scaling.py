@@ -356,8 +356,9 @@ def _rule_factors(
 def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     """Multiply a cost by factors; cost or factors may lack the last axis, microbatches."""
     # A cost by stage, (S), and factors by microbatch, (1, M), need a cost of (S, 1).
-    num_axes = 4 if field in MESSAGE_FIELDS else 2  # with an axis of microbatches
-    if max(np.ndim(value), factors.ndim) < num_axes or np.ndim(value) == factors.ndim:
+    num_axes = 4 if field in MESSAGE_FIELDS else 2  # (ways, pipes, boundaries, M), (stages, M)
+    has_microbatches = max(np.ndim(value), factors.ndim) == num_axes
+    if not has_microbatches or np.ndim(value) == factors.ndim:
         return value * factors
 
     def with_all_axes(array: Any) -> Any:

@@ -61,7 +61,7 @@ class Variable(NamedTuple):
     flags: tuple[str, ...] = ()  # meanings of the values 0, 1, ..
 
     def places(self, sweep: Sweep) -> list[int]:
-        """Return the positions of the variable's axes, without axes of a single value."""
+        """Return the positions of the variable's axes that list several values."""
         used = sweep.axes if self.per_system else sweep.shape_axes
         return [place for place, axis in enumerate(used) if axis.is_listed]
 

@@ -320,7 +320,8 @@ def _gradients(
 def _check_averages(
     table: ScheduleTable, run: NumpyArray, applies: NumpyArray, averages: NumpyArray
 ) -> None:
-    """Check that at every average, all models have had equally many updates of each stage."""
+    """Check that all runs have as many updates of each stage before an event that averages them."""
+    # events have run (events), applies (events, stages), averages (events); the first averages none
     event_before = np.flatnonzero(averages) - 1
     update_counts = [
         np.cumsum(applies * (run == run_number)[:, None], axis=0)[event_before]

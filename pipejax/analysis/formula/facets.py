@@ -169,7 +169,7 @@ class _Search:
 
 
 def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
-    """Return each point's makespan and a longest path's counts, (points, parameters)."""
+    """Return each point's makespan, and how often a longest path has each parameter."""
     runs = [
         run_many_on_host(program, weights @ points[k : k + RUNS_PER_CALL].T)
         for k in range(0, len(points), RUNS_PER_CALL)

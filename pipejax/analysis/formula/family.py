@@ -2,7 +2,7 @@
 
 A schedule that repeats itself adds the same counts to each path with every period. So the facets of
 the forms at n, n + period, n + 2 period, ... lie on lines (or parabolas): found on numbers in equal
-steps, and checked on later ones.
+steps, and checked on check_numbers ones.
 """
 
 import itertools
@@ -22,7 +22,7 @@ MAX_TRIALS = 10**6  # polynomials through the facets of consecutive forms
 
 Parameters = Sequence[str] | Weights | None
 Facet = tuple[Fraction, ...]
-FacetsAt = Mapping[int, list[Facet]]  # facets by number
+FacetsByNumber = Mapping[int, list[Facet]]  # facets by number
 Polynomial = tuple[Fraction, ...]  # coefficients, the constant first
 Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial by parameter
 
@@ -152,20 +152,20 @@ def formula_family(
       309.0
     """
     whole_number(degree, "degree", minimum=0, maximum=2)
-    numbers, later = [*numbers], [*verify_on]
+    numbers, check_numbers = [*numbers], [*verify_on]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
         raise ValueError(f"numbers must rise in equal steps, got {numbers}")
     forms = {
         n: formula(program(n), parameters(n) if callable(parameters) else parameters)
-        for n in (*numbers, *later)
+        for n in (*numbers, *check_numbers)
     }
-    facets_at = {
+    facets = {
         n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
     }
     max_period = len(numbers) // (degree + 1 + NUM_CHECKS) * step
     for period in range(step, max_period + 1, step):
-        fit = _fit_period(numbers, later, facets_at, period, degree)
+        fit = _fit_period(numbers, check_numbers, facets, period, degree)
         if fit is None:
             continue
         first, branches = fit
@@ -173,9 +173,9 @@ def formula_family(
             continue
         names = next(iter(forms.values())).parameters
         found_on = tuple(n for n in numbers if n >= first)
-        verified_on = tuple(n for n in later if n >= first)
+        verified_on = tuple(n for n in check_numbers if n >= first)
         return Family(symbol, names, first, period, branches, found_on, verified_on)
-    largest = max(len(facets) for facets in facets_at.values())
+    largest = max(map(len, facets.values()))
     steps = f", in multiples of {step}: rise by 1 for others" if step > 1 else ""
     raise NoFamilyError(
         f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
@@ -185,22 +185,22 @@ def formula_family(
 
 
 def _fit_period(
-    numbers: list[int], later: list[int], facets_at: FacetsAt, period: int, degree: int
+    numbers: list[int], check_numbers: list[int], facets: FacetsByNumber, period: int, degree: int
 ) -> tuple[int, dict[int, Branch]] | None:
-    """Fit polynomials per residue; return the first number they hold from, and them, or None."""
-    # Of each residue, the last numbers give the polynomials and check them.
+    """Fit polynomials by residue; return the first number they hold for, and them, or None."""
+    # Of each residue, the last numbers give the polynomials; these and `check_numbers` check them.
     branches: dict[int, Branch] = {}
     first, step = numbers[0], numbers[1] - numbers[0]
     for residue in {n % period for n in numbers}:
         members = [n for n in numbers if n % period == residue]
         tail = members[-(degree + 1 + NUM_CHECKS) :]
-        checked = [*tail, *(n for n in later if n % period == residue)]
-        branch = _fit_polynomials(tail[: degree + 1], checked, facets_at)
+        checked = [*tail, *(n for n in check_numbers if n % period == residue)]
+        branch = _fit_polynomials(tail[: degree + 1], checked, facets)
         if branch is None:
             return None
         start = tail[0]
         for number in reversed(members):
-            if {_counts(facet, number) for facet in branch} != {*facets_at[number]}:
+            if {_counts(facet, number) for facet in branch} != {*facets[number]}:
                 break
             start = number
         branches[residue] = branch
@@ -209,22 +209,22 @@ def _fit_period(
     return first, branches
 
 
-def _fit_polynomials(bases: list[int], checked: list[int], facets_at: FacetsAt) -> Branch | None:
+def _fit_polynomials(bases: list[int], checked: list[int], facets: FacetsByNumber) -> Branch | None:
     """Fit polynomials to facets at `bases` that give all facets at the checked numbers."""
     # None if two numbers have different counts of facets, or a facet is on no polynomial.
     # Every choice of one facet per base gives a candidate: facets 3F and 5F at M = 1 and 2 give
     # (2M + 1)F, which stays if 7F is a facet at M = 3.
-    sizes = {len(facets_at[n]) for n in checked}
+    sizes = {len(facets[n]) for n in checked}
     count = sizes.pop()
     if sizes or count > MAX_FACETS or count ** len(bases) > MAX_TRIALS:
         return None
-    facets = {n: {*facets_at[n]} for n in checked}
+    expected = {n: {*facets[n]} for n in checked}
     fits = []
-    for choice in itertools.product(*(facets_at[n] for n in bases)):
+    for choice in itertools.product(*(facets[n] for n in bases)):
         polynomials = tuple(_interpolate(bases, values) for values in zip(*choice, strict=True))
-        if all(_counts(polynomials, n) in facets[n] for n in checked):
+        if all(_counts(polynomials, n) in expected[n] for n in checked):
             fits.append(polynomials)
-    is_all = all({_counts(facet, n) for facet in fits} == facets[n] for n in checked)
+    is_all = all({_counts(facet, n) for facet in fits} == expected[n] for n in checked)
     return tuple(fits) if is_all and len(fits) == count else None
 
 

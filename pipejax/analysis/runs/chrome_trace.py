@@ -25,7 +25,7 @@ from pipejax.schedules.cells.ops import HOST, HOST_LINK, NO_MICROBATCH, NO_STAGE
 from pipejax.schedules.table.held_activations import END, START, memory_ledger
 from pipejax.schedules.table.table import ScheduleTable
 
-COMPUTE, COLLECTIVES, BESIDE, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
+COMPUTE, COLLECTIVES, LANE, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
 _LANE_TITLES = {HOST_LINK: "host link"}  # default: the name of the lane
 _NANOSECONDS, _PER_MICROSECOND = 1e9, 1000
 
@@ -137,7 +137,8 @@ def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Sl
         tracks = [Track(w, COLLECTIVES, 0, "collectives", "collective") for w in workers]
     elif bar.lane in lanes:
         title = _LANE_TITLES.get(bar.lane, bar.lane)
-        tracks = [Track(bar.worker, BESIDE, lanes.index(bar.lane), title, title)]
+        number = lanes.index(bar.lane)
+        tracks = [Track(bar.worker, LANE, number, title=title, category=title)]
     microbatch, part = divmod(op.microbatch, bar.slices)
     args: dict[str, Any] = {"phase": "+".join(op.phase.name for op in bar.ops)}
     if op.stage != NO_STAGE:

@@ -75,7 +75,7 @@ class Staleness:
 
     @property
     def max_delay(self) -> int:
-        """Return the largest delay of any update relative to any stage, in the steady state."""
+        """Return the largest delay of the steady state: updates since the oldest weights read."""
         return int((self.applied.max(axis=0) - self.read.min(axis=0)).max())
 
     @property
@@ -157,7 +157,7 @@ def op_times(
     """Return each cell's start and finish (workers, slots), in seconds, or slots without costs."""
     if costs is None:
         slots = dict.fromkeys(table.grammar.unit_slots, 1)
-        return slot_times(table, slots, shares=False, link=link)
+        return slot_times(table, slots, is_scaled=False, link=link)
     run = evaluate(table, costs, link=link)
     return run.start, run.finish
 

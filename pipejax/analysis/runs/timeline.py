@@ -1,8 +1,8 @@
-"""Ops (bars), messages (arrows) and segments of a run, for the terminal, drawings and traces.
+"""Ops (bars), messages (arrows) and parts of a run, for the terminal, drawings and traces.
 
-The three segments are warm-up, steady state and cool-down. On a worker the warm-up ends at the
+The three parts are warm-up, steady state and cool-down. On a worker the warm-up ends at the
 start of its first backward, and the cool-down begins at the end of its last forward. In the steady
-segment of a run, every worker is between the two.
+part of a run, every worker is between the two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ from pipejax.schedules.cells.ops import (
 )
 from pipejax.schedules.table.table import ScheduleTable
 
-SEGMENTS = ("warmup", "steady", "cooldown")
+PARTS = ("warmup", "steady", "cooldown")
 
 
 class Bar(NamedTuple):
@@ -171,9 +171,9 @@ class Window(NamedTuple):
     stop: float
 
 
-def segment_window(run: Evaluation, segment: str) -> Window:
-    """Return the start and the end of a segment of a run: warmup, steady or cooldown."""
-    name = resolve_choice(segment, SEGMENTS, "part")
+def part_window(run: Evaluation, part: str) -> Window:
+    """Return the start and the end of a part of a run: warmup, steady or cooldown."""
+    name = resolve_choice(part, PARTS, "part")
     ops = run.table.ops
     worker = ops.cell // run.table.num_slots
     start, finish = run.start.ravel()[ops.cell], run.finish.ravel()[ops.cell]
@@ -202,14 +202,14 @@ def segment_window(run: Evaluation, segment: str) -> Window:
 def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Return the window from start to stop [s], or that of a segment (`part`) over all runs.
+    """Return the window from start to stop [s], or that of a part over all runs.
 
     The result is None without any of them.
     """
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")
-        spans = [segment_window(run, part) for run in runs]
+        spans = [part_window(run, part) for run in runs]
         return Window(min(span.start for span in spans), max(span.stop for span in spans))
     if start is None and stop is None:
         return None

@@ -32,7 +32,7 @@ from pipejax.costs.planning import build_for_run
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork, work_of_stages
-from pipejax.costs.system.parts import Link, with_known
+from pipejax.costs.system.parts import Link, override_number
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program, run_on_host
@@ -112,7 +112,7 @@ def _price_row(
     """
     (system, names, fields), (work, setting) = shared, inputs
     for name, number in zip(names, values, strict=False):
-        system = with_known(system, name, number)
+        system = override_number(system, name, number)
     if factors := values[len(names) :]:
         factor = sum(map(operator.mul, factors, setting.layer_groups))
         work = work._replace(
@@ -406,7 +406,7 @@ def _solve_part(program: Program, steps_overlap: bool, leaves: Any) -> tuple[Any
 
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Return a function from a cost (batch, rows, ..) to the index that selects these rows in it.
+    """Return a function that gives the index of the selected rows in a cost (batch, rows, ..).
 
     The index leaves out padding of the last axis: stages or, of message times, boundaries.
     """

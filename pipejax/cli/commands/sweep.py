@@ -302,7 +302,7 @@ def _counts(
 def _table(
     results: "SweepResults", points: "Sequence[DistinctPoint]", max_rows: int = MAX_ROWS
 ) -> Iterator[object]:
-    """Show points; axes that are the same in all of them stand once, below."""
+    """Show points by column; `folded` puts equal columns below, `fits` shows if one does not."""
     listed = points[:max_rows] if has_lines() else points
     rows = [results.point(point.place) for point in listed]
     columns: list[tuple[str, list[str]]] = []

@@ -94,9 +94,8 @@ def trace(
             all_steps=all_steps,
             on_progress=on_progress,
         )
-    names = (f"{DEFAULT_FOLDER}-{k}" if k > 1 else DEFAULT_FOLDER for k in itertools.count(1))
-    folder = save.path or next(path for path in map(Path, names) if not os.path.lexists(path))
-    # the scenario of the mean pipeline with the saved files
+    folder = save.path or _free_folder()
+    # the scenario of the mean pipeline, once the files are saved
     table = pj.costing.TableFile(str(folder / _table_name(analysis)))
     costs = pj.costing.CostsFile(str(folder / "costs.json"))
     saved = pj.Scenario(table, costs=costs, link=analysis.replay.links)
@@ -125,6 +124,12 @@ def trace(
         view.append(facts((name, use) for name, use in FILES.items() if name in written))
     details = trace_details(analysis, result)
     return Answer(result, view, next=next_commands, details=details)
+
+
+def _free_folder() -> Path:
+    """Return the first default folder that does not exist: NAME, NAME-2, NAME-3, .."""
+    names = (f"{DEFAULT_FOLDER}-{k}" if k > 1 else DEFAULT_FOLDER for k in itertools.count(1))
+    return next(path for path in map(Path, names) if not os.path.lexists(path))
 
 
 def _in_steps(text: str, measured: "pj.traces.Trace") -> Any:

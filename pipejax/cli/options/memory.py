@@ -91,19 +91,21 @@ class ActivationOptions(NamedTuple):
             raise ValueError("--activation-sizes does not go with --model, which has its own")
 
     def stage_sizes(self, table: pj.ScheduleTable, workload: "pj.Workload | None") -> StageSizes:
-        """Size the activations of a table: in bytes where a model says how many."""
+        """Size the activations of a table, in bytes with a workload, else in whole activations."""
         if workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
-            shares, none = np.full(len(sizes), share), np.zeros((len(AT_WORK), len(sizes)))
-            return StageSizes("activations", sizes, shares, sizes, none, None)
+            shares, zeros = np.full(len(sizes), share), np.zeros((len(AT_WORK), len(sizes)))
+            return StageSizes(
+                "activations", sizes, shares, checkpoints=sizes, at_work=zeros, static=None
+            )
         self._check_sizes()
         from pipejax.costs.stage.stage_work import gathered_bytes, stage_bytes
 
         memory = stage_bytes(workload, table)
-        lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
-        lasting += gathered_bytes(workload, table)
-        return StageSizes("bytes", **memory.ledger_sizes, static=lasting)
+        static = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
+        static += gathered_bytes(workload, table)
+        return StageSizes("bytes", **memory.ledger_sizes, static=static)
 
 
 LIMIT_OPTION = "--memory-limit"

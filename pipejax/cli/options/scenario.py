@@ -147,7 +147,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
 
 
 def _table_options(scenario: "pj.Scenario") -> Options:
-    """Return options that build the table, or that name its file."""
+    """Return the command-line options that build the table, or that name its file."""
     schedule = scenario.schedule
     if isinstance(schedule, pj.ScheduleTable):
         raise ValueError(f"table {schedule.name} is in no file: write it and give its path")
@@ -159,7 +159,7 @@ def _table_options(scenario: "pj.Scenario") -> Options:
     options |= {name: size for name, size in sizes.items() if size is not None}
     custom = []  # options of a schedule of the user's own
     for name, value in scenario.options.items():
-        option = PLANNED.get(name, name)
+        option = OPTION_NAMES.get(name, name)
         if name == "slots":
             options[option] = ",".join(f"{k}={number_text(t)}" for k, t in value.items())
         elif option in CATALOGUE:
@@ -184,7 +184,7 @@ def _json_text(value: Any) -> str:
 
 
 # options of builders that the command line calls otherwise: runs have these names too
-PLANNED = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
+OPTION_NAMES = {argument: OF_ARGUMENTS[argument] for argument in ("transfer", "offload", "load")}
 
 
 def list_text(values: float | Sequence[float]) -> str:
@@ -195,7 +195,7 @@ def list_text(values: float | Sequence[float]) -> str:
 
 def written(name: str) -> str:
     """Return how an option of builders is written on the command line: bare if it is custom."""
-    option = PLANNED.get(name, name)
+    option = OPTION_NAMES.get(name, name)
     return flag(option) if option in CATALOGUE else name
 
 

@@ -14,7 +14,7 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options, parse_list, parse_number, parse_pairs
 from pipejax.cli.options.scenario import (
-    PLANNED,
+    OPTION_NAMES,
     check_used,
     named_launch,
     option_text,
@@ -164,7 +164,7 @@ class ScheduleSettings:
             share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
             options["stage_shares"] = parse_list(self.stage_shares, "--stage-shares")
-        for argument, name in PLANNED.items():
+        for argument, name in OPTION_NAMES.items():
             value = options.pop(name, None)
             if isinstance(value, str):
                 times = parse_list(value, flag(name))

@@ -244,7 +244,7 @@ def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
 
 
 def effects_view(explanation: "Explanation") -> Iterator[object]:
-    """Yield the time of the cause and what its removal or a remedy saves, if these differ."""
+    """Yield one line with the cause's time and the savings of remedies; equal ones stand once."""
     if explanation.effects:
         name = explanation.bottleneck.kind
         distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects

@@ -25,10 +25,10 @@ def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System"
 def memory_json(
     table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", held: HeldMemory
 ) -> dict[str, Any]:
-    """Return the memory of each worker for `--json`, in all and by part [B]."""
+    """Return each worker's need for `--json`, its parts, and the reserve outside the need [B]."""
     from pipejax.costs.stage.stage_work import static_parts
 
-    # without backwards the ledger holds keys and values, and activations are those at work
+    # without backwards the held memory is the KV cache; `static_parts` has the activations then
     held_name = "keys and values" if table.grammar.forward_only else "activations"
     parts = static_parts(workload, table) | {held_name: held.memory.peak}
     if float(system.memory_reserve) > 0:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipejax.base.data_files import WRITTEN, time_unit
+from pipejax.base.data_files import UNITS_BY_DIMENSION, time_unit
 
 # widths, in characters
 LONG = 20  # a longer cell is broken at its spaces in a narrow terminal
@@ -149,9 +149,11 @@ def _move_unit(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
     if len(units) == 1:
         numbers = {cell: number for cell, (number, _) in quantities.items()}
         return f"{header} [{units.pop()}]", [numbers.get(cell, "-") for cell in cells]
-    if not units <= {*WRITTEN["s"]}:
+    if not units <= {*UNITS_BY_DIMENSION["s"]}:
         return header, cells
-    times = {cell: float(n) * WRITTEN["s"][unit] for cell, (n, unit) in quantities.items()}
+    times = {
+        cell: float(n) * UNITS_BY_DIMENSION["s"][unit] for cell, (n, unit) in quantities.items()
+    }
     factor, unit = time_unit(max(map(abs, times.values())))
     numbers = {cell: f"{time / factor:.5g}" for cell, time in times.items()}
     return f"{header} [{unit}]", [numbers.get(cell, "-") for cell in cells]

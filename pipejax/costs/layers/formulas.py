@@ -254,8 +254,9 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
-    """Return a layer's bytes if it keeps the outputs of attention and of half its products."""
-    # The inputs of both norms stay, too. Units per token: `split` ones are divided by t.
+    """Return a layer's bytes if it keeps the outputs of attention and of every second product."""
+    # Half of all products' outputs. The inputs of both norms stay, too. Units per token: `split`
+    # ones are divided by t.
     mlp_inputs = 2 if model.gated_mlp else 1
     unsplit = 2 * model.hidden + 2 * model.hidden / 2
     qkv = model.query_hidden + model.kv_hidden + model.value_hidden

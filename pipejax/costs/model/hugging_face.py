@@ -187,8 +187,8 @@ def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
         "top_k": config.whole("num_experts_per_tok"),
         "expert_hidden": config.whole(kind.expert_hidden),
     }
-    has_shared = "n_shared_experts" not in config.data  # `null` is none
-    shared = config.whole("n_shared_experts", 0, has_shared * kind.shared_experts)
+    default = 0 if "n_shared_experts" in config.data else kind.shared_experts  # `null`: 0
+    shared = config.whole("n_shared_experts", 0, default)
     if "shared_expert_intermediate_size" in config.data:
         width = config.whole("shared_expert_intermediate_size", minimum=0)
         shared, remainder = divmod(width, experts["expert_hidden"])

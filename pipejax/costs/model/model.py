@@ -309,7 +309,7 @@ class Model:
         return norms + self.biases * (1 + mlps) * self.hidden + self._column_biases(mlp_width)
 
     def whole_parameters(self, kind: str = "dense") -> Number:
-        """Count the parameters of a layer that every tensor-parallel rank holds: 6 h in a GPT."""
+        """Count a layer's parameters that all tensor-parallel ranks replicate: 6 h in a GPT."""
         # They are the norms, biases after sums over ranks, down projections of latent attention
         # and the router, as in Megatron-LM.
         moe = self.moe if kind == "moe" else None

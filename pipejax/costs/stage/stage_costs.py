@@ -75,6 +75,7 @@ APART, ONE_PASS = range(2)  # ways to run I and W: apart, or in one pass, which 
 def work_costs(work: StageWork, system: System) -> Costs:
     """Compute the times of ops (kernels, collectives, host) and of messages [s]."""
     exchanges = _exchanges(work, system)
+    unshard, reduce_grad = _cell_exchanges(work, exchanges)
     ops = op_seconds(work, system, exchanges)
     seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
     durations = dict(zip(ops, _phase_seconds(system, seconds), strict=True))
@@ -90,7 +91,8 @@ def work_costs(work: StageWork, system: System) -> Costs:
         **durations,
         all_reduce=_gradient_exchange(work, system, exchanges, durations["backward"]),
         update=_update(work, system, exchanges, durations["forward"]),
-        **_in_cells(work, exchanges),
+        unshard=unshard,
+        reduce_grad=reduce_grad,
         offload=offload,
         latency=_both_ways(link.latency),
         transmit=_both_ways(work.message_bytes / link.rate),
@@ -234,17 +236,19 @@ def _if_split(work: StageWork, seconds: Any) -> Any:
     return xp.where(work.layout.zero >= _SPLIT_FROM, seconds, 0.0)
 
 
-def _in_cells(work: StageWork, exchanges: Exchanges) -> dict[str, PerStage]:
-    """Return the times [s] of UNSHARD and REDUCE_GRAD cells, by cost field (stages)."""
+def _cell_exchanges(
+    work: StageWork, exchanges: Exchanges
+) -> tuple[PerStage | float, PerStage | float]:
+    """Return the times [s] of UNSHARD and REDUCE_GRAD cells (stages); 0 without such cells."""
     if work.in_cells is None:
-        return {}
+        return 0.0, 0.0
     counts = *work.layers, work.stages.first, work.heads
     terms = [
         _if_split(work, work.in_cells * seconds)[:, None] * count
         for seconds, count in zip(exchanges.split_weights, counts, strict=True)
     ]
     forward, _, weight_grad = sum(terms[1:], start=terms[0])
-    return {"unshard": forward, "reduce_grad": weight_grad}
+    return forward, weight_grad
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:

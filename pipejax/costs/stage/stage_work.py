@@ -139,7 +139,7 @@ def stage_work(
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Return (phases) 1 where sharding cells exchange split weights; None if a table has none."""
+    """Return (phases) 1 if cells of the table exchange the split weights; None without any."""
     phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
     in_table = np.isin(phases, table.phase).astype(float)
     return in_table if in_table.any() else None

@@ -362,16 +362,16 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
     """Return the record with another number at a path of fields, as ("network", "bandwidth")."""
     field, *subpath = path
     if subpath == ["shares"]:
-        value = Efficiency((0.0,), (value,))
+        value = Efficiency((0.0,), (value,))  # one share for every size
     elif subpath:
         value = _replace_at(getattr(record, field), tuple(subpath), value)
     return dataclasses.replace(record, **{field: value})
 
 
-def with_known(system: Any, name: str, value: Number) -> Any:
-    """Return the system with another value of a named number; a value of NaN changes nothing.
+def override_number(system: Any, name: str, value: Number) -> Any:
+    """Return the system with another value of a named number; NaN keeps the old value.
 
-    So a batch of values may change only some systems. On a curve, the value replaces all shares.
+    So a batch of values may change only some systems. Of an efficiency curve it sets all shares.
     """
     path = FIELDS[name]
     current: Any = system

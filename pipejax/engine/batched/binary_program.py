@@ -132,20 +132,20 @@ def allocate(
     return slot + FIRST_SLOT, num_slots + FIRST_SLOT
 
 
-def _slots(written: Column, last_reader: Column) -> tuple[Column, int]:
+def _slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots."""
-    # `written` and `last_reader` are the moments of each op's first and last use.
+    # The arguments are moments; at equal moments, ops take slots before others put theirs back.
     # The slot freed last is used first, for it is still in cache: free slots are a stack. Putting a
     # slot there and taking it match like brackets, at one height of the stack; an op takes a new
     # slot if the stack is empty:
     #     event   a takes  b takes  b put  a put  c takes  d takes  e takes
     #     height     -        -       1      2       2        1        -
     #     slot      new      new                  that of a     b      new
-    size = len(written)
-    takes, puts = np.argsort(written, kind="stable"), np.argsort(last_reader, kind="stable")
+    size = len(first_use)
+    takes, puts = np.argsort(first_use, kind="stable"), np.argsort(last_use, kind="stable")
     # index of each event: number of events of its kind before, plus those of the other kind
-    put_at = np.arange(size) + np.searchsorted(written[takes], last_reader[puts], "right")
-    take_at = np.arange(size) + np.searchsorted(last_reader[puts], written[takes])
+    put_at = np.arange(size) + np.searchsorted(first_use[takes], last_use[puts], "right")
+    take_at = np.arange(size) + np.searchsorted(last_use[puts], first_use[takes])
     op, step = np.empty(2 * size, np.int32), np.empty(2 * size, np.int8)
     op[put_at], op[take_at], step[put_at], step[take_at] = puts, takes, 1, -1
     # depth as if the stack could be below empty: every new low is an op that finds it empty. The

@@ -126,18 +126,19 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
     Pieces have shape (configurations or 1, entries); each entry becomes a row here.
     """
     lanes, row = columns.shape[1], 1
+
+    def copy_entry(piece: Array, row: int, e: Array, columns: Array) -> Array:
+        """Copy entry e of a piece, a cost of all configurations of the tile, to row + e."""
+        if len(piece) == 1:  # the same for all configurations
+            column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
+            column = jnp.broadcast_to(column, (1, lanes))
+        else:
+            column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
+        return put_row(columns, column, e + Unsigned(row))
+
     for piece in pieces:
-
-        def copy_entry(e: Array, columns: Array, piece: Array = piece, row: int = row) -> Array:
-            """Copy one cost, entry e of a piece, for all configurations of the tile."""
-            if len(piece) > 1:
-                column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
-            else:
-                column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
-                column = jnp.broadcast_to(column, (1, lanes))
-            return put_row(columns, column, e + Unsigned(row))
-
-        columns = count_up(0, piece.shape[1], copy_entry, columns)
+        copy = functools.partial(copy_entry, piece, row)
+        columns = count_up(0, piece.shape[1], copy, columns)
         row += piece.shape[1]
     return columns
 

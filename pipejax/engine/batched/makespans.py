@@ -79,7 +79,7 @@ class _Plan:
 
     @functools.cached_property
     def values(self) -> Task:
-        """Return the interpreter's task for makespans alone, on any device."""
+        """Return the program with which the interpreter computes makespans, on any device."""
         return Task(_on_device(forward_program(self.ops, self.rows)), None)
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class _Plan:
 
     @functools.cached_property
     def counts(self) -> Task:
-        """Return the interpreter's task for makespans and gradients."""
+        """Return the programs with which the interpreter computes makespans and gradients."""
         backward = _on_device(backward_program(self.ops, self.rows))
         return self.values._replace(backward=backward)
 

@@ -53,7 +53,7 @@ class ProgramBuilder:
     def unit_ends(self) -> Float[NumpyArray, " cells"]:
         """End of each cell in a run where ops take their slots and messages take no time."""
         slots = self.table.grammar.unit_slots
-        _, ends = slot_times(self.table, slots, shares=False, link=self.links)
+        _, ends = slot_times(self.table, slots, is_scaled=False, link=self.links)
         return ends.ravel()
 
     def add_nodes(self, *, duration: NumpyArray, **fields: NumpyArray) -> Int[NumpyArray, " new"]:

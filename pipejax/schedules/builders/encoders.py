@@ -169,21 +169,21 @@ class _Filling(NamedTuple):
 
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
         """Run the op that can start first, repeatedly; return workers' rows and the last end."""
-        # each worker has three queues; their ranks (`order`) decide between equal starts
-        queues = self._queues()
+        # each worker's three queues, by rank (`order`): of equal starts, the first queue's op runs
+        queues = [[row[order.index(rank)] for rank in range(3)] for row in self._queues()]
         workers, ends = range(len(queues)), dict[Op, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]
         candidates: list[tuple[float, int, int]] = [NO_START] * len(queues)  # best of each worker
         changed_workers = {*workers}
         while True:
             for w in changed_workers:
-                heads = ((rank, q[-1]) for rank, q in zip(order, queues[w], strict=True) if q)
+                heads = ((rank, queue[-1]) for rank, queue in enumerate(queues[w]) if queue)
                 starts = ((self._start(op, free[w], ends), rank, w) for rank, op in heads)
                 candidates[w] = min(starts, default=NO_START)
             start, rank, w = min(candidates)
             if start == FOREVER:
                 return rows, max(free)
-            op = queues[w][order.index(rank)].pop()
+            op = queues[w][rank].pop()
             rows[w].append(op)
             free[w] = ends[op] = start + self.durations[op.stage][op.phase]
             changed_workers = {w, *self._consumer_workers(op)}  # only these have new candidates

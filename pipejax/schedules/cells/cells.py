@@ -50,7 +50,7 @@ def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
 
 
 def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
-    """Return the placement of pipes: a pipe, its mirror image, and shifted copies of both."""
+    """Return each stage's worker: in a pipe, its mirror image, and shifted copies of both."""
     # first 0 1 2 3 on four workers, with four pipes: 0 1 2 3, 3 2 1 0, 2 3 0 1, 1 0 3 2
     couple = np.stack([first, num_workers - 1 - first])
     shifts = np.arange(0, num_workers, num_workers // (pipes // 2))[: pipes // 2]

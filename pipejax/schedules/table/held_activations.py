@@ -249,7 +249,7 @@ def held_in_rows(
 def gathered_peak(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the largest memory of gathered weights that each worker holds, in row order.
+    """Return the largest memory of gathered weights on each worker, if it runs its row in order.
 
     A run never holds more. Weights that no cell gathers are not counted.
 

@@ -153,17 +153,17 @@ def slot_times(
     table: ScheduleTable | _Rows,
     slots: Slots | None = None,
     *,
-    shares: bool = True,
+    is_scaled: bool = True,
     link: str | Links = "delay",
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Run a table without messages, with each op as early as possible.
 
-    Of the links only host links matter. With `shares`, ops take the share of their stage.
+    Of the links only host links matter. If `is_scaled`, ops take the share of their stage.
     Returns (workers, slots) start and finish of each cell [slots]; 0 for idle cells.
     """
     links = Links.resolve(link)
     check_host_links(table, links)
-    duration = durations(table, slots, shares)
+    duration = durations(table, slots, is_scaled)
     shape, order = duration.shape, None
     tail, head = waiting_cells(table, links)
     first_cells = table.first_cells
@@ -177,17 +177,17 @@ def slot_times(
 
 
 def durations(
-    table: ScheduleTable | _Rows, slots: Slots | None = None, shares: bool = True
+    table: ScheduleTable | _Rows, slots: Slots | None = None, is_scaled: bool = True
 ) -> Float[NumpyArray, "workers slots"]:
     """Return each cell's duration (workers, slots), from `slots` or the table's slot durations."""
-    # A fused pair takes the sum of both ops; `shares` scales durations by stage shares.
+    # A fused pair takes the sum of both ops; `is_scaled` multiplies durations by stage shares.
     slots = table.slots if slots is None else slots
-    phase_slots = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
+    phase_durations = np.array([slots.get(phase.name, 0) for phase in table.grammar.phases], float)
     # the last entry serves `NO_STAGE`, -1: idle cells, and ops of a worker
-    share = np.append(table.stage_shares if shares else np.ones(table.num_stages), 1.0)
+    share = np.append(table.stage_shares if is_scaled else np.ones(table.num_stages), 1.0)
     total = np.zeros(table.cells.phase.shape)
     for cells in (table.cells, table.partners):
-        total += phase_slots[cells.phase] * share[cells.stage]
+        total += phase_durations[cells.phase] * share[cells.stage]
     return total
 
 

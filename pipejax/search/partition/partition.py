@@ -188,7 +188,8 @@ class SplitSearch:
                 centre = CENTRE_WEIGHT * centre + (1 - CENTRE_WEIGHT) * shares
             makespan, has_new_path = self._add_paths(shares)
             centre = shares if centre is None else centre
-            has_new_path |= self._add_paths(centre)[1]
+            _, has_new_centre_path = self._add_paths(centre)
+            has_new_path |= has_new_centre_path
             return has_new_path and makespan * (1 - RELAXATION_GAP) > self.integer.bound
 
         self._raise_bound(run_solution, deadline)
@@ -200,12 +201,13 @@ class SplitSearch:
         program = self.integer
 
         def run_solution() -> bool:
-            """Run the solution; return whether to solve again."""
+            """Evaluate the solver's split; return whether to solve again."""
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
             is_new = layout not in self.splits_run
             self.run(layout)
-            is_new |= self._add_paths(program.shares)[1]
+            _, has_new_path = self._add_paths(program.shares)
+            is_new |= has_new_path
             was_exact = program.gap == 0
             program.gap = SOLVER_GAP_SHARE * gap(self.limit, self.bound) if is_new else 0.0
             return is_new or not was_exact

@@ -440,7 +440,7 @@ class _Shelves:
         min_gain = changes.MIN_GAIN * base.step_time
         if not memory.fits(base):  # any remedy that fits will do, also a slower one
             min_gain = -math.inf
-        order = self.built_in_order() if kind == "schedule" else None
+        order = self.best_builtin_schedule() if kind == "schedule" else None
         if order is not None and not memory.fits(order):
             remedies.append(self.remedy(kind, order, self.launchers(kind, base, order)))
         served: set[str] = set()  # launchers that have a remedy; "" stands for no launcher
@@ -487,17 +487,17 @@ class _Shelves:
         few = (c for c in self.candidates(kind, base) if len(c.assumes) <= MAX_ASSUMPTIONS)
         return [c for c in few if self.launcher is None or self.launchers(kind, base, c)]
 
-    def built_in_order(self) -> Candidate | None:
+    def best_builtin_schedule(self) -> Candidate | None:
         """Return the schedule that saves half of the time of gaps, with the least memory."""
-        # It has as many stages as the run's table. A table of the user may leave gaps to save
-        # memory: without a limit, a schedule may need more.
+        # None if no schedule with the run's number of stages does. A table of the user may leave
+        # gaps to save memory: without a limit, a schedule may need more.
         memory, base = self.memory, self.memory.begin
         step, gaps = base.step_time, base.parts["gaps"]
-        ignores_memory = memory.limit is None and not isinstance(base.scenario.schedule, str)
-        rivals = self.allowed("schedule") if gaps > NEGLIGIBLE * step else []
-        faster = [c for c in rivals if c.step_time < step - gaps / 2]
+        may_need_more = memory.limit is None and not isinstance(base.scenario.schedule, str)
+        schedules = self.allowed("schedule") if gaps > NEGLIGIBLE * step else []
+        faster = [c for c in schedules if c.step_time < step - gaps / 2]
         orders = [c for c in faster if c.table.num_stages == base.table.num_stages]
-        fitting = [c for c in orders if ignores_memory or memory.fits(c)]
+        fitting = [c for c in orders if may_need_more or memory.fits(c)]
         return min(
             fitting, key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time), default=None
         )
@@ -509,7 +509,7 @@ class _Shelves:
         lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
         settings = [c for c in settings if _lacks(c, self.launcher).issubset(lacks)]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
-        if (order := self.built_in_order()) is not None:
+        if (order := self.best_builtin_schedule()) is not None:
             gain = min(base.parts["gaps"], base.step_time - order.step_time)
             faults.append(Fault("gaps", gain, GAPS))
         schedules = self.allowed("schedule")

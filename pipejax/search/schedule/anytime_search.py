@@ -99,11 +99,12 @@ class AnytimeSearch:
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def run(self) -> Found[Optimum]:
-        """Run the search's steps until the best plan reaches the bound or the budget ends."""
+        """Run all steps until the plan is optimal or the budget ends, then only required ones."""
         try:
             for step in self._steps():
                 is_over = self.is_closed or self.budget.is_over
-                if not is_over or self.plan is None or step == self._baselines:
+                is_required = self.plan is None or step == self._baselines
+                if is_required or not is_over:
                     step()
             assert self.best is not None  # microbatches one by one fit if any plan does
             result = self._solution(self.best.best.table, self.best.value, self.best.best.source)

@@ -160,7 +160,7 @@ class _Memory(NamedTuple):
     kinds: Sequence[_Kind]  # its activations
 
     def link_time(self, end: int) -> float:
-        """Return the least time of O and L in a run that ends at `end`; inf if none can end so."""
+        """Return the least total time of O and L in runs that end by `end`; inf if none can."""
         window = end - min(k.head for k in self.kinds) - min(k.tail for k in self.kinds)
         if window < sum(k.num_activations * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf

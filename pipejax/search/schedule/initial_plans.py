@@ -287,8 +287,8 @@ class BlockSearch:
         )
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
-        """Plan a draw; None if the complete problem would take longer than the best draw."""
-        # Each of the `num_dropped` missing microbatches adds one cycle of the steady state.
+        """Plan the problem by a draw; None if all microbatches would take longer than the best."""
+        # Each dropped microbatch adds a cycle of the steady state; + 1 keeps plans as fast.
         self.num_draws += 1
         plan = run_draw(
             self.problem, block_draw, self.best - self.num_dropped * self.min_interval + 1

@@ -256,7 +256,7 @@ def search_neighbourhoods(
                 search.take(to_plan(grid, adopted))
 
     def run(thread: int, tell: Tell) -> None:
-        """Visit each grid in turn, starting from the best table, for longer in each round."""
+        """Improve the best table on each grid in turn, `thread` first, longer in each round."""
         for visits in itertools.count(thread):
             if is_over():
                 return
@@ -264,7 +264,8 @@ def search_neighbourhoods(
             seed = visits * num_threads + thread
             plan = to_plan(grids[number], best.table)
             search = running[thread] = NeighbourhoodSearch(grids[number], plan, seed)
-            visit(search, STUCK * (1 + round_number) if len(grids) > 1 else np.inf, tell)
+            limit = STUCK * (1 + round_number) if len(grids) > 1 else np.inf
+            visit(search, limit, tell)
 
     def stop() -> None:
         is_stopped.set()

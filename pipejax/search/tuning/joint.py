@@ -168,8 +168,8 @@ class JointProblem:
                     f"microbatch size of {setting.size}; {has}"
                 )
             raise ValueError(f"nothing fits: the smallest need found is {needs}; {has}")
-        numbers = step_time.item(), need.item(), evaluated
-        return BestSetting(setting, *numbers, self.workload(setting))
+        workload = self.workload(setting)
+        return BestSetting(setting, step_time.item(), need.item(), evaluated, workload=workload)
 
 
 def count_settings(joint: JointProblem) -> float:

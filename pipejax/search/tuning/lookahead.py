@@ -200,7 +200,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 return
 
     def best_so_far(self) -> tuple[Gathering, float]:
-        """Return the best table so far, and its makespan [s]."""
+        """Return the best table so far, with less memory if equally fast, and its makespan [s]."""
         # Worker by worker, an option of less memory replaces the best one if the makespan stays.
         options = [choices[k] for choices, k in zip(self.options, self.best, strict=True)]
         value = self._evaluate(options)

@@ -299,7 +299,7 @@ def _tune_size(task: TuningTask) -> BestSetting:
         (step_time,), (need,) = joint.exact(plain.at([row]))
         if not np.isfinite(step_time):
             continue
-        size, numbers = plain.size[row].item(), (step_time.item(), need.item())
+        size = plain.size[row].item()
         result = {
             "microbatch_size": size,
             "microbatches": task.workload.minibatch // size,
@@ -310,7 +310,8 @@ def _tune_size(task: TuningTask) -> BestSetting:
         }
         sizes.insert(0, result)
         if need <= joint.problem.capacity and (best is None or step_time <= best.step_time):
-            best = BestSetting(plain.at(row), *numbers, len(sizes), task.workload)
+            setting, step_time, need = plain.at(row), step_time.item(), need.item()
+            best = BestSetting(setting, step_time, need, len(sizes), workload=task.workload)
         if best is not None:
             best = best._replace(evaluated=len(sizes), sizes=[*sizes])
             task.tell(best)
@@ -349,7 +350,8 @@ def _planned_setting(task: TuningTask, count: int) -> BestSetting:
     assigned = problem.assigned
     size = np.array(workload.minibatch // task.microbatches)
     setting = Settings(size, *(np.asarray(stages, int) for stages in assigned))
-    return BestSetting(setting, *problem.evaluate(task.microbatches, assigned), 1, workload)
+    step_time, need = problem.evaluate(task.microbatches, assigned)
+    return BestSetting(setting, step_time, need, evaluated=1, workload=workload)
 
 
 def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:

@@ -344,11 +344,12 @@ def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], st
 
 
 def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
-    """Return why a layout's table does not exist, or no stage has N layers of block:N."""
+    """Return why a layout's table does not exist, or why block:N cannot be applied; else ""."""
     shape = program_shape(request, layouts, row)
     reason = refusal(shape, int(layouts.microbatches[row]))
-    if not reason and ":" in request.recomputations[layouts.recompute[row]]:
-        table = build_table(shape, 2 * shape.workers)
+    is_block = ":" in request.recomputations[layouts.recompute[row]]
+    if is_block and not reason:
+        table = build_table(shape, 2 * shape.workers)  # any number has the same layers on stages
         try:
             assign_layers(layout_workload(request, layouts, row), table)
         except MismatchError as error:

@@ -174,7 +174,7 @@ def plan(
         enumerated=len(layouts),
         fitting=int(estimates.fits.sum()),
         evaluated=int((~np.isnan(estimates.step_time)).sum()),
-        programs=evaluator.programs,
+        programs=evaluator.num_evaluated,
         seconds=time.perf_counter() - began,
         request=request,
         layouts=layouts,

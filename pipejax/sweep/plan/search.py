@@ -80,8 +80,9 @@ def price(request: PlanRequest, layouts: Layouts, systems: System | None = None)
 def _price_layout(
     shared: tuple[Model, str], _: tuple[()], row: tuple[System, Layout, Stages]
 ) -> Priced:
-    """Return times and memory of the stages of one layout; `shared` holds for all layouts."""
-    (model, recompute), (system, layout, stages) = shared, row
+    """Return times and memory of a layout's stages; `shared` holds for all layouts of a batch."""
+    model, recompute = shared
+    system, layout, stages = row
     work = work_of_stages(model, layout, stages, recompute=recompute)
     memory = bytes_of_stages(model, layout, stages, recompute)
     zeros = np.zeros(len(stages.layers))
@@ -249,7 +250,7 @@ class Evaluator:
         tell: Callable[[], object],
     ) -> None:
         self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
-        self.programs = 0  # number of evaluated programs
+        self.num_evaluated = 0  # programs
         self.idea = layouts.idea  # (layouts)
         self._program_rows = row_groups((*layouts[:3], layouts.microbatches))
         self._program = np.empty(len(layouts), int)
@@ -320,7 +321,7 @@ class Evaluator:
         shape, count = program_shape(self.request, layouts, 0), int(layouts.microbatches[0])
         costs = price(self.request, layouts).costs
         self.estimates.step_time[rows] = exact_times(shape, count, costs, self.request.links)
-        self.programs += 1
+        self.num_evaluated += 1
         self.tell()
 
     def _idea_limits(

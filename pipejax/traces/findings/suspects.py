@@ -115,7 +115,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
 
     def cost_per_step(suspect: Suspect) -> float:
-        """Return the cost per step that orders suspects; a warm-up step does not count."""
+        """Return the cost per step that orders suspects; 0 for the first step, the warm-up."""
         if "step" not in suspect.place:
             return suspect.seconds
         weight = 1.0
@@ -280,51 +280,54 @@ class _MicrobatchTimes(NamedTuple):
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield, kind by kind, the slow workers, stages and replicas, then slow microbatches."""
+        """Yield slow workers, stages and microbatches; then those of replicas, then of steps."""
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
-        microbatches = _places("microbatch", range(count))
-        common = np.broadcast_to(self.common[:, None], self.logs.shape)
         # where every worker has one stage, different machines hold it in other replicas
         has_machines = stages == len(workers) and len(replicas) > 1
-        slow_workers = [] if has_machines else self._slow("worker", self.stage_logs, workers)
-        yield slow_workers
+        suspects = [] if has_machines else self._slow("worker", self.stage_logs, workers)
+        yield suspects
+        slow_workers = {suspect.place["worker"] for suspect in suspects}
         slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
-        if stages > len(workers):  # a slow worker explains its stages
-            explained_workers = {suspect.place["worker"] for suspect in slow_workers}
-            slow_stages = [
-                row
-                for row in slow_stages
-                if not explained_workers >= {*self.worker[row.place["stage"]].tolist()}
-            ]
+        if stages > len(workers):  # slow workers explain their stages
+            unexplained = [{*numbers.tolist()} - slow_workers for numbers in self.worker]
+            slow_stages = [row for row in slow_stages if unexplained[row.place["stage"]]]
         yield slow_stages
-        yield self._slow("microbatch", common, microbatches)
-        # usual excess of a microbatch over all runs, then over those of its replica
-        usual = np.broadcast_to(np.median(self.common, axis=0), self.common.shape).copy()
-        if len(replicas) > 1:  # compare with the same stages of other replicas
-            by_replica = _places("replica", replicas)
-            machines = [{**worker, **replica} for replica in by_replica for worker in workers]
-            yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
-            yield self._slow("replica", self.logs - _stage_medians(self.logs), by_replica)
-            replica_microbatches = [
-                {**row, **replica} for replica in by_replica for row in microbatches
-            ]
-            yield self._slow("microbatch", common - usual[:, None], replica_microbatches)
-            for replica in replicas:
-                rows = self.replica == replica
-                usual[rows] = np.median(self.common[rows], axis=0)
-        excess = self.common - usual
-        excess = (excess - np.median(excess, axis=1, keepdims=True)).ravel()
-        places = []
-        for k, _, ratio, z in _find_outliers(excess, self._error(1)):
-            run, number = divmod(k, count)
+        yield self._slow("microbatch", self.common[:, None], _places("microbatch", range(count)))
+        if len(replicas) > 1:
+            yield from self._slow_in_replicas(_places("replica", replicas), workers)
+        yield self._slow_in_steps(replicas)
+
+    def _slow_in_replicas(
+        self, replicas: Sequence[Place], workers: Sequence[Place]
+    ) -> Iterator[Sequence[Suspect]]:
+        """Yield workers of replicas, replicas, and microbatches slower than in other replicas."""
+        microbatches = _places("microbatch", range(self.common.shape[1]))
+        machines = [{**worker, **replica} for replica in replicas for worker in workers]
+        yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
+        yield self._slow("replica", self.logs - _stage_medians(self.logs), replicas)
+        excess = self.common - np.median(self.common, axis=0)
+        places = [{**row, **replica} for replica in replicas for row in microbatches]
+        yield self._slow("microbatch", excess[:, None], places)
+
+    def _slow_in_steps(self, replicas: Sequence[int]) -> Sequence[Suspect]:
+        """Return microbatches that in one step are slower than usual in their replica."""
+        excess = np.empty_like(self.common)
+        for replica in replicas:
+            runs = self.replica == replica
+            excess[runs] = self.common[runs] - np.median(self.common[runs], axis=0)
+        excess -= np.median(excess, axis=1, keepdims=True)
+        suspects = []
+        for k, _, ratio, z in _find_outliers(excess.ravel(), self._error(1)):
+            run, number = divmod(k, excess.shape[1])
             place = {"microbatch": number, "step": int(self.step[run])}
             place |= {"replica": int(self.replica[run])} if len(replicas) > 1 else {}
-            places.append(_suspect("microbatch", place, ratio, z))
-        yield places
+            suspects.append(_suspect("microbatch", place, ratio, z))
+        return suspects
 
     def _slow(self, kind: str, logs: CellLogs, places: Sequence[Place]) -> Sequence[Suspect]:
         """Return the places that are outliers even on the stage where they are least slow."""
+        logs = np.broadcast_to(logs, self.logs.shape)
         medians, counts = [], []  # of the fastest stage, and the fewest microbatches on a stage
         for place in places:
             # other replicas need no look: a job of many has thousands of places

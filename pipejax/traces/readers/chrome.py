@@ -141,7 +141,7 @@ class _EventCollector:
         self.process_ranks: dict[Any, int] = {}
         self.open_events: dict[tuple[Any, Any], list[Event]] = {}  # by process and thread
         # of our exports: process, thread, and start, end and name; tracks that receive
-        self.ours: list[tuple[Any, Any, float, float, str]] = []
+        self.export_slices: list[tuple[Any, Any, float, float, str]] = []
         self.receive_tracks: set[tuple[Any, Any]] = set()
         self.work = array("d")  # rows of `Work`, each with the correlation of its launch
         self.launches = array("d")  # correlation and start of each host call
@@ -194,7 +194,7 @@ class _EventCollector:
         elif length < 0:
             self.faults["it ends before it starts"] += 1
         elif is_ours:
-            self.ours.append((event.get("pid"), event.get("tid"), start, end, name))
+            self.export_slices.append((event.get("pid"), event.get("tid"), start, end, name))
         elif name.startswith(RECEIVES):
             self.receives.append((start, end))
         elif STEP.fullmatch(name):
@@ -238,10 +238,10 @@ class _EventCollector:
         work[0] = np.where(has_call, np.append(call_start, 0)[call], -np.inf)
         return work
 
-    def our_rows(self) -> list[Rows]:
+    def export_rows(self) -> list[Rows]:
         """Return the slices of one of our exports by worker; on a receive track, SEND is RECV."""
         by_worker: dict[int, list[Slice]] = {}
-        for worker, thread, start, end, name in self.ours:
+        for worker, thread, start, end, name in self.export_slices:
             # other tracks also have names that are no cells, as 3A
             cell = parse_cell(name) if (worker, thread) in self.receive_tracks else ()
             if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
@@ -324,7 +324,7 @@ def _number_ranks(files: Sequence[RankFile], cells: Cells) -> list[RankFile]:
 def _read_file(
     path: Path, names: dict[str, int], request: Request
 ) -> tuple[list[Rows], int | None]:
-    """Read the slices of each rank in a file, and the zero of its clock [ns] if stated."""
+    """Read a file: slices by rank, none without labels, and its clock's zero [ns] if stated."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
@@ -336,21 +336,21 @@ def _read_file(
     left_out = request.left_out
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
-    if not (events.slices or events.ours or events.faults):
+    if not (events.slices or events.export_slices or events.faults):
         why = f"none of its {events.count:,} events has a label of {', '.join(FRAMEWORKS)}"
         left_out.append(LeftOut(str(path), f"{why}, as PP:0F1 or forward_step"))
         return [], None
-    if events.ours:
+    if events.export_slices:
         if unknown := events.unknown_ops:
             what = f"{unknown.total()} ops of {path} are as {unknown.most_common(1)[0][0]!r}"
             raise wrong("files", f"must have phases by known names: {what}")
-        return events.our_rows(), None
+        return events.export_rows(), None
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     if events.work and len(events.slices) > 1:
         why = "several processes label ops, and kernels name none: ops are timed by the host"
         left_out.append(LeftOut(f"kernels of {path}", why, len(events.device_work().T)))
-    is_cut = any(why != BROKEN for why in faults)
+    is_cut = any(why != BROKEN for why in faults)  # other faults: the file ends too early
     zero = header.get("baseTimeNanoseconds")
     return _rank_rows(events, info, file_rank(path), is_cut), zero if type(zero) is int else None
 

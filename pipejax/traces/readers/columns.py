@@ -152,10 +152,10 @@ def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Colum
         batch = {"phase": _names(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":
-                batch[role], is_time = _numbers(cells[name])
-                if role in _TIMES and unit and not is_time:
+                batch[role], has_dates = _numbers(cells[name])
+                if role in _TIMES and unit and not has_dates:
                     batch[role] *= SECONDS[unit]
-                elif role in _TIMES and not is_time:
+                elif role in _TIMES and not has_dates:
                     unstated.add(role)
         yield batch
 

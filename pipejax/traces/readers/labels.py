@@ -63,7 +63,7 @@ FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
 
 
 @functools.lru_cache(maxsize=2**16)
-def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
+def parse_label(label: str, framework: str = "PyTorch") -> Cell:
     """Return the ops that a framework's label names; an empty tuple for any other text.
 
     Example:
@@ -74,7 +74,7 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
       >>> parse_label("megatron.core.pipeline_parallel.schedules.forward_step", "Megatron-LM")
       (LabelOp(phase='F', stage=-1, microbatch=-1, chunk=-1),)
     """
-    is_pytorch = framework == FRAMEWORKS[0]
+    is_pytorch = framework == "PyTorch"  # its labels without a stage are of a single stage
     patterns = (pattern for name, pattern in GRAMMARS if name == framework)
     match = next(filter(None, (re.fullmatch(_RANK + pattern, label) for pattern in patterns)), None)
     if match is None:
@@ -87,6 +87,7 @@ def parse_label(label: str, framework: str = FRAMEWORKS[0]) -> Cell:
             if digits := groups.get(name + suffix):
                 numbers[name] = int(digits)
         ops.append(LabelOp(phase_name(groups["phase" + suffix]), **numbers))
+    # words of other frameworks are labels only if they are phases
     return tuple(ops) if is_pytorch or ops[0].phase in OPS else ()
 
 
