@@ -82,7 +82,7 @@ def _count_maps(maps_file: Path = Path("/proc/self/maps")) -> int | None:
 
 
 def cpu_options(**options: int | bool) -> Options:
-    """Return those XLA options that `jax.jit` takes on this backend, and XLA_FLAGS does not set."""
+    """Return the options that XLA knows and XLA_FLAGS does not set; none except on a CPU."""
     if jax.default_backend() != "cpu":
         return {}
     flags = os.environ.get("XLA_FLAGS", "")

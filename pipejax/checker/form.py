@@ -287,8 +287,9 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
             walls[(*corners[:corner], *corners[corner + 1 :])].append(side * (-1) ** corner)
     for wall, sides in walls.items():
         borders = range(len(form.domain))
-        is_border = any(all(products[ray][k] == 0 for ray in wall) for k in borders)
-        if sorted(sides) != [-1, 1] and not (len(sides) == 1 and is_border):
+        is_on_border = any(all(products[ray][k] == 0 for ray in wall) for k in borders)
+        is_between_two = sorted(sides) == [-1, 1]
+        if not is_between_two and (len(sides) != 1 or not is_on_border):
             where = "between two cells or on the border"
             yield Discrepancy(f"wall of rays {[*wall]}", where, sides)
 

@@ -27,8 +27,7 @@ def is_traced(*trees: Any) -> bool:
     """Return whether a number in these trees is a JAX tracer, whose value is unknown."""
     if not is_loaded():
         return False
-    tracer = jax.core.Tracer
-    return any(isinstance(leaf, tracer) for leaf in leaves(trees))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
 
 
 def accept_type(dtype: np.dtype | type) -> AbstractContextManager[Any]:

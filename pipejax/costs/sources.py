@@ -73,7 +73,7 @@ class CostSource:
         return False
 
     def assumption(self, table: ScheduleTable) -> str:
-        """State what is assumed for times that the table needs but the source lacks."""
+        """State the assumption on times that the table needs and the source lacks; "" if none."""
         return f"{HALVED}: give I and W if they are known" if self.halves_backward(table) else ""
 
 

@@ -28,8 +28,7 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
       table: any schedule, without communication.
 
     Returns:
-      Name and options of its builder. Planned schedules are not tried, because their rows depend
-      on times.
+      Name and options of its builder. Planned schedules, whose rows depend on times, are not tried.
 
     Example:
       >>> import pipejax as pj

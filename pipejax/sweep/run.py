@@ -283,7 +283,7 @@ def _run_program(
     program = by_microbatch(program) if job.slowed.differ else program
     size = _num_systems(priced.systems)
     share: NumpyArray = np.zeros((0, 0))
-    if _needs_paths(sweep):
+    if any(OUTPUTS[name].needs_paths for name in sweep.outputs):
         steps, shares = resource_shares(program, priced, slowed=job.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
     else:
@@ -295,11 +295,6 @@ def _run_program(
     busy = _busy(priced.costs, program)
     runs = SystemRuns(times, busy, tokens, gpus, share, priced.systems)
     return {"step_time": times} | {name: OUTPUTS[name].values(runs) for name in sweep.outputs}
-
-
-def _needs_paths(sweep: Sweep) -> bool:
-    """Return whether any output of the sweep is computed from critical paths."""
-    return any(OUTPUTS[name].needs_paths for name in sweep.outputs)
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:

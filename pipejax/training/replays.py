@@ -111,8 +111,7 @@ def sweep_replay(
         the table, or it cannot be replayed.
 
     Cost:
-      Holds for each run as many models as the oldest one that is read, and one more. Compiles once
-      per shape.
+      Holds for each run one model more than the age of the oldest that is read. Compiles per shape.
 
     Example:
       >>> import pipejax as pj

@@ -52,8 +52,7 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int
     `domain` is the cone of the parameters' values. If more than `max_facets` facets are needed,
     the result has a gap above 0: the largest relative error of the maximum.
     """
-    # Each path has a sum. Where all facets so far are below the makespan, the longest path gives a
-    # further facet.
+    # Each path has a sum. Where all facets are below the makespan, the longest path gives another.
     search = _Search(solve, domain, num_parameters)
     while violations := search.rays_below_makespan():  # (gap, counts of a path), largest gap first
         if len(search.facets) >= max_facets and not search.drop_redundant():

@@ -210,8 +210,7 @@ def _fit_period(
 
 
 def _fit_polynomials(bases: list[int], checked: list[int], facets: FacetsByNumber) -> Branch | None:
-    """Fit polynomials to facets at `bases` that give all facets at the checked numbers."""
-    # None if two numbers have different counts of facets, or a facet is on no polynomial.
+    """Fit polynomials to facets at `bases` that give all facets at the checked numbers, or None."""
     # Every choice of one facet per base gives a candidate: facets 3F and 5F at M = 1 and 2 give
     # (2M + 1)F, which stays if 7F is a facet at M = 3.
     sizes = {len(facets[n]) for n in checked}

@@ -34,8 +34,7 @@ class LinearCosts(NamedTuple):
 
     program: Program  # spread over microbatches if costs differ by them
     names: tuple[str, ...]  # of the parameters
-    # (costs, parameters) factor of a parameter in each cost, times `units`; costs in the order of
-    # `CostLayout`
+    # (costs, parameters) factor of a parameter in each cost, times `units`; costs by `CostLayout`
     weights: Whole
     units: Whole  # (parameters) common denominator of the factors of each parameter
     costs: tuple[Costs, ...]  # costs if one parameter is 1 and all others are 0
@@ -45,8 +44,7 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     """Name the parameters that set all of a program's costs: phases, and messages c_F and c_B."""
     layout = program.layout
     phases = {*layout.phases, *layout.paired_phases}
-    # B has the cost of I and W together, so it is no parameter beside them; a load costs as much as
-    # its offload
+    # B costs as much as I and W together, L as much as O: they are no parameters beside these
     if phases & {Phase.I, Phase.W}:
         phases = (phases - {Phase.B}) | {Phase.I, Phase.W}
     phases -= {Phase.L}
@@ -245,7 +243,8 @@ def weights_by_key(program: Program, weights: Costs, denominator: int) -> dict[s
         value = weights.time(phases[key]) if key in phases else getattr(weights, key)
         if value is not None and np.any(np.asarray(value)):
             array = np.asarray(value, np.float64)
-            if microbatch_axis and not (key in phases and phases[key].kind.scope == STAGE):
+            is_by_stage = key in phases and phases[key].kind.scope == STAGE
+            if microbatch_axis and not is_by_stage:
                 shape = (*shape, *microbatch_axis)
                 array = array if array.ndim == len(shape) else array[..., None]
             to_whole = np.frompyfunc(lambda weight: int(_fraction(weight) * denominator), 1, 1)

@@ -173,8 +173,7 @@ def _domain(form: Formula) -> Cone:
     """Return the cone of the parameters that a form is valid for."""
     # the form's cone is of (parameters, z); its inequalities without z bound the parameters
     cone = form.envelope.cone
-    size = cone.rays.shape[1] - 1
-    domain = Cone.orthant(size)
+    domain = Cone.orthant(cone.rays.shape[1] - 1)
     has_z = cone.inequalities[:, -1].astype(bool)
     for row in cone.inequalities[~has_z][:, :-1]:
         domain = domain.cut(row)

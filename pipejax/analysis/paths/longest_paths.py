@@ -83,8 +83,7 @@ class PathRanking:
         # rank) for the next one
         self._paths: dict[int, list[_PathTo]] = {}
         self._candidates: dict[int, list[tuple[float, int, int]]] = {}
-        # (column, rank) of the last known path: the next rank over this edge is to become a
-        # candidate
+        # (column, rank) of the last known path: the next rank over this edge becomes a candidate
         self._last_edge: dict[int, tuple[int, int]] = {}
         self._exhausted = {SOURCE}  # nodes without another path
         self._path_kinds: dict[int, set[int]] = {}  # kinds of the known paths

@@ -74,8 +74,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
       JSON text in the Trace Event Format. Process `w` is worker `w`, with tracks for its compute,
       collectives, lanes beside compute and messages; the durations of its slices of category
       "compute" add up to its busy time. Flows lead from the producer of a message to its consumer,
-      counters show activations in flight and idle workers. Times are microseconds, in whole
-      nanoseconds.
+      counters show activations in flight and idle workers. Times [us] are whole nanoseconds.
 
     Example:
       >>> import json, pipejax as pj
@@ -227,8 +226,7 @@ def _flows(
         if source.start == source.end or target.start == target.end:
             continue  # nothing can lie inside
         steps = [("s", source, max(source.start, source.end - 1))]  # kind of event, slice, time
-        for sent in messages[number][:1]:
-            steps.append(("t", sent, min(sent.start + 1, sent.end - 1)))
+        steps += [("t", sent, min(sent.start + 1, sent.end - 1)) for sent in messages[number][:1]]
         steps.append(("f", target, min(target.start + 1, target.end - 1)))
         name = evaluation.table.grammar.text(program_messages.cells(number)[:1])
         fields = {"cat": "message", "id": number, "bp": "e"}

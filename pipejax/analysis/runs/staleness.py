@@ -148,7 +148,8 @@ def staleness(
         updates = _block_updates(table, versions, *op_times(table, costs, link=link))
         applied, read = (np.where(lag.any(axis=0), numbers[:, steady], 0) for numbers in updates)
     sizes = table.num_workers, table.num_stages, table.num_microbatches
-    return Staleness(table.name, *sizes, versions_held(table), own_lag, applied, read)
+    held = versions_held(table)
+    return Staleness(table.name, *sizes, held, own_lag=own_lag, applied=applied, read=read)
 
 
 def op_times(

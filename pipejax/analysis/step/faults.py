@@ -333,7 +333,7 @@ def message_times(
 
 
 def _longest_wait(run: Evaluation) -> str:
-    """Describe the transfer that waits longest in a queue, and the transfer in front of it."""
+    """Describe the transfer that waits longest, and the one before it; "" without queues."""
     try:
         longest = transfer_waits(run).transfers[0]
     except ValueError:  # other link models have no such queues

@@ -199,8 +199,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     )
     names = "layers", "recomputed", "again", "heads", "parameters", "offload_bytes"
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
-    num_stages = len(has_no_place)
-    columns = [np.broadcast_to(leaf, num_stages) for leaf in leaves]
+    columns = [np.broadcast_to(leaf, len(has_no_place)) for leaf in leaves]
     examples, stage = _distinct(columns)
     distinct = [np.asarray(leaf)[examples] if np.ndim(leaf) else leaf for leaf in leaves]
     unplaced, *values = jax.tree.unflatten(structure, distinct)

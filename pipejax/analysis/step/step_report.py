@@ -311,7 +311,7 @@ def mfu(flop: Number, step_time: Number, accelerators: Number, peak: Number) -> 
 
 
 def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
-    """Return ranges of a step time [s] by percentage, from the system's calibration errors."""
+    """Return ranges of a step time [s] by percentage; none if the system has no calibration."""
     if system.calibration is None:
         return {}
     return {

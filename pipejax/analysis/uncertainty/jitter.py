@@ -362,8 +362,7 @@ def robustness(
 def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     """Convert samples of schedules under the same jitter to a dataset of xarray.
 
-    It has makespan (schedule, sample) and deterministic (schedule) [s], and all settings as
-    attributes.
+    It has makespan (schedule, sample), deterministic (schedule) [s], and settings as attributes.
     """
     import xarray as xr  # an extra: the engine does without
 

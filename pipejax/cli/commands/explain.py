@@ -106,7 +106,7 @@ def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:
 
 
 def _limit(text: str | None, scenario: "pj.Scenario") -> list[float] | None:
-    """Return the memory limit of each worker, in the unit of the needs."""
+    """Return the memory limit of each worker, in the unit of the needs; None if not limited."""
     if text is None:
         return None
     limit, workers = MemoryLimit.read(text), scenario.table().num_workers

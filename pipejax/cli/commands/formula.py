@@ -110,8 +110,7 @@ def versus_lines(
 ) -> Iterator[str]:
     """Yield which of two schedules is faster, and where, in the ranges of the parameters.
 
-    `form` is the closed form of the first one. `plans` has the op times for which schedules were
-    planned.
+    `form` is the closed form of the first one, `plans` the op times that schedules are planned for.
     """
     first, second = (f"{name} as planned" if name in plans else name for name in versus.names)
     verdict = {

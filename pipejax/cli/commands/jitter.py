@@ -246,6 +246,5 @@ def _quantiles(rows: list[dict[str, Any]], runs: "dict[str, pj.results.Jittered]
         *(Column(name, name, seconds) for name in rows[0]["quantiles"]),
         Column("worst", "worst", seconds),
     ]
-    count = len(next(iter(runs.values())).makespans)
-    title = f"step time over {count} samples"
+    title = f"step time over {len(next(iter(runs.values())).makespans)} samples"
     return rows_table([row | row["quantiles"] for row in rows], columns, title=title)

@@ -217,7 +217,7 @@ class Outcome(NamedTuple):
 
     @property
     def idle_saved(self) -> float | None:
-        """Return the share of the best baseline's idle time that is saved."""
+        """Return the saved share of the best baseline's idle time; None without baselines."""
         if self.best_baseline is None:
             return None
         busy, workers = float(self.run.busy.sum()), self.run.workers

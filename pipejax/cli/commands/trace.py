@@ -72,11 +72,8 @@ def trace(
         check_modules("--save: datasets need", SWEEPS, "sweeps")
     if out.path is not None:
         check_modules("--out: pictures need", DRAWING.modules, "figures")
-    column_names = (
-        None
-        if columns is None
-        else parse_pairs(columns, "--columns must be as replica=dp,start=begin")
-    )
+    form = "--columns must be as replica=dp,start=begin"
+    column_names = None if columns is None else parse_pairs(columns, form)
     with progress("reading") as on_progress:
         sizes = {"stages_per_worker": stages_per_worker, "microbatches": microbatches}
         sizes |= {"steps": steps, "world": world, "replicas": replicas}
@@ -112,10 +109,8 @@ def trace(
     if analysis.advice is not None and save.path is None:
         next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
         note = f"the first writes the folder {folder}, the second reads it"
-        before_command = [
-            plain(f"two commands, in this order: {note}"),
-            plain(f"next: {next_commands[0]}"),
-        ]
+        lines = f"two commands, in this order: {note}", f"next: {next_commands[0]}"
+        before_command = [plain(line) for line in lines]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
     view = [*trace_view(analysis, result, before_command)]

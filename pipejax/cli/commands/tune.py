@@ -330,7 +330,7 @@ def _split_json(
 
 
 def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:
-    """Return the saving of the split against the fastest default that fits."""
+    """Return the saving of the split over the fastest default that fits; "" if none fits."""
     times = {name: split.step_time for name, split in result.best.defaults.items() if split.fits}
     if not times:
         return ""

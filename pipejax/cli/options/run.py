@@ -123,7 +123,7 @@ class TableFields(ScheduleSettings):
 
     @cached_property
     def name(self) -> str | None:
-        """The schedule that is meant."""
+        """The name of the schedule; None if a table is read."""
         return None if self.schedule is None else named(self.schedule)
 
     def scenario(self, settings: TableOptions | None = None) -> "pj.Scenario":
@@ -131,7 +131,7 @@ class TableFields(ScheduleSettings):
         return parse_scenario(self, settings=settings)
 
     def planned_for(self, table: pj.ScheduleTable) -> dict[str, Any]:
-        """Times that the order of the table, which this built, was planned for, by letter."""
+        """Times for which the schedule was planned, by letter; none for a table that is read."""
         return self.settings.planned_for(self.name, table) if self.name else {}
 
 

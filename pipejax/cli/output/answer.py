@@ -92,7 +92,7 @@ def best_so_far(answer: Callable[[Any], Answer]) -> Iterator[Callable[[Any], obj
     best: deque[Any] = deque(maxlen=1)
 
     def show_best() -> str | None:
-        """Print the answer; return the end of the message about the interrupt."""
+        """Print the best answer so far, and return a note on it; return None without one."""
         if not best:
             return None
         answer(best[0]).show()

@@ -153,7 +153,7 @@ def _option_text(name: str, option: Option) -> str:
 
 
 def _default(option: "CommandOption") -> str:
-    """Return a note on the default of an option."""
+    """Return a note on the default of an option; "" if it is None or a flag."""
     if option.default is inspect.Parameter.empty:
         return " [required]"
     if option.default is None or isinstance(option.default, bool):

@@ -25,7 +25,7 @@ def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
 def layout_json(
     workload: "pj.Workload | None", table: pj.ScheduleTable, launcher: str | None = None
 ) -> dict[str, Any]:
-    """Return the layers of each stage, and notes where launchers differ by default."""
+    """Return the layers of each stage, and notes on them; nothing without a workload."""
     if workload is None:
         return {}
     from pipejax.costs.model.launchers import find_launcher
@@ -153,7 +153,7 @@ def layout_text(layout: Mapping[str, Any]) -> str:
 
 
 def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | None:
-    """Return the nearest runs, their errors [%], and the range of a step time [s]."""
+    """Return the nearest runs, their errors [%], and the range of a step time [s]; or None."""
     if evidence is None:
         return None
     names = "configurations mean_error bias sources system stack differs"

@@ -23,7 +23,7 @@ def split_path(text: str) -> list[str | int]:
 
 
 def inner_schema(schema: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any] | None:
-    """Return the schema of the values at a path; a key after a list is a key of its entries."""
+    """Return the schema of the values at a path, which may skip list indices; None if absent."""
     inner: Any = schema
     for part in path:
         if isinstance(part, int):

@@ -377,7 +377,7 @@ def _shares(shares: "pj.results.Attribution") -> object:
 def _table(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[Column], count: int = MAX_ROWS
 ) -> list[object]:
-    """Make a table of the first rows, and count the others."""
+    """Make a table of the first rows, and count the others; nothing without rows."""
     more = [f"and {len(rows) - count} more: --json"] if len(rows) > count else []
     return [rows_table(rows[:count], columns), *more] if rows else []
 

@@ -289,7 +289,7 @@ def _tensor_exchanges(
 
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
-    """List collectives of LoRA adapters on `count` pairs of products, as in Megatron-Bridge."""
+    """List the collectives of LoRA adapters, if any, on `count` pairs of products."""
     # A x is gathered beside the first product of a pair, and summed beside the second; both
     # gradients are summed. Tensor parallelism splits the output of the second adapter, which is
     # gathered. Under sequence parallelism its gradient is gathered too; without, the I of the first

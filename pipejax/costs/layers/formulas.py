@@ -51,7 +51,7 @@ def layer_flop(
     else:
         modules = recomputed_modules(model, recompute)
         repeated = sum(2 * tokens * _module_matrices(model, kind, module) for module in modules)
-        repeated += scores * ("core_attn" in modules)
+        repeated += scores if "core_attn" in modules else 0
     return Phases(linear + scores, linear + 2 * scores + flash_scores + repeated, linear)
 
 
@@ -158,11 +158,12 @@ def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -
     if "activation" not in unfused or not model.gated_mlp:
         return extra
     if kind == "dense" or moe is None:
-        return extra + ("mlp" not in modules) * e * model.ffn_hidden / t
-    keeps_shared = not modules & {"moe", "shared_experts"}
-    keeps_routed = not modules & {"moe", "moe_act"}
-    extra += keeps_shared * e * moe.shared_experts * moe.expert_hidden / t
-    return extra + keeps_routed * e * moe.slots * moe.expert_hidden / layout.shared_by
+        return extra if "mlp" in modules else extra + e * model.ffn_hidden / t
+    if not modules & {"moe", "shared_experts"}:
+        extra += e * moe.shared_experts * moe.expert_hidden / t
+    if not modules & {"moe", "moe_act"}:
+        extra += e * moe.slots * moe.expert_hidden / layout.shared_by
+    return extra
 
 
 def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
@@ -200,15 +201,14 @@ def layer_weight_grad_bytes(
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     e, h, moe = model.element_bytes, model.hidden, model.moe
     modules = recomputed_modules(model, recompute)
-    # bytes per element of a linear layer's input until W. Frozen weights have no W; that of an
-    # adapter's A takes it in the model's precision, the gradient of A x is r units wide and not
-    # counted.
+    # bytes per element of a linear layer's input until W. Frozen weights have no W; an adapter's W
+    # takes the model's precision. The gradient of A x, r units wide, is not counted.
     operand = layout.trains_base * operand_bytes(model, layout) + (layout.lora_rank > 0) * e
     if "half_products" in modules:
         return _half_products_bytes(model, layout)
     # inputs of norms, and of the first products of attention and MLP; gradients of the second
     # products' outputs later use the memory of the norms' inputs
-    unsplit = 2 * e * h + 2 * operand * h * ("layernorm" not in modules)
+    unsplit = 2 * e * h + (0 if "layernorm" in modules else 2 * operand * h)
     # the projection's input; queries, keys, values and, if that input is kept in a narrower
     # precision or not at all, the output that a flash kernel's I reads
     is_wide = layout.precision not in OPERAND_BYTES  # inputs stay in the model's own precision
@@ -216,23 +216,23 @@ def layer_weight_grad_bytes(
     keeps_output = not shares_output and model.flash_attention and "core_attn" not in modules
     flash_output = e * model.output_hidden if keeps_output else 0
     heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden)
-    split = operand * model.output_hidden + heads * ("mla_up_proj" not in modules) + flash_output
+    heads = 0 if "mla_up_proj" in modules else heads
+    split = operand * model.output_hidden + heads + flash_output
     if model.mla is not None:
         rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
         unsplit += (e + operand) * rank + e * model.mla.rope_width
     activation_input = (2 if model.gated_mlp else 1) * e
     if kind == "moe" and moe is not None:
-        keeps_shared = not modules & {"moe", "shared_experts"}
-        shared_width = moe.shared_experts * moe.expert_hidden
-        split += keeps_shared * (operand + activation_input) * shared_width
-        activation_output = operand * ("moe_act" not in modules)
+        if not modules & {"moe", "shared_experts"}:
+            split += (operand + activation_input) * (moe.shared_experts * moe.expert_hidden)
+        activation_output = 0 if "moe_act" in modules else operand
         # accelerators that split an expert hold a part of its width for all their tokens
         n = layout.expert_gather
         width = moe.expert_hidden * n / layout.expert_tensor
         routed = (e + n * operand) * h + (activation_output + activation_input) * width
-        unsplit += ("moe" not in modules) * moe.slots * routed
+        unsplit += 0 if "moe" in modules else moe.slots * routed
     else:
-        split += ("mlp" not in modules) * (operand + activation_input) * model.ffn_hidden
+        split += 0 if "mlp" in modules else (operand + activation_input) * model.ffn_hidden
     adapters = e * layout.lora_rank * _kept_adapters(model, layout, kind, modules)
     has_mlp_input = kind == "dense" and "mlp" not in modules
     split += _gathered_width(model, layout, modules, 1 + has_mlp_input) * operand
@@ -245,12 +245,12 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
     attention: Number = 2  # queries, keys and values; projection
     if model.mla is not None:
         num_ups = 1 if model.mla.query_rank is None else 2
-        attention = 3 + num_ups * ("mla_up_proj" not in modules)
+        attention = 3 if "mla_up_proj" in modules else 3 + num_ups
     if kind == "moe" and model.moe is not None:
         keeps_shared = "moe" not in modules and "shared_experts" not in modules
-        routed = ("moe" not in modules) * model.moe.slots / layout.shared_by
+        routed = 0 if "moe" in modules else model.moe.slots / layout.shared_by
         return attention + 2 * keeps_shared * (model.moe.shared_experts > 0) + 2 * routed
-    return attention + 2 * ("mlp" not in modules)
+    return attention if "mlp" in modules else attention + 2
 
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:

@@ -131,7 +131,7 @@ class _Config(NamedTuple):
 
 
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the width of attention heads, and the ranks of latent attention."""
+    """Read the width of heads, unless it is hidden / heads, and the ranks of latent attention."""
     if kind.latent:
         latent = {name: config.whole(key) for name, key in _DATA["latent"].items()}
         if rank := config.whole("q_lora_rank", default=0):

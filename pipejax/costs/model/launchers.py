@@ -146,8 +146,7 @@ def machine_launches(
     """Return launcher options that run a workload on a system with a software stack."""
     # a compiler fuses norms and activation functions, which then move no more bytes than needed
     is_compiled = bool(stack) and float(system.kernels.elementwise) == 1
-    per_node = float(system.gpus_per_node)
-    job = _Job(workload, table, per_node, is_compiled)
+    job = _Job(workload, table, float(system.gpus_per_node), is_compiled)
     job.stack = stack
     return _launch(job, launcher)
 
@@ -496,7 +495,7 @@ def _deepspeed(job: _Job) -> Options:
 
 
 def _pipeline_module(job: _Job) -> str:
-    """Return the Python call that builds DeepSpeed's pipeline in the user's program."""
+    """Return the call that builds DeepSpeed's pipeline; on one worker, recomputation or ""."""
     if job.workers == 1:
         if job.workload.recompute == "none":
             return ""

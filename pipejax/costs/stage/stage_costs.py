@@ -406,8 +406,7 @@ def stage_costs(
     lengths. Packed sequences, and slices, are priced as sequences of the length sum(s^2) / sum(s),
     at which tokens attend to as many others. So products grow with the tokens, attention with the
     squares of the sequences; kernels keep their efficiencies, messages their bytes per token.
-    Latencies, A, U and sharding do not depend on lengths; with slices, A and U overlap with first
-    slices.
+    Latencies, A, U, sharding do not depend on lengths; with slices, A and U overlap with the first.
 
     Args:
       workload: model, minibatch and parallelism.
@@ -529,8 +528,7 @@ def costs_of_microbatch(
 ) -> Costs:
     """Compute the costs of equal microbatches; numbers of model and system may be traced.
 
-    `model` replaces that of the workload. `microbatch_size` [sequences] is by default the
-    workload's.
+    `model` and `microbatch_size` [sequences] replace those of the workload.
     """
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)

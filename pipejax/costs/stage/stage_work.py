@@ -268,8 +268,7 @@ def stage_bytes(
     recomputes again, inputs stay until W. A slice also keeps its keys and values for later slices,
     and the backward of a microbatch holds their gradients for all slices but the current one.
 
-    Without backwards, a stage holds weights, keys and values of all tokens so far, and one layer's
-    activations.
+    Without backwards, a stage holds weights, all keys and values, and one layer's activations.
     """
     if table.grammar.slices > 1 and microbatch_size is None:
         return _bytes_by_slice(workload, table, assigned)

@@ -195,9 +195,8 @@ def _put_choices(choices: Array, weights: Array, g: Array, t: Array) -> Array:
 
 def _maximum(first: Array, second: Array, temperature: Array | float | None) -> tuple[Array, Array]:
     """Return the maximum (1, lanes) [s] of two operands, and the second operand's weight in it."""
-    # The second wins only if it is larger. Operands come in the order of a node's predecessors, so
-    # over a chain of such maxima the first predecessor that attains the maximum wins, as in
-    # `recurrence`.
+    # The second wins only if it is larger. Operands have the order of a node's predecessors, so
+    # in a chain of maxima the first predecessor that attains the maximum wins, as in `recurrence`.
     if temperature is None:
         second_wins = second > first
         return jax.lax.select(second_wins, second, first), second_wins

@@ -352,7 +352,7 @@ class TableRun:
         differences = []
         for number, module in self.modules.items():
             pairs = zip(module.parameters(), stages[number].parameters(), strict=True)
-            differences += [relative_difference(ours.grad, exact.grad) for ours, exact in pairs]
+            differences += [relative_difference(value.grad, exact.grad) for value, exact in pairs]
         loss_error = None if loss is None else abs(loss - expected) / abs(expected)
         gradient_error = float(np.max(differences))
         return {"gradient_error": gradient_error, "loss": loss, "loss_error": loss_error}
@@ -398,12 +398,12 @@ class TableRun:
         return seconds
 
 
-def relative_difference(ours: torch.Tensor | None, other: torch.Tensor | None) -> float:
+def relative_difference(tensor: torch.Tensor | None, other: torch.Tensor | None) -> float:
     """Return the largest difference divided by the largest entry; NaN if an array is missing."""
-    if ours is None or other is None:
+    if tensor is None or other is None:
         return float("nan")
     scale = float(other.abs().max()) or 1.0
-    return float((ours - other).abs().max()) / scale
+    return float((tensor - other).abs().max()) / scale
 
 
 def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:

@@ -89,7 +89,7 @@ def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
 
 
 def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatches"]]:
-    """Return the requested op times [s] by phase letter, for each stage and microbatch."""
+    """Return the requested op times [s] by phase letter (stages, microbatches); none if unset."""
     if job.costs is None:
         return {}
     seconds = {}

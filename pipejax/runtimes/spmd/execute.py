@@ -4,8 +4,7 @@
                   one ppermute for each distance that activations move, one for gradients
 
 Tables are arguments, arrays of integers, so all tables of one size share a compilation. Empty and
-freed entries of buffers are NaN: an op that runs too early or too late spoils every gradient after
-it.
+freed entries of buffers are NaN: an op that runs too early or late spoils all gradients after it.
 """
 
 import functools

@@ -38,7 +38,7 @@ class Builder(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """Return the first line of the builder's docstring."""
+        """Return the first line of the builder's docstring, or ""."""
         lines = (inspect.getdoc(inspect.unwrap(self.function)) or "").splitlines()
         return lines[0].rstrip(".") if lines else ""
 

@@ -95,8 +95,7 @@ SomePhase = TypeVar("SomePhase", bound=AnyPhase)
 # Lanes run one op at a time. The row of a worker issues its ops on the host link; ops on other
 # lanes wait for their rules alone.
 COMPUTING, HOST_LINK, NETWORK = LANES = "compute", "host", "net"
-# scopes: an op has one time for each microbatch on a stage, each stage, each copy of a stage, or
-# each worker
+# scopes: an op has a time for each microbatch on a stage, each stage, copy of a stage, or worker
 MICROBATCH, STAGE, COPY, WORKER = OWNERS = "microbatch", "stage", "copy", "worker"
 
 # parts of an activation: all of it, the share that W needs after I, the checkpoint that F leaves

@@ -204,7 +204,7 @@ class _ListScheduler:
         return None if delays_arrival else weight
 
     def next_forward(self, worker: int) -> Op | None:
-        """Return the most urgent ready forward that its stage admits, regardless of memory."""
+        """Return the most urgent ready forward that its stage admits, or None; ignore memory."""
         admitted = [entry for entry in self.ready[worker][FORWARD] if self.may_enter(entry.op)]
         return min(admitted).op if admitted else None
 

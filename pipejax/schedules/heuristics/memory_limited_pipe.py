@@ -97,9 +97,8 @@ def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entr
 # If only memory keeps a forward from starting, its worker runs a weight gradient or, if there is
 # none, sends the youngest activation to the host: the one whose backward comes last. It returns
 # when few backwards remain before its own, and memory is reserved for its return. This is the
-# greedy start of OptPipe (AdaOffload, arXiv:2510.05186). Under little memory an activation must
-# not return before its gradient is on its way, and stages must not run ahead of a later stage with
-# less room.
+# greedy start of OptPipe (AdaOffload, arXiv:2510.05186). Under little memory an activation may not
+# return before its gradient is on its way, and no stage may run ahead of one with less room.
 
 EXTRA_DEPTHS = (0.0, 0.5, 1.0)  # forwards in flight beyond those of 1F1B, per later stage
 # (gradients before its own at which an activation returns, whether of the next stage)

@@ -32,9 +32,8 @@ from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 # Host links, and the order of offloads and loads on them.
 #
-# Each worker has its own host link, unless a group of workers shares one. A link carries one op at
-# a time, in the order of the columns of the table, ties by worker; the row of a worker issues an op
-# in its turn.
+# Each worker has its own host link, unless a group of workers shares one. A link carries an op at a
+# time, by column of the table, then by worker; the row of a worker issues an op in its turn.
 
 CellPositions = Int[NumpyArray, " edges"]  # worker * slots + slot
 

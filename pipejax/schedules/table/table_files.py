@@ -162,8 +162,7 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
     one line per step. PyTorch's letters of 2024 (B, W, BW) are read too; notices report guesses.
 
     A CSV does not state the placement: each stage is on one rank, or two pipes mirror each other;
-    JSON holds any placement. The reader checks SEND and RECV cells, whatever link model is used
-    later.
+    JSON holds any placement. The reader checks SEND and RECV cells for every link model.
 
     Args:
       path: the file.

@@ -146,7 +146,7 @@ def band_coverage(
     residual: Float[NumpyArray, "folds rows"],
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
-    """Return the share of left-out rows within their error bands [%], by nominal percentage."""
+    """Return the share of left-out rows in their bands [%], by percentage; none without folds."""
     # `by_fold` has the residuals of the rows that each fold leaves out, `residual` those of all
     # rows. The band of a fold comes from the left-out rows of all other folds, or from the fitted
     # rows if there is only one fold, never from the rows that it is compared with.

@@ -292,7 +292,7 @@ def _even(
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
-    """Return the most even split with separate layer counts on the first and the last worker."""
+    """Return the most even split if first and last worker have own layer counts, or None."""
     workers = table.num_workers
     per_worker, remainder = divmod(table.num_stages, workers)
     if remainder or workers < 3 or layers % per_worker:

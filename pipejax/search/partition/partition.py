@@ -131,7 +131,7 @@ class SplitSearch:
         """Price all possible stage contents, and add the paths of the splits evaluated so far."""
         first = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(first, self.system, self.table)
-        self.program = lower_and_price(self.table, costs, self.links)[0]
+        self.program, _ = lower_and_price(self.table, costs, self.links)
         stage_work = stage_work_function(self.program, self.workload.pair_factor)
         limit = self.limit * (1 + SLACK)
         self.prices = price_holdings(
@@ -232,7 +232,7 @@ class SplitSearch:
     def _faster_neighbour(
         self, point: Point, step_time: float, deadline: float
     ) -> tuple[Point, float] | None:
-        """Return a neighbour that is faster than a split, and its step time [s]."""
+        """Return a neighbour that is faster than a split, and its step time [s]; or None."""
         # Neighbours run in the order of their bounds, as long as these are below the step time.
         neighbours = self.splits.neighbours(point)
         bounds, num_cuts = np.zeros(len(neighbours)), 0

@@ -257,7 +257,7 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
 
 
 def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
-    """List the launchers whose options turn the old run into the new one."""
+    """List the launchers whose options turn the old run into the new one; none if layers split."""
     if old.layers and not new.layers:
         return ()  # a layer would be divided
     old_launches = {launch.launcher: launch for launch in old.launches}

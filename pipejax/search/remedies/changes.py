@@ -101,7 +101,7 @@ def _stage_options(run: Candidate, name: str) -> list[dict[str, int]]:
 
 
 def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
-    """Return scaling rules that keep embedding and head whole where measured stages are divided."""
+    """Return rules that keep embedding and head whole; none unless measured stages are divided."""
     # Four stages of 6 6 6 9 s in two parts each: the evenly divided 3 3 3 3 3 3 4.5 4.5 become
     # 3 3 3 3 3 3 3 6, since the head cannot be divided.
     num_measured, num_stages = old.table.num_stages, new.table.num_stages

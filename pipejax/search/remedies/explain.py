@@ -203,8 +203,7 @@ def explain(
 ) -> Explanation:
     """Find the causes of a long step, and remedies that make it shorter.
 
-    The run is repeated without every cause and with every remedy, so effects are exact for these
-    costs.
+    The run is repeated without each cause and with each remedy: effects are exact for these costs.
 
     Args:
       run: a scenario of a synchronous schedule; or its table, with the next three arguments.
@@ -382,8 +381,8 @@ MAX_FACTOR = 1e6  # tolerated factors above this count as infinite
 
 
 def _tolerated_factor(base: Candidate) -> float | None:
-    """Return the factor on message times that lengthens the step by the tolerance."""
-    # None if messages take no time, infinite if the step does not depend on them.
+    """Return the factor on message times, or inf, that lengthens the step by the tolerance."""
+    # None if messages take no time: no factor changes them.
     program, vector = lower_and_price(base.table, base.table_costs, base.scenario.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
@@ -602,7 +601,7 @@ def _lacks(candidate: Candidate, launcher: str | None) -> set[str]:
 
 
 def _faults_of_layers(base: Candidate) -> list[Fault]:
-    """List exchanges inside layers that take much of the step, and a host that is too slow."""
+    """List large exchanges inside layers, and a slow host; none for tables without a workload."""
     workload, system, faults = base.scenario.workload, base.scenario.system, []
     if workload is None or system is None or not base.table.grammar.is_usual:
         return []

@@ -205,8 +205,7 @@ class BlockDraw(NamedTuple):
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
     """Yield ever better plans from building blocks until one takes at most `enough` units."""
-    # Short runs of `count` microbatches select the draws that run in full, unless these are hardly
-    # more.
+    # Short runs of `count` microbatches, if clearly fewer, select the draws that run in full.
     best, effort_before, full_effort = FOREVER, budget.spent, 0.0
     count = FEW * problem.num_workers
     is_full = problem.num_microbatches <= count + count // 2
@@ -232,7 +231,7 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
-    """Schedule all ops in the order of a draw: building block, interval and priorities."""
+    """Schedule all ops in the order of a draw; None if that takes `shorter_than` or longer."""
     # A building block has the ops of one microbatch, and is repeated at an interval. The draw says
     # how long it waits in each leg, a series of stages on different workers, and between legs:
     # waits of L legs of forwards, L legs of gradients, and the 2 L - 1 moments between these.

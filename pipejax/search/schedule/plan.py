@@ -206,7 +206,8 @@ def table_objective(problem: Problem, table: ScheduleTable) -> int:
     # A run orders all-reduces as docs/semantics.md says, a plan by the times of their inputs.
     if problem.objective == "span" or not problem.step_end.any():
         return plan_objective(problem, to_plan(problem, table))
-    return round(float(_run(problem, table, step_end=True)[1].finish.max()))
+    _, run = _run(problem, table, step_end=True)
+    return round(float(run.finish.max()))
 
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:

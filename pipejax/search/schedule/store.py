@@ -93,9 +93,10 @@ def _starts(plan: Plan) -> dict[str, int]:
     starts = {}
     for letter, times in plan.starts.items():
         for (stage, microbatch), start in np.ndenumerate(times):
-            is_whole = letter in "IW" and plan.whole[stage, microbatch]
-            if start != NEVER and not (is_whole and letter == "W"):
-                starts[f"{stage}{'B' if is_whole else letter}{microbatch}"] = int(start)
+            is_whole = plan.whole[stage, microbatch]
+            name = {"I": "B", "W": ""}.get(letter, letter) if is_whole else letter  # W is in B
+            if start != NEVER and name:
+                starts[f"{stage}{name}{microbatch}"] = int(start)
     return starts
 
 

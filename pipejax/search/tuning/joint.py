@@ -205,7 +205,7 @@ def plain_settings(joint: JointProblem) -> Settings:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
     # a setting with all layers recomputed fits in memory if any setting with even layers does
     layers, recomputed = (np.asarray(stages, int)[None] for stages in joint.problem.assigned)
-    recomputed = layers * (recomputed > 0)
+    recomputed = np.where(recomputed > 0, layers, 0)
     if "recompute" in joint.parts:
         layers, recomputed = _equally_recomputed(layers)
     sizes, count = np.array(joint.sizes), len(layers)
@@ -252,7 +252,7 @@ def improve_settings(
 
     def to_settings(points: Points, owner: Int[NumpyArray, " points"]) -> Settings:
         layers, recomputed = np.split(points, 2, axis=1)
-        recomputed = recomputed if tunes_recompute else layers * is_recomputed
+        recomputed = recomputed if tunes_recompute else np.where(is_recomputed, layers, 0)
         return settings.at(owner)._replace(layers=layers, recomputed=recomputed)
 
     def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
@@ -320,7 +320,7 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
     if "layers" in joint.parts:
         layers = compositions(int(even_layers.sum()), len(even_layers))
     if "recompute" not in joint.parts:
-        return layers, layers * (recomputed > 0)
+        return layers, np.where(recomputed > 0, layers, 0)
     if joint.launcher is not None:
         return _equally_recomputed(layers)
     return _all_recomputed(layers)

@@ -125,8 +125,7 @@ def tune(
 
     Returns:
       The best setting, its exact step time and memory. If all candidates were evaluated, the bound
-      is the step time, else 0. Baselines are usual settings without tuning; None if they do not
-      fit.
+      is the step time, else 0. Baselines are usual settings; None if they do not fit.
 
     Raises:
       ValueError: if the scenario has no schedule or model, a name is unknown, the links have

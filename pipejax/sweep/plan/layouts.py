@@ -405,7 +405,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List (tensor, context, expert, parts of an expert, data) that use all accelerators."""
+    """List any (tensor, context, expert, parts of an expert, data) that use all accelerators."""
     if request.gpus % workers:
         return []
     num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)
@@ -451,7 +451,7 @@ def _can_split_sequence(request: PlanRequest, context: int) -> bool:
 
 
 def _sizes(request: PlanRequest, data: int) -> list[int]:
-    """List microbatch sizes: all that divide a replica's share of the minibatch."""
+    """List microbatch sizes: divisors of a replica's share of the minibatch, if that is whole."""
     sequences, remainder = divmod(request.minibatch, data)
     return [] if remainder else request.allowed("microbatch_size", divisors(sequences))
 

@@ -145,7 +145,7 @@ class ProgramShape(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Return the options of the schedule."""
+        """Return `stages_per_worker`, if the schedule has this option."""
         has_several = "stages_per_worker" in schedules.find(self.schedule).options
         return {"stages_per_worker": self.stages_per_worker} if has_several else {}
 

@@ -108,7 +108,7 @@ def layout_resource_shares(
 
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
-    """List changes of machine numbers that make the runner-up as fast as the best layout."""
+    """List changes of machine numbers after which the runner-up is as fast as the best; or none."""
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)
@@ -134,7 +134,7 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
 
 
 def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | None:
-    """Return the first factor that closes the lag, and the factor before it, as logarithms."""
+    """Return the logarithms around the first factor that closes the lag; None if none does."""
     if not (lags <= 0).any():
         return None
     first = int(np.argmax(lags <= 0))
@@ -201,8 +201,7 @@ class PlannedLayout:
     regime: str
     # measured runs of this regime on the machine, and errors of predictions; None if there are none
     evidence: Evidence | None
-    # layouts of the same idea within 1 % of the step: the fields that differ, and their step times
-    # [s]
+    # layouts of the same idea within 1 % of the step: fields that differ, and step times [s]
     also: tuple[Mapping[str, Any], ...]
     scenario: Scenario  # each of its pipelines
 

@@ -294,7 +294,7 @@ def _first_finding(
     saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
     if saves > max(MIN_PLACE * step, seconds):
         why = "replicas wait for the one with the longest microbatches"
-        return Suspect("data", "", saves, None, 0.0, why, {})
+        return Suspect("data", "", saves, ratio=None, z=0.0, why=why, place={})
     # a worker and its only stage cost the same: name the stage if it is the first or the last, as
     # with the head, or if it is slow in all replicas
     stages = [row for row in suspects if row.kind == "stage" and row.seconds == seconds]
@@ -311,7 +311,8 @@ def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
     if share is not None:
         why = f"{share.name} is over the mean"
         name = share.name.removeprefix("worker ")
-        places.append(Suspect("worker", name, share.saves, None, 0.0, why, {}))
+        suspect = Suspect("worker", name, share.saves, ratio=None, z=0.0, why=why, place={})
+        places.append(suspect)
     if fault is not None and (fault.link or fault.worker is not None):
         kind, name = "worker", str(fault.worker)
         if fault.stage is not None:
@@ -319,7 +320,8 @@ def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
         elif fault.link:
             kind, name = "link", "worker {} to {} and back".format(*fault.link)
         why = fault.why.partition("; ")[0]
-        places.append(Suspect(kind, name, fault.seconds, None, 0.0, why, {}))
+        suspect = Suspect(kind, name, fault.seconds, ratio=None, z=0.0, why=why, place={})
+        places.append(suspect)
     return sorted(places, key=lambda place: -place.seconds)
 
 

@@ -149,7 +149,8 @@ def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
     words += [f"of replica {place['replica']}"] if "replica" in place and kind != "replica" else []
     words += [f"in step {place['step']}"] if "step" in place else []
     number = "worker {source} to {target}".format(**place) if kind == "link" else place[kind]
-    return Suspect(kind, " ".join([str(number), *words]), 0.0, ratio, z, WHY[kind], place)
+    name, why = " ".join([str(number), *words]), WHY[kind]
+    return Suspect(kind, name, seconds=0.0, ratio=ratio, z=z, why=why, place=place)
 
 
 def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspect:
@@ -460,7 +461,7 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
             f"the device of worker {name} idles {1e3 * seconds:.3g} ms per step longer than others "
             "until its host launches work"
         )
-        yield Suspect("host", name, seconds, ratio, 0.0, why, place)
+        yield Suspect("host", name, seconds, ratio=ratio, z=0.0, why=why, place=place)
 
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
@@ -516,7 +517,7 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
         lost = (ratio - 1) * usual
         why = f"took {ratio * usual:.3g} s{warmup}, {ratio:.3g} times the median step"
         why += _late_op(trace, ops, place["step"], lost)
-        yield Suspect("step", str(steps[k]), lost, ratio, z, why, place)
+        yield Suspect("step", str(steps[k]), lost, ratio=ratio, z=z, why=why, place=place)
     median_op = float(np.median(ops.seconds))
     is_consecutive = np.diff(steps) == 1
     gaps = (begin[1:] - end[:-1])[is_consecutive] / median_op
@@ -525,8 +526,9 @@ def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
     _, excess, z_scores = _compare_others(gaps, GAP_ERROR)
     for k in np.flatnonzero((excess > 1) & (z_scores > MIN_Z)).tolist():
         delay, step = float(excess[k]) * median_op, int(steps[1:][is_consecutive][k])
-        why = f"began {delay:.3g} s later after the step before than others"
-        yield Suspect("step", str(step), delay, None, float(z_scores[k]), why, {"step": step})
+        why, z = f"began {delay:.3g} s later after the step before than others", float(z_scores[k])
+        place = {"step": step}
+        yield Suspect("step", str(step), delay, ratio=None, z=z, why=why, place=place)
 
 
 def _late_op(trace: Trace, ops: PipelineOps, step: int, excess: float) -> str:
@@ -638,7 +640,7 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
         steps = f"{len(slices)} of {num_steps} steps" if num_steps > 1 else "the only step"
         why = f"{name} starts {time} late in {steps}"
         saved = _savings(job_steps(replayed), place, odd, factors, links) or [seconds]
-        yield Suspect("launch", name, float(np.mean(saved)), None, 0.0, why, place)
+        yield Suspect("launch", name, float(np.mean(saved)), None, z=0.0, why=why, place=place)
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:
@@ -666,5 +668,5 @@ def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
             suffix = f" of replica {offset.replica}" if has_replicas else ""
             error = max(offset.residual, RELATIVE_ERROR * abs(offset.seconds), 1e-12)
             why = f"is ahead of the others, or behind; known to {1e3 * offset.residual:.3g} ms"
-            z = abs(offset.seconds) / error
-            yield Suspect("clock", f"{offset.worker}{suffix}", offset.seconds, None, z, why, {})
+            z, name = abs(offset.seconds) / error, f"{offset.worker}{suffix}"
+            yield Suspect("clock", name, offset.seconds, ratio=None, z=z, why=why, place={})

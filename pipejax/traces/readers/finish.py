@@ -88,7 +88,7 @@ def finish_trace(
 
 
 def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -> list[str]:
-    """Renumber microbatches, in place, so that each step has 0 .. M - 1; return a note on that."""
+    """Renumber microbatches of each step in place, from 0; return a note if this changes any."""
     # Files may number the microbatches of every step 1 2 3 4, or go on: 0 1 2 3, then 4 5 6 7.
     if "microbatch" not in columns:
         return []

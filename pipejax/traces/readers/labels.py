@@ -115,7 +115,7 @@ def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, f
 
 
 def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:
-    """Return the ops of labels, by the first framework whose grammar finds forwards in them."""
+    """Return the ops of labels, by the first framework that finds forwards in them; or none."""
     labels = sorted({*labels})
     for framework in FRAMEWORKS:
         cells = {label: parse_label(label, framework) for label in labels}

@@ -35,8 +35,7 @@ def read(
 ) -> Trace:
     r"""Read a measured run from its files; the content of a file determines its format.
 
-    Formats are those of `READERS`. Any file but SQLite may be gzipped. Several files are parts of
-    one run.
+    Formats are those of `READERS`; all but SQLite may be gzipped. Several files are parts of a run.
 
     Args:
       files: a file, a folder, whose files are all read, or a list of files and folders.
