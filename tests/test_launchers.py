@@ -915,6 +915,73 @@ def test_torchtitan_has_no_w_that_keeps_what_i_recomputed():
         assert [lack for lack in launch.lacks if "W " in lack] == lacks
 
 
+# PyTorch's schedules that split backwards check that no stage is compiled; others do not
+COMPILED = "-m llama3-8b -y h200 --minibatch 16 --launcher torchtitan --stack torchtitan-2024"
+NO_COMPILED_W = "torchtitan lacks W in compiled stages (it goes with --stack torchtitan-2024-eager"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "is_split"),
+    [
+        ("interleaved-zb", True),
+        ("zb-v", True),
+        ("zb-h1", True),
+        ("zb-h2", True),
+        ("1f1b", False),
+        ("gpipe", False),
+        ("interleaved-1f1b", False),
+        ("looped-bfs", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("options", "is_compiled"),
+    [
+        ("--stack torchtitan-2024", True),
+        ("--tensor-parallel 2 --tensor-overlap 1 --stack torchtitan-2024", True),
+        ("--tensor-parallel 2 --tensor-overlap 1 --stack nanotron-2024", True),
+        ("--stack nanotron-2024", False),
+        ("", False),
+    ],
+)
+def test_torchtitan_has_no_w_in_compiled_stages(call, schedule, is_split, options, is_compiled):
+    line = COMPILED.partition(" --stack")[0].split()
+    run = ("evaluate", "-s", schedule, "-P", 2, "-M", 8, *line, *options.split())
+    _, text, warning = call(*run, "--json")
+    assert ("compile.enable" in text) == is_compiled
+    hint = " --tensor-overlap 0)" if "overlap" in options else ")"
+    assert (f"{NO_COMPILED_W}{hint}" in warning) == (is_split and is_compiled)
+
+
+def test_no_command_offers_w_in_compiled_stages(answer, call, tmp_path):
+    line = COMPILED.split()
+    plan = answer("plan", *line, "--gpus", 8, "--pipeline", 4, "--microbatch-size", 1)
+    rows = [plan["best"], *plan["runners_up"], *plan["outside"]]
+    assert {row["layout"]["schedule"] for row in rows}.isdisjoint({"interleaved-zb"})
+    run = ("-P", 4, "-M", 16, *line)
+    for eager in (False, True):  # then the compiler itself is a remedy
+        begin = run[:-2] if eager else run
+        result = answer("explain", "-s", "1f1b", *begin)
+        remedies = [row for row in result["remedies"] if row["launchers"]]
+        assert any("interleaved-zb" in row["what"] for row in remedies) == eager
+        assert any("compiled kernels" in row["what"] for row in remedies) == eager
+        for row in remedies:
+            is_compiled = "compile.enable" in str(row["launch"]["torchtitan"]["options"])
+            assert not (is_compiled and "zb" in row["what"]), row["what"]
+    compared = answer("compare", "-S", "interleaved-zb,1f1b", *run)
+    assert f"{NO_COMPILED_W})" in str(compared)
+    run = (*line, "-P", 4, "--data-parallel", 2)
+    for job in (("size",), ("recompute", "-M", 16)):
+        code, _, error = call("tune", *job, "-s", "zb-h1", *run)
+        assert (code, f"{NO_COMPILED_W})" in error) == (2, True)
+    export = ("export", "-s", "zb-v", "--format", "torch-csv", "--out", tmp_path / "v.csv")
+    assert f"{NO_COMPILED_W})" in call(*export, "-M", 16, *run)[2]
+    grid = {"schedules": ["1f1b", "zb-h1"], "workers": 4, "minibatch": 16, "microbatch_size": 1}
+    grid |= {"models": "llama3-8b", "systems": "h200", "launcher": "torchtitan"}
+    swept = run_sweep(grid | {"stack": "torchtitan-2024"}, tmp_path / "sweep").load()
+    assert swept.reason.sel(schedule="zb-h1").item() == f"{NO_COMPILED_W})"
+    assert swept.reason.sel(schedule="1f1b").item() == ""
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -144,11 +144,15 @@ def machine_launches(
     workload: Workload, table: ScheduleTable, system: System, stack: str, launcher: str | None
 ) -> tuple[Launch, ...]:
     """Return launcher options that run a workload on a system with a software stack."""
-    # a compiler fuses norms and activation functions, which then move no more bytes than needed
-    is_compiled = bool(stack) and float(system.kernels.elementwise) == 1
-    job = _Job(workload, table, float(system.gpus_per_node), is_compiled)
-    job.stack = stack
+    per_node = float(system.gpus_per_node)
+    job = _Job(workload, table, per_node, _is_compiled(system, stack), stack)
     return _launch(job, launcher)
+
+
+def _is_compiled(system: System, stack: str) -> bool:
+    """Return whether a compiler fuses kernels of a software stack on a system, or a batch."""
+    # fused norms and activation functions move no more bytes than needed
+    return bool(stack) and bool(np.all(np.asarray(system.kernels.elementwise) == 1))
 
 
 def pipeline_launches(
@@ -204,11 +208,11 @@ def pipeline_launches(
 
 
 def launcher_refusal(
-    launcher: str, workload: Workload, table: ScheduleTable, stack: str = ""
+    launcher: str, workload: Workload, table: ScheduleTable, system: System, stack: str
 ) -> str:
     """Name the features that a launcher lacks for a workload and schedule; empty if none."""
-    record, job = find_launcher(launcher), _Job(workload, table, math.inf, False)
-    job.stack = stack
+    record = find_launcher(launcher)
+    job = _Job(workload, table, math.inf, _is_compiled(system, stack), stack)
     return Launch(record.name, {}, record.missing(job)).refusal
 
 
@@ -221,6 +225,7 @@ class _Pipeline:
         self.has_several_pipes = table.num_pipes > 1  # then stages have copies on several workers
         self.stages_per_worker = 0 if self.has_several_pipes else table.num_stages // self.workers
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
+        self.has_w = bool((table.phase == Phase.W).any())
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
         is_supported = table.grammar.is_usual or self.overlaps_experts
@@ -231,11 +236,18 @@ class _Job(_Pipeline):
     """A workload on a schedule, in the numbers and names that launchers' options use."""
 
     def __init__(
-        self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
+        self,
+        workload: Workload,
+        table: ScheduleTable,
+        per_node: float,
+        is_compiled: bool,
+        stack: str = "",  # the software of the run, if it is known
     ) -> None:
         super().__init__(table)
-        self.workload, self.per_node, self.is_compiled = workload, per_node, is_compiled
-        self.stack = ""  # the software of the run, if it is known
+        self.workload, self.per_node, self.stack = workload, per_node, stack
+        self.overlaps_tensor = workload.tensor_parallel > 1 and workload.tensor_overlap > 0
+        # torchtitan's tensor parallelism beside compute needs its compiler
+        self.is_compiled = is_compiled or self.overlaps_tensor
         self.microbatch_size = workload.microbatch_size(table)
         self.global_batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
@@ -381,7 +393,7 @@ def _torchtitan(job: _Job) -> Options:
     parallelism: Options = {
         name: degree for name, degree in degrees.items() if degree > 1 or "shard" in name
     }
-    if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
+    if job.overlaps_tensor:
         parallelism["enable_async_tensor_parallel"] = True
     if workload.zero:
         parallelism["fsdp_reshard_after_forward"] = "always" if workload.zero == 3 else "never"
@@ -403,8 +415,7 @@ def _torchtitan(job: _Job) -> Options:
     }
     if workload.recompute == "half_products":
         options["activation_checkpoint.selective_ac_option"] = "op"
-    # asynchronous tensor parallelism needs it
-    if job.is_compiled or "parallelism.enable_async_tensor_parallel" in options:
+    if job.is_compiled:
         options["compile.enable"] = True
     return options
 
@@ -460,8 +471,7 @@ def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
         yield f"experts in {workload.expert_tensor} parts (1 and as many as of a layer are there)"
     if workload.recompute not in ("none", "full", "half_products"):
         yield f"recomputation {workload.recompute} (none, full and half_products are there)"
-    has_w = bool((job.table.phase == Phase.W).any())
-    if has_w and workload.recompute != "none" and not workload.recompute_again:
+    if job.has_w and workload.recompute != "none" and not workload.recompute_again:
         yield "W without recomputation of its own (--recompute-again)"
     if workload.rank_order != RANK_ORDERS[0]:
         yield f"rank order {workload.rank_order}"
@@ -633,6 +643,7 @@ class Launcher(NamedTuple):
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
     compiled: str = ""  # the stack whose kernels it has with its option of a compiler
+    can_compile_w: bool = True  # whether compiled stages run weight gradients apart (op W)
 
     def launch(self, job: _Job) -> Launch:
         """Return the launcher's options that run a job, and the features of it that it lacks."""
@@ -649,9 +660,11 @@ class Launcher(NamedTuple):
         if job.workload.precision not in self.precisions:
             names = " and ".join(self.precisions)
             features.append(f"precision {job.workload.precision} ({names} are there)")
+        if job.has_w and job.workers > 1 and job.is_compiled and not self.can_compile_w:
+            eager = f"--stack {self.stack}{' --tensor-overlap 0' if job.overlaps_tensor else ''}"
+            features.append(f"W in compiled stages (it goes with {eager})")
         # the option of this overlap needs that of the compiler, which brings other kernels
-        has_overlap = job.workload.tensor_parallel > 1 and job.workload.tensor_overlap > 0
-        if has_overlap and self.stack and self.stack == job.stack:
+        elif job.overlaps_tensor and self.stack and self.stack == job.stack:
             features.append(f"tensor parallelism beside eager kernels (--stack {self.compiled})")
         return tuple(features)
 

@@ -35,6 +35,7 @@ Stages = Float[NumpyArray, " stages"]
 WHOLE_EDGES = "layers cost the same anywhere; embedding on the first stage, head on the last"
 MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
+COMPILED = "compiled kernels"
 MAX_STAGES = 16  # of a worker, as in `plan`
 MAX_UNKNOWN_STAGES = 4  # of a worker, if measured stages have unknown layers
 SEARCH_STEPS = 10  # of each search of an order or of places
@@ -398,7 +399,7 @@ def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
         fields = {"workload": workload, "system": compiled.on(source.system)}
         costs = dataclasses.replace(source, stack=compiled.name, **fields)
         files = {**run.scenario.files, "stack": compiled.name}
-        yield run.changed("compiled kernels", run.scenario.replace(costs=costs, files=files))
+        yield run.changed(COMPILED, run.scenario.replace(costs=costs, files=files))
 
 
 def _with_fields(

@@ -61,6 +61,7 @@ KINDS: Mapping[str, Changes] = {
 }
 COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
 SMALLER_FIRST = ("microbatches", "schedule", "settings", "layers", "places", "order", "messages")
+SETTINGS_FIRST = ("settings", "schedule", "microbatches", "layers", "places", "order", "messages")
 COMBINED_KIND = "combined"
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
 # kinds of which the best of each launcher and of no launcher are reported
@@ -552,6 +553,10 @@ class _Shelves:
         rivals = [c for kind in COMBINED[:2] for c in self.candidates(kind, memory.begin)]
         if any(c.step_time < max_time and not memory.fits(c) for c in rivals):
             orders.append(SMALLER_FIRST)
+        # compiled kernels rule out schedules that may save more than either alone
+        settings = self.candidates("settings", memory.begin) if has_options else ()
+        if any(candidate.what == changes.COMPILED for candidate in settings):
+            orders.append(SETTINGS_FIRST)
         combined = (self._apply_in_turn(order, has_options) for order in orders)
         return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
 

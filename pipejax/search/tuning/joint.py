@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.costs.model.launchers import launches
+from pipejax.costs.model.launchers import launcher_refusal
 from pipejax.costs.model.workload import StageLayers, Workload, with_stage_layers
 from pipejax.costs.model.workload_fields import check_recompute
 from pipejax.search.tuning.problem import PerConfiguration, TuningProblem
@@ -69,6 +69,7 @@ class JointProblem:
     parts: tuple[str, ...]  # names, in the order of `PARTS`
     microbatches: int = 0  # M; 0 if the microbatch size is tuned
     launcher: str | None = None  # the only one that must run a setting
+    stack: str = ""  # the software, by name, if it is known
 
     def workload(self, setting: "Settings") -> Workload | None:
         """Return the workload whose options give one setting; None if no options do."""
@@ -114,7 +115,7 @@ class JointProblem:
         if workload is None:
             return f"{self.launcher} lacks numbers of recomputed layers that differ by stage"
         table = self.problem.family.table(workload.minibatch // int(setting.size))
-        return launches(workload, table, self.launcher)[0].refusal
+        return launcher_refusal(self.launcher, workload, table, self.problem.system, self.stack)
 
     @property
     def sizes(self) -> list[int]:

@@ -15,7 +15,7 @@ from pipejax.base.checks import check_types, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.edits import PairFactor, SlowWorkers
-from pipejax.costs.model.launchers import find_launcher, launches
+from pipejax.costs.model.launchers import find_launcher, launcher_refusal
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.search.found import Found
@@ -47,6 +47,7 @@ class TuningTask(NamedTuple):
     memory_limit: bool
     microbatches: int = 0
     launcher: str | None = None  # the only one that must run a setting
+    stack: str = ""  # the software, by name, if it is known
     tell: Callable[[BestSetting], object] = id  # called with each better setting
 
     def problem(self) -> TuningProblem:
@@ -59,7 +60,7 @@ class TuningTask(NamedTuple):
     def joint(self, what: str) -> JointProblem:
         """Return the joint tuning problem of the parts named in `what`, separated by commas."""
         parts = tuple(what.split(","))
-        return JointProblem(self.problem(), parts, self.microbatches, self.launcher)
+        return JointProblem(self.problem(), parts, self.microbatches, self.launcher, self.stack)
 
 
 @short_repr
@@ -177,7 +178,8 @@ def tune(
     if method == "local" and (over == "size" or family.is_planned):
         raise wrong("method", f"must be exhaustive for {over}: all are evaluated, got 'local'")
     launcher = None if launcher is None else find_launcher(launcher).name
-    task = TuningTask(family, workload, system, not no_memory_limit, launcher=launcher)
+    fields = {"launcher": launcher, "stack": scenario.source.stack}
+    task = TuningTask(family, workload, system, not no_memory_limit, **fields)
     with jax.enable_x64(True):
         if "size" not in parts:
             task = task._replace(microbatches=_microbatches(task, over, microbatch_size))
@@ -325,11 +327,12 @@ def _recompute_planned(task: TuningTask) -> BestSetting:
     layers = task.problem().assigned.layers
     answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
     if task.launcher is not None:
-        table, name = task.family.table(task.microbatches), task.launcher
+        table, machine = task.family.table(task.microbatches), (task.system, task.stack)
         answers = [
             answer
             for answer in answers
-            if answer.workload and not launches(answer.workload, table, name)[0].lacks
+            if answer.workload
+            and not launcher_refusal(task.launcher, answer.workload, table, *machine)
         ]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
     fitting = [answer for answer in answers if answer.memory_bytes <= capacity]

@@ -316,7 +316,8 @@ def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
     def find_reason(row: int) -> str:
         workload = layout_workload(request, small, row)
         table = build_table(program_shape(request, small, row), int(small.microbatches[row]))
-        return launcher_refusal(request.launcher, workload, table, request.stack)
+        machine = request.system, request.stack
+        return launcher_refusal(request.launcher, workload, table, *machine)
 
     return _reasons_by_class([*classes.values(), *relations], find_reason)
 
