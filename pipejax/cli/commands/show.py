@@ -136,10 +136,7 @@ def show(
     limit = settings.options.get("memory_limit") if with_curves else None
     scene = _scene(scenarios, activations, picture, messages, memory, limit)
     if suffix == ".html":
-        choices: list[pj.Evaluation] = []
-        if choose:
-            with progress("running schedules to choose from"):
-                choices += further_runs(run, settings, scenarios[0].source)
+        choices = further_runs(run, settings, scenarios[0].source) if choose else []
         save_page(scene, scenarios[0], activations, limit, memory, choices, out)
     elif paper is not None:
         _draw(scene, paper, out, caption_out)
@@ -332,10 +329,11 @@ def save_page(
 
 def further_runs(
     run: SizedRunOptions, options: TableOptions, source: "CostSource"
-) -> "Iterator[pj.Evaluation]":
-    """Yield runs of all schedules at all sizes that a page offers, without impossible sizes."""
+) -> "list[pj.Evaluation]":
+    """Return runs of all schedules at all sizes that a page offers, without impossible sizes."""
     from pipejax.costs.sources import GivenTimes
     from pipejax.schedules import REGISTRY
+    from pipejax.schedules.table.slot_simulation import without_idle_slots
 
     if (
         not isinstance(source, GivenTimes)
@@ -347,17 +345,20 @@ def further_runs(
             "--choose needs times that hold for any schedule: give --worker-times or "
             "--stage-times without pair=, and nothing that changes them"
         )
-    for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
-        option_names = REGISTRY[name].options
-        if "offload" in option_names:  # its order would follow from times that may be missing
-            continue
-        # 0 if the schedule has no such option
-        for count in STAGES_PER_WORKER if "stages_per_worker" in option_names else (0,):
-            settings, more = options.only(name), {"stages_per_worker": count} if count else {}
-            settings = settings._replace(options=settings.options | more)
-            with contextlib.suppress(MismatchError):
-                point = SizedSchedule(name, workers, microbatches)
-                yield parse_scenario(run, settings=settings, point=point).evaluate()
+    runs: list[pj.Evaluation] = []
+    with progress("running schedules to choose from"), without_idle_slots():
+        for name, workers, microbatches in itertools.product(REGISTRY, WORKERS, MICROBATCHES):
+            option_names = REGISTRY[name].options
+            if "offload" in option_names:  # its order would follow from times that may be missing
+                continue
+            # 0 if the schedule has no such option
+            for count in STAGES_PER_WORKER if "stages_per_worker" in option_names else (0,):
+                settings, more = options.only(name), {"stages_per_worker": count} if count else {}
+                settings = settings._replace(options=settings.options | more)
+                with contextlib.suppress(MismatchError):
+                    point = SizedSchedule(name, workers, microbatches)
+                    runs.append(parse_scenario(run, settings=settings, point=point).evaluate())
+    return runs
 
 
 def _step(run: "pj.Evaluation", scenario: "pj.Scenario") -> "StepView | None":
