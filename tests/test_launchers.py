@@ -669,13 +669,52 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
         options = {"stages_per_worker": int(stages)} if stages > 1 else {}
         size = {"num_workers": int(workers), "num_microbatches": int(layouts.microbatches[row])}
         table = pj.schedules.build(names[place], **size, **options)
-        launches = pj.costing.launches(layout_workload(request, layouts, row), table)
+        workload = layout_workload(request, layouts, row)
+        # a plan for DeepSpeed has tensor parallelism without sequence parallelism
+        jobs = dict.fromkeys(LAUNCHERS, workload)
+        jobs["DeepSpeed"] = dataclasses.replace(workload, sequence_parallel=False)
+        launches = [pj.costing.launches(job, table, name)[0] for name, job in jobs.items()]
         runs.append([not launch.lacks for launch in launches])
     for launcher, is_run in zip(LAUNCHERS, np.array(runs).T, strict=True):
         result = enumerate_layouts(dataclasses.replace(request, launcher=launcher))
         assert 0 < len(result) < len(layouts)
         for column, expected in zip(result, layouts.take(is_run), strict=True):
             np.testing.assert_array_equal(column, expected)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize(
+    ("launcher", "model", "system", "tensor", "is_split"),
+    [
+        ("DeepSpeed", "gpt-22b", "a100", 4, False),
+        ("DeepSpeed", "llama3-8b", "h100", 2, False),
+        ("DeepSpeed", "mixtral-8x7b", "h200", 8, False),
+        ("DeepSpeed", "llama3-8b", "h100", 1, False),
+        ("Megatron-LM", "gpt-22b", "a100", 4, True),
+        ("torchtitan", "llama3-8b", "h100", 2, True),
+    ],
+)
+def test_a_plan_splits_sequences_where_the_launcher_does(
+    launcher, model, system, tensor, is_split, answer
+):
+    choices = {"tensor": [tensor], "pipeline": [1, 2], "recompute": ["full"], "zero": [0, 1]}
+    job = {"gpus": 16, "minibatch": 32, "schedules": "1f1b", "choices": choices}
+    result = pj.plan(model, system, launcher=launcher, exhaustive=True, runners_up=20, **job)
+    assert result.fitting > 0
+    for layout in (result.best, *result.runners_up, *result.outside):
+        assert layout.layout["sequence_parallel"] == is_split == layout.workload.sequence_parallel
+        names = "tensor_parallel data_parallel expert_parallel zero recompute"
+        fields = {name: getattr(layout.workload, name) for name in names.split()}
+        fields = {f"--{name.replace('_', '-')}": value for name, value in fields.items()}
+        fields |= {"--embedding-units": layout.layout["embedding_units"]}
+        fields |= {"--loss-units": layout.layout["loss_units"]}
+        words = [word for pair in fields.items() for word in pair]
+        words += ["--minibatch", layout.workload.minibatch, "--launcher", launcher]
+        words += ["--sequence-parallel"] if is_split else []
+        run = ("-s", "1f1b", "-P", layout.layout["pipeline"], "-M", layout.layout["microbatches"])
+        evaluated = answer("evaluate", *run, "-m", model, "-y", system, *words)
+        assert layout.step_time == pytest.approx(evaluated["makespan"], rel=1e-9)
+        assert evaluated["launch"][launcher]["lacks"] == []
 
 
 @pytest.mark.parametrize(
@@ -685,12 +724,13 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
         ("maxtext", ("--tensor-overlap", 1), ["tensor above 1: MaxText lacks tensor parallelism"]),
         (
             "deepspeed",
-            (),
+            ("--tensor-overlap", 1),
             [
-                "tensor above 1: DeepSpeed lacks sequence parallelism beside tensor parallelism",
+                "tensor above 1: DeepSpeed lacks tensor parallelism beside compute",
                 "context above 1: DeepSpeed lacks context parallelism",
             ],
         ),
+        ("deepspeed", (), ["context above 1: DeepSpeed lacks context parallelism"]),
         ("deepspeed", ("--tensor", 1, "--context", 1), []),
         ("torchtitan", (), []),
         ("megatron-lm", ("--tensor-overlap", 1), []),
@@ -960,7 +1000,8 @@ def test_no_command_offers_w_in_compiled_stages(answer, call, tmp_path):
     run = ("-P", 4, "-M", 16, *line)
     for eager in (False, True):  # then the compiler itself is a remedy
         begin = run[:-2] if eager else run
-        result = answer("explain", "-s", "1f1b", *begin)
+        names = ("--schedules", "interleaved-zb,interleaved-1f1b")
+        result = answer("explain", "-s", "1f1b", *names, *begin)
         remedies = [row for row in result["remedies"] if row["launchers"]]
         assert any("interleaved-zb" in row["what"] for row in remedies) == eager
         assert any("compiled kernels" in row["what"] for row in remedies) == eager

@@ -168,10 +168,11 @@ def test_a_launcher_refuses_the_layouts_that_it_refuses_one_by_one(model, launch
     free = PlanRequest(pj.load_model(model), H100, 32, 64, schedules, choices)
     layouts, rng = enumerate_layouts(free), np.random.default_rng(1)
     few = layouts.take(rng.choice(len(layouts), 400, replace=False))
-    lacks = _launcher_refusals(dataclasses.replace(free, launcher=launcher), few)
+    request = dataclasses.replace(free, launcher=launcher)
+    lacks = _launcher_refusals(request, few)
     for k in range(len(few)):
         table = build_table(program_shape(free, few, k), int(few.microbatches[k]))
-        workload = layout_workload(free, few, k)
+        workload = layout_workload(request, few, k)
         expected = pj.costing.launches(workload, table, launcher)[0].lacks
         assert bool(lacks[k]) == bool(expected), few.described(free, k)
     assert (lacks == "").any() or launcher == "MaxText"

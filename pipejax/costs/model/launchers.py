@@ -531,8 +531,6 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
     # the engine turns `overlap_comm` off at ZeRO 1 and in a pipeline
     if workload.data_parallel > 1 and workload.overlap > 0 and (has_pipeline or workload.zero < 2):
         yield "gradients and weights beside compute (at ZeRO 2 and 3 without a pipeline)"
-    if workload.sequence_parallel:
-        yield "sequence parallelism beside tensor parallelism"
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         yield "tensor parallelism beside compute"
     if workload.context_parallel > 1:
@@ -643,6 +641,7 @@ class Launcher(NamedTuple):
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
     compiled: str = ""  # the stack whose kernels it has with its option of a compiler
+    has_sequence_parallel: bool = True  # beside tensor parallelism
     can_compile_w: bool = True  # whether compiled stages run weight gradients apart (op W)
 
     def launch(self, job: _Job) -> Launch:
@@ -657,6 +656,8 @@ class Launcher(NamedTuple):
     def missing(self, job: _Job) -> tuple[str, ...]:
         """List the features of a job that the launcher lacks."""
         features = [*self.lacks(job)]
+        if job.workload.sequence_parallel and not self.has_sequence_parallel:
+            features.append("sequence parallelism beside tensor parallelism")
         if job.workload.precision not in self.precisions:
             names = " and ".join(self.precisions)
             features.append(f"precision {job.workload.precision} ({names} are there)")

@@ -118,6 +118,11 @@ class PlanRequest:
         return tuple(dict.fromkeys((*RECOMPUTE, *self.choices.get("recompute", parts))))
 
     @property
+    def has_sequence_parallel(self) -> bool:
+        """Return whether layouts with tensor parallelism have sequence parallelism."""
+        return not self.launcher or find_launcher(self.launcher).has_sequence_parallel
+
+    @property
     def edge_units(self) -> tuple[int, ...]:
         """Return the allowed layers that embedding and head each count as."""
         return self.choices.get("edge_units", EDGE_UNITS)
@@ -215,7 +220,7 @@ class Layouts(NamedTuple):
         return fields | {
             "schedule": request.schedules[fields["schedule"]],
             "recompute": request.recomputations[fields["recompute"]],
-            "sequence_parallel": fields["tensor"] > 1,
+            "sequence_parallel": fields["tensor"] > 1 and request.has_sequence_parallel,
             "embedding_units": int(self.edge_units[place]),
             "loss_units": int(self.edge_units[place]),
         }

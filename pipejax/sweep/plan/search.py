@@ -96,7 +96,7 @@ def _layout_numbers(request: PlanRequest, layouts: Layouts) -> Layout:
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "zero")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
     columns["microbatch_size"] = layouts.microbatch_size.astype(float)
-    columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
+    columns["sequence_parallel"] = (layouts.tensor > 1) * float(request.has_sequence_parallel)
     _, columns["recompute_group"] = _whole_layers(request, layouts)
     all_layouts = dataclasses.replace(first, **columns)
     numbers: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), all_layouts)
