@@ -823,7 +823,6 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
 @pytest.mark.parametrize(
     ("chunks", "stage", "action"),
     [
-        (1, 1, "inspect the machine of stage 1, or lighten its layers or recomputation"),
         (1, 3, "inspect the machine of stage 3, or lighten its head or recomputation"),
         (2, 5, "lighten the layers or recomputation of stage 5"),  # stage 1 of its worker is quick
         (2, 7, "lighten the head or recomputation of stage 7"),
