@@ -32,11 +32,11 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.stack import OF_WORKLOAD
 from pipejax.costs.model.workload_fields import WORKLOAD_FIELDS, check_recompute
+from pipejax.costs.system.parts import file_fields
 from pipejax.schedules.table.links import LINKS
 
 STEP = "step"
 OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
-OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 
 
@@ -50,45 +50,39 @@ def _in_bytes(unit: str = "") -> FieldKind:
     )
 
 
-_FREE_TEXT = FileField(TEXT, "")
-_DEGREE = FileField(whole(), 1)
-_NUMBER = FileField(whole(0), 0)
 _SWITCH = FieldKind(lambda value, where: bool(whole(0, 1).read(value, where)), whole(0, 1).schema)
-_OF_WORKLOAD = {
-    name: FileField(_SWITCH if field.kind == "flag" else field.values)
-    for name, field in WORKLOAD_FIELDS.items()
-    if name in OF_WORKLOAD
-}
+MESSAGE = "message"
+KINDS = (*PASSES, *DIRECT, MESSAGE)
+_COLUMNS = file_fields(
+    "measured_columns",
+    {
+        **dict.fromkeys(OF_WORKLOAD, FileField(_SWITCH)),
+        **{
+            name: FileField(WORKLOAD_FIELDS[name].values)
+            for name in OF_WORKLOAD
+            if WORKLOAD_FIELDS[name].kind != "flag"
+        },
+        "count or 0": FileField(whole(0)),
+        "count from 2": FileField(whole(2)),
+        "0 or 1": FileField(whole(0, 1)),
+        "1 to 4": FileField(whole(1, 4)),
+        "ZeRO stage": FileField(whole(0, 3)),
+        "switch": FileField(_SWITCH),
+        "bytes per second": FileField(_in_bytes(" per second")),
+        "schedule": FileField(
+            _named(lambda name: resolve_name(name, schedules.names(), "schedule"))
+        ),
+        "link": FileField(choice(LINKS)),
+        "recompute": FileField(_named(check_recompute)),
+        "precision": FileField(choice(PRECISIONS)),
+        "layout": FileField(_named(lambda text: str(PipelineLayout.parse(text)))),
+        "op": FileField(choice((STEP, *OPS))),
+        "collective": FileField(choice(KINDS)),
+    },
+)
 # columns of sizes of a model, or of changes to those of a named one: a target is a path in `Model`
-SIZES: Mapping[str, FileField] = {
-    **{
-        name: FileField(whole(), None, target=name)
-        for name in ("layers", "hidden", "heads", "kv_heads")
-    },
-    "ffn": FileField(whole(), None, target="ffn_hidden"),
-    "sequence": FileField(whole(), None, target="sequence"),
-    "vocabulary": FileField(whole(0), None, target="vocabulary"),
-    "gradient_bytes": FileField(whole(1, 4), None, target="gradient_bytes"),
-    "unfused": FileField(TEXT, None, target="unfused"),
-    **{
-        name: FileField(whole(0), None, target=f"moe.{name}")
-        for name in ("experts", "top_k", "dense_layers")
-    },
-    "capacity_factor": FileField(POSITIVE, None, target="moe.capacity_factor"),
-    **{
-        name: FileField(_SWITCH, None, target=name)
-        for name in ("flash_attention", "dropout", "fused_loss", "tied_embeddings")
-    },
-}
-COUNTS: Mapping[str, FileField] = {
-    **dict.fromkeys(("tensor", "context", "expert"), _DEGREE),
-    "expert_tensor": _NUMBER,
-    **dict.fromkeys(("data", "pipeline", "stages_per_worker", "microbatch_size"), _DEGREE),
-    "global_batch": FileField(whole()),
-    "zero": FileField(whole(0, 3), 0),
-    **dict.fromkeys(("embedding_units", "loss_units"), _NUMBER),
-    "accelerators_per_node": FileField(whole(), OF_SYSTEM),
-}
+SIZES: Mapping[str, FileField] = _COLUMNS["sizes"]
+COUNTS: Mapping[str, FileField] = _COLUMNS["counts"]
 # measured bandwidths of one accelerator, within a node and between nodes
 BANDWIDTHS = ("node_bandwidth", "network_bandwidth")
 # columns that describe a run: rows with equal ones repeat the same run
@@ -96,31 +90,8 @@ CONFIGURATION: Mapping[str, FileField] = {
     "model": FileField(TEXT, None),
     **SIZES,
     **COUNTS,
-    "sequence_parallel": FileField(whole(0, 1), None),
-    "contiguous_context": _OF_WORKLOAD["contiguous_context"],
-    **{name: FileField(_SWITCH, False) for name in ("out_of_memory", "steps_overlap")},
-    **{
-        name: _OF_WORKLOAD[name]
-        for name in ("overlap", "tensor_overlap", "expert_overlap", "graphs", "optimizer_offload")
-    },
-    **dict.fromkeys(BANDWIDTHS, FileField(_in_bytes(" per second"), 0.0)),
-    "schedule": FileField(
-        _named(lambda name: resolve_name(name, schedules.names(), "schedule")), None
-    ),
-    "link": FileField(choice(LINKS), ""),
-    "recompute": FileField(_named(check_recompute), "none"),
-    "precision": FileField(choice(PRECISIONS), PRECISIONS[0]),
-    **{
-        name: _OF_WORKLOAD[name]
-        for name in ("attention_precision", "head_precision", "wide_first", "wide_last")
-    },
-    "dispatcher": _OF_WORKLOAD["dispatcher"],
-    **dict.fromkeys(("system", "stack"), _FREE_TEXT),
-    "pipeline_layout": FileField(_named(lambda text: str(PipelineLayout.parse(text))), ""),
-    "op": FileField(choice((STEP, *OPS)), STEP),
-    "stage": _NUMBER,
+    **_COLUMNS["run"],
 }
-SPREAD: Mapping[str, FileField] = {"n": FileField(whole(), 1), "spread": FileField(POSITIVE, 0.0)}
 MEASURED: Mapping[str, FileField] = {
     "seconds": FileField(POSITIVE, math.nan),
     "memory_bytes": FileField(_in_bytes(), math.nan),
@@ -128,9 +99,9 @@ MEASURED: Mapping[str, FileField] = {
 COLUMNS: Mapping[str, FileField] = {
     **CONFIGURATION,
     "accelerators": FileField(whole(), None),
-    **SPREAD,
+    **_COLUMNS["spread"],
     **MEASURED,
-    **dict.fromkeys(("group", "release", "source"), _FREE_TEXT),
+    **_COLUMNS["origin"],
 }
 
 
@@ -205,16 +176,10 @@ def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
     return MeasuredRows(tuple(models), columns | {"model": np.concatenate(model_columns)})
 
 
-MESSAGE = "message"
-KINDS = (*PASSES, *DIRECT, MESSAGE)
 TIMED_COLUMNS: Mapping[str, FileField] = {
-    "kind": FileField(choice(KINDS), "all_reduce"),
-    "ranks": FileField(whole(2)),
-    "ranks_per_node": FileField(whole(), None),
-    "bytes": FileField(POSITIVE),
-    "seconds": FileField(POSITIVE),
-    **SPREAD,
-    "source": _FREE_TEXT,
+    **_COLUMNS["collectives"],
+    **_COLUMNS["spread"],
+    "source": _COLUMNS["origin"]["source"],
 }
 
 

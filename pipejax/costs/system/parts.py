@@ -6,18 +6,21 @@ is read, replaced, and written to a system's file.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import as_floats, resolve_choice, resolve_name
+from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr
 from pipejax.base.file_fields import (
     EFFICIENCY,
     NUMBER,
     POSITIVE,
     SHARE,
+    TEXT,
     FieldKind,
     FileField,
     at_least,
@@ -257,74 +260,41 @@ _ATTENTION_FIELDS = {
     name: FileField(EFFICIENCY, 0.0, target=name.replace("-", "_")) for name in ATTENTION
 }
 _ALGORITHM_LIST = {"type": "array", "items": {"enum": [*ALGORITHMS]}, "minItems": 1}
-_HOST_TIMES = ("launch", "layer", "collective", "microbatch", "step")
-_KERNEL_SHARES = ("attention_efficiency", "misaligned_efficiency", "narrow_efficiency")
-_FULL = Efficiency()
 
 
-def _link_fields(link: str) -> dict[str, FileField]:
+_KINDS = {
+    "number": FileField(NUMBER),
+    "positive": FileField(POSITIVE),
+    "efficiency": FileField(EFFICIENCY),
+    "share": FileField(SHARE),
+    "factor": FileField(at_least(1)),
+    "count": FileField(whole()),
+    "text": FileField(TEXT),
+}
+
+
+def file_fields(name: str, kinds: Mapping[str, FileField]) -> dict[str, dict[str, FileField]]:
+    """Read the fields of a file by section from `costs/data`, where kinds of values have names."""
+    sections, kinds = load_json(Path(__file__).parents[1] / f"data/{name}.json"), _KINDS | {**kinds}
     return {
-        "bandwidth": FileField(POSITIVE, dimension="B/s", target=f"{link}.bandwidth"),
-        "latency": FileField(NUMBER, dimension="s", target=f"{link}.latency"),
-        "efficiency": FileField(EFFICIENCY, 1.0, target=f"{link}.efficiency"),
+        section: {key: kinds[field.pop("kind")]._replace(**field) for key, field in fields.items()}
+        for section, fields in sections.items()
     }
 
 
 # sections of a system file; a target is the path of a number in `System`
-SECTIONS: Mapping[str, Mapping[str, FileField]] = {
-    "compute": {
-        "peak": FileField(POSITIVE, dimension="FLOP/s", target="peak_flops"),
-        **{
-            f"{name}_peak": FileField(POSITIVE, 0.0, "FLOP/s", f"narrow_peaks.{name}")
-            for name in ("fp8", "mxfp8", "nvfp4")
-        },
-        "latency": FileField(NUMBER, 0.0, "s", "compute_latency"),
-        "efficiency": FileField(_curve("FLOP"), _FULL, target="compute_efficiency.shares"),
-    },
-    "memory": {
-        "capacity": FileField(POSITIVE, dimension="B", target="memory_capacity"),
-        "reserve": FileField(NUMBER, 0.0, "B", "memory_reserve"),
-        "bandwidth": FileField(POSITIVE, dimension="B/s", target="memory_bandwidth"),
-        "latency": FileField(NUMBER, 0.0, "s", "memory_latency"),
-        "efficiency": FileField(_curve("B"), _FULL, target="memory_efficiency.shares"),
-    },
-    "node": {
-        **_link_fields("node"),
-        "gpus": FileField(whole()),
-        "mesh": FileField(SHARE, 0.0, target="mesh"),
-    },
-    "network": {
-        **_link_fields("network"),
-        "gpus_per_nic": FileField(at_least(1), 1.0, target="gpus_per_nic"),
-    },
-    "collectives": {
+SECTIONS: Mapping[str, Mapping[str, FileField]] = file_fields(
+    "system_fields",
+    {
+        "curve of FLOP": FileField(_curve("FLOP"), Efficiency()),
+        "curve of bytes": FileField(_curve("B"), Efficiency()),
+        "attention": FileField(section(_ATTENTION_FIELDS, AttentionKernels), AttentionKernels()),
         "algorithms": FileField(
             FieldKind(_algorithms, _ALGORITHM_LIST),
             {name: name == "halving" for name in ALGORITHMS},
         ),
-        "latency": FileField(NUMBER, 0.0, "s", "collectives.latency"),
-        "simple_latency": FileField(NUMBER, 0.0, "s", "collectives.simple_latency"),
-        "low_latency_share": FileField(EFFICIENCY, 1.0, target="collectives.low_latency_share"),
-        "copies": FileField(NUMBER, 0.0, target="collectives.copies"),
     },
-    "kernels": {
-        "sharpness": FileField(at_least(1), 4.0, target="kernels.sharpness"),
-        **{name: FileField(EFFICIENCY, 1.0, target=f"kernels.{name}") for name in _KERNEL_SHARES},
-        "elementwise": FileField(NUMBER, 1.0, target="kernels.elementwise"),
-        "attention": FileField(section(_ATTENTION_FIELDS, AttentionKernels), AttentionKernels()),
-    },
-    "host": {
-        **{name: FileField(NUMBER, 0.0, "s", f"host.{name}") for name in _HOST_TIMES},
-        "memory_bandwidth": FileField(POSITIVE, 0.0, "B/s", "host.memory_bandwidth"),
-    },
-    "contention": {
-        name: FileField(at_least(1), 1.0, target=f"contention.{name}")
-        for name in ("compute", "exchange")
-    },
-    "optimizer": {"efficiency": FileField(EFFICIENCY, 1.0, target="optimizer_efficiency")},
-    "host_link": _link_fields("host_link"),
-    "price": {"accelerator": FileField(NUMBER, 0.0, "USD/s", "price")},
-}
+)
 # path of each number in a `System`; accelerators in a node and algorithms are no costs
 FIELDS: Mapping[str, tuple[str, ...]] = {
     f"{section}.{name}": tuple(field.target.split("."))

@@ -7,12 +7,14 @@ parameters, which are standard normal under the priors.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import resolve_name, wrong
+from pipejax.base.data_files import load_json
 from pipejax.costs.system.parts import number_dimension, system_number
 from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
 from pipejax.search.calibration.robust_fit import Points, RobustFit, uncertainty
@@ -29,47 +31,16 @@ class Prior(NamedTuple):
     # whether the system's own number is the median even then: vendors and tests of single
     # collectives know some of them better than step times do
     is_own: bool = False
+    is_fitted: bool = True  # whether it is fitted if nobody says what to fit
+    why: str = ""  # source of the median, or why it is fitted only by name
 
 
 PRIORS: Mapping[str, Prior] = {
-    # measured: large products reach 73 to 87 % of the sheet's peak on A100, H100 and B200
-    "compute.efficiency": Prior(0.8, 0.7, limit=1.0),
-    "compute.latency": Prior(4e-6, 0.2),
-    "memory.efficiency": Prior(0.7, 0.7, limit=1.0),
-    "memory.latency": Prior(4e-6, 0.2),
-    "kernels.attention_efficiency": Prior(0.7, 0.5, limit=1.0),
-    "kernels.elementwise": Prior(1.0, 0.4),
-    "kernels.narrow_efficiency": Prior(0.85, 0.5, limit=1.0),
-    "kernels.misaligned_efficiency": Prior(0.5, 0.7, limit=1.0),
-    "kernels.sharpness": Prior(4.0, 0.5),
-    "optimizer.efficiency": Prior(0.8, 0.7, limit=1.0),
-    # a launch takes 5 us in C, several times as long from a Python program with autograd
-    "host.launch": Prior(40e-6, 0.7),
-    "host.collective": Prior(50e-6, 1.0),
-    "host.layer": Prior(100e-6, 1.0),
-    "host.microbatch": Prior(300e-6, 1.0),
-    "host.step": Prior(2e-3, 1.0),
-    "collectives.latency": Prior(40e-6, 0.7, is_own=True),
-    "collectives.simple_latency": Prior(30e-6, 1.0),
-    "collectives.low_latency_share": Prior(0.92, 0.5, limit=1.0),
-    "collectives.copies": Prior(1.0, 1.0),
-    "node.efficiency": Prior(0.8, 0.7, limit=1.0),
-    # a hop takes 2 us over NVLink and 10 us over InfiniBand, and hundreds where hosts pass it on
-    "node.latency": Prior(None, 2.0),
-    "network.efficiency": Prior(0.7, 0.7, limit=1.0),
-    "network.latency": Prior(None, 2.0),
+    name: Prior(**record)
+    for name, record in load_json(Path(__file__).with_name("priors.json")).items()
 }
-# numbers fitted only by name, because step times seldom determine them: collectives measure
-# links of a node, seconds per kernel stand for those per layer, and not all runs have all kernels
-_ASKED_FOR = (
-    "kernels.narrow_efficiency",
-    "host.layer",
-    "collectives.simple_latency",
-    "collectives.low_latency_share",
-    "collectives.copies",
-    "node.efficiency",
-)
-FITTED = tuple(name for name in PRIORS if name not in _ASKED_FOR)  # where nobody says what to fit
+# where nobody says what to fit: numbers that step times seldom determine are fitted only by name
+FITTED = tuple(name for name, prior in PRIORS.items() if prior.is_fitted)
 # default sets of fitted numbers: the set that best predicts unseen rows is taken, or none if the
 # unfitted machine predicts them better
 LADDER: tuple[tuple[str, ...], ...] = (
