@@ -6,6 +6,7 @@ accuracy. Logistic regression with an L2 term is convex too, but its noise stays
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -318,23 +319,21 @@ def _find_minimum(objective: Logistic) -> float:
     """Compute the minimum by a trust-region Newton method with the exact Hessian."""
     from scipy.optimize import minimize  # slow to import
 
-    start = np.asarray(objective.init(jax.random.key(0)))
+    size = math.prod(objective.features.shape[-2:])
 
-    def flat_function(
-        function: Callable[[Logistic, Array], Array],
-    ) -> Callable[[NumpyArray], NumpyArray]:
-        """Wrap a function of blocks as a function of a flat NumPy vector, for SciPy."""
-        return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
+    def derivative(order: int) -> Callable[[NumpyArray], NumpyArray]:
+        return lambda w: np.asarray(_derivatives(objective, w)[order])
 
+    value, gradient, hessian = map(derivative, range(3))
     solution = minimize(
-        flat_function(_value),
-        start.ravel(),
-        jac=flat_function(_gradient),
-        hess=flat_function(_hessian),
+        value,
+        np.zeros(size),
+        jac=gradient,
+        hess=hessian,
         method="trust-exact",
         options={"gtol": LARGEST_GRADIENT},
     )
-    norm = float(np.linalg.norm(flat_function(_gradient)(solution.x)))
+    norm = float(np.linalg.norm(gradient(solution.x)))
     if not norm <= LARGEST_GRADIENT:
         raise RuntimeError(
             f"no minimum found: the gradient has norm {norm:g}, not {LARGEST_GRADIENT:g}; "
@@ -344,18 +343,10 @@ def _find_minimum(objective: Logistic) -> float:
 
 
 @compiled
-def _value(objective: Logistic, blocks: Blocks) -> Float[Array, ""]:
-    return objective.value(blocks)
+def _derivatives(objective: Logistic, w: Array) -> tuple[Array, Array, Array]:
+    """Return the value, gradient and Hessian at a model that is a flat vector."""
 
+    def value(w: Array) -> Array:
+        return objective.value(w.reshape(objective.features.shape[-2:]))
 
-@compiled
-def _gradient(objective: Logistic, blocks: Blocks) -> Float[Array, " dimension"]:
-    return jax.grad(objective.value)(blocks).ravel()
-
-
-@compiled
-def _hessian(objective: Logistic, blocks: Blocks) -> Float[Array, "dimension dimension"]:
-    x = objective.features.reshape(-1, blocks.size)
-    margins = objective.targets.ravel() * (x @ blocks.ravel())
-    curvature = jax.nn.sigmoid(margins) * jax.nn.sigmoid(-margins) / len(x)
-    return (x.T * curvature[None, :]) @ x + objective.l2 * jnp.eye(blocks.size)
+    return value(w), jax.grad(value)(w), jax.hessian(value)(w)
