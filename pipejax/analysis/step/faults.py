@@ -11,7 +11,14 @@ import numpy as np
 
 from pipejax.analysis.paths.head_of_line_blocking import transfer_waits
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
-from pipejax.analysis.step.step_report import LANE, RULES, Part, step_parts, without_rules
+from pipejax.analysis.step.step_report import (
+    LANE,
+    PART_RECORDS,
+    RULES,
+    Part,
+    step_parts,
+    without_rules,
+)
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
@@ -354,16 +361,8 @@ def _longest_microbatch(run: Evaluation) -> str:
 
 
 WHY: Mapping[str, str] = {  # by the name of a part
-    "uneven microbatches": "microbatches differ",
-    "messages": "messages are waited for",
-    "blocking": "messages wait behind others (head-of-line), or block their sender",
-    "offloads": "offloads and loads are waited for",
-    "sharding": "weights are gathered and gradients reduced between ops",
-    "exchange": "the exchange of gradients is waited for",
-    "update": "the optimizer update takes its time",
+    name: record["cause"] for name, record in PART_RECORDS.items() if "cause" in record
 }
-
-
 DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
 
 

@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, busy_times
 from pipejax.base.checks import check_types
+from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs, with_leaves
 from pipejax.costs.layers.formulas import model_flop
@@ -39,18 +41,14 @@ from pipejax.schedules.table.table import ScheduleTable
 #
 # Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
 
-SHARDING = ("unshard", "reshard", "reduce_grad", "wait_reduce_grad")
-# times added to ops alone, in this order: fields of `Costs` by the name of their part
+# texts and cost fields of each part, in the order in which parts are added
+PART_RECORDS: Mapping[str, Mapping[str, Any]] = load_json(
+    Path(__file__).with_name("step_parts.json")
+)
+# times added to ops alone: fields of `Costs`; none for blocking, which the links add
 WAITS: Mapping[str, tuple[str, ...]] = {
-    "messages": ("latency", "transmit"),
-    "blocking": (),  # the links, not a cost
-    "offloads": ("offload", "load"),
-    "sharding": SHARDING,
-    "exchange": ("all_reduce",),
-    "update": ("update",),
+    name: tuple(record["adds"]) for name, record in PART_RECORDS.items() if "adds" in record
 }
-
-
 LANE = "lane "  # prefix of a part of a lane that a table declares
 RULES = "rules"  # part of the rules of a table
 
@@ -69,28 +67,6 @@ class Part(NamedTuple):
     name: str
     seconds: float
     meaning: str
-
-
-MEANING: Mapping[str, str] = {
-    "compute": "ops of the mean worker",
-    "start": "warm-up bubble, with equal stages",
-    "gaps": "idle between warm-up and cool-down",
-    "end": "cool-down bubble",
-    "uneven microbatches": "unequal microbatches",
-    "imbalance": "unequal stages or workers",
-    "messages": "waits for messages",
-    "blocking": "messages that block others, or a worker",
-    "offloads": "activations to the host and back",
-    "sharding": "weights gathered, gradients reduced",
-    "exchange": "all-reduce of gradients",
-    "update": "optimizer",
-    RULES: "ops that wait by rules of the table",
-}
-FORWARD_MEANING: Mapping[str, str] = {  # of a table without backwards
-    "start": "warm-up bubble, with equal stages",
-    "gaps": "idle between its forwards",
-    "end": "idle after its last forward",
-}
 
 
 def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
@@ -118,11 +94,12 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       [('compute', 15.0), ('start', 1.875), ('end', 1.875), ('imbalance', 2.25), ('messages', 1.0)]
     """
     check_types(evaluation=(evaluation, Evaluation))
-    meaning = {**MEANING, **FORWARD_MEANING} if evaluation.table.grammar.forward_only else MEANING
-    return [
-        Part(name, seconds, meaning.get(name, f"ops on {name}"))
-        for name, seconds in _part_growths(evaluation)
-    ]
+    keys = ("meaning", "forward_meaning")[: 1 + evaluation.table.grammar.forward_only]
+    parts = []
+    for name, seconds in _part_growths(evaluation):
+        record = PART_RECORDS.get(name, {"meaning": f"ops on {name}"})
+        parts.append(Part(name, seconds, [record[key] for key in keys if key in record][-1]))
+    return parts
 
 
 def without_rules(table: ScheduleTable) -> ScheduleTable | None:
@@ -210,16 +187,6 @@ def with_equal_stages(costs: Costs, table: ScheduleTable, *, microbatches: bool 
 def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, HostRun]:
     program, vector = lower_and_price(table, costs, links)
     return program, run_on_host(program, vector)
-
-
-# parts of the step by their names in a report, which does not distinguish workers
-REPORTED_PARTS: Mapping[str, tuple[str, ...]] = {
-    "bubble": ("start", "gaps", "end", "uneven microbatches", "imbalance"),
-    "messages": ("messages", "blocking"),
-    "offloads": ("offloads",),
-    "gradients": ("sharding", "exchange"),
-    "optimizer": ("update",),
-}
 
 
 @short_repr
@@ -334,11 +301,11 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
             "the costs that stage_costs gives for them"
         )
     lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
-    return (
-        compute
-        | {name: sum(parts[key] for key in keys) for name, keys in REPORTED_PARTS.items()}
-        | lanes
-    )
+    reported: dict[str, float] = {}  # a report does not distinguish workers, and sums up parts
+    for name, record in PART_RECORDS.items():
+        if (total := record.get("reported_as")) is not None:
+            reported[total] = reported.get(total, 0) + parts[name]
+    return compute | reported | lanes
 
 
 # Smallest changes that make a workload fit: sequence parallelism, ZeRO, recomputation.

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import activation_memory, evaluate
 from pipejax.analysis.step.faults import ComputeTimes, slowest_place
-from pipejax.analysis.step.step_report import SHARDING, without_rules
+from pipejax.analysis.step.step_report import WAITS, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
@@ -253,7 +253,7 @@ def _move_layers(
 FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step
     "messages": ("links twice as fast", ("message",)),
     "exchange": ("exchange of gradients twice as fast", ("A",)),
-    "sharding": ("gathers and reductions twice as fast", SHARDING),
+    "sharding": ("gathers and reductions twice as fast", WAITS["sharding"]),
     "offloads": ("host links twice as fast", ("O", "L")),
     "update": ("update twice as fast", ("U",)),
 }
