@@ -33,7 +33,6 @@ from pipejax.search.schedule.plan import (
     keeps_limits,
     plan_objective,
     search_horizon,
-    table_keeps_limits,
     to_plan,
     to_table,
 )
@@ -158,11 +157,12 @@ class AnytimeSearch:
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
-            fits = table_keeps_limits(self.problem, table)
+            plan = to_plan(self.problem, table)
+            fits = keeps_limits(self.problem, plan)
             if fits:
                 value, old_value = self._measure(table), self.baselines[name]
                 self.baselines[name] = value if old_value is None else min(old_value, value)
-            self._offer(name, to_plan(self.problem, table))
+            self._offer(name, plan)
             if fits and not (table.offloads or table.is_fused.any()):
                 self._accept_table(name, table)  # it may beat its plan, whose times are whole units
             if self.budget.is_late:
