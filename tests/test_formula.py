@@ -11,7 +11,7 @@ from jitter_cases import build
 from legal_sizes import at_least, is_legal
 
 import pipejax as pj
-from pipejax.analysis.formula.cone import Cone
+from pipejax.analysis.formula.facets import Cone
 from pipejax.analysis.formula.parameters import default_parameters, named_parameters
 from pipejax.cli.app import run
 from pipejax.engine.lowering.program import run_on_host

@@ -19,7 +19,7 @@ from pipejax.costs.costs import unchecked_costs
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.table.communication_cells import producer_order, without_transfers
 from pipejax.schedules.table.links import QUEUES
-from pipejax.search.orders.transfer_graph import (
+from pipejax.search.orders.transfers import (
     WaitsFor,
     heads_and_tails,
     order_makespan,

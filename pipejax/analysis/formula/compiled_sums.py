@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.analysis.formula.cone import Facets, facet_sums
+from pipejax.analysis.formula.facets import Facets, facet_sums
 from pipejax.base.array_types import Array
 from pipejax.base.compiled import compiled
 from pipejax.costs.precision import accept_type, float_type, is_traced, to_output_dtype

@@ -10,8 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.certificates import new_certificate
-from pipejax.analysis.formula.cone import Vectors, Whole, cells, largest_sum, rank, regions
-from pipejax.analysis.formula.facets import Envelope
+from pipejax.analysis.formula.facets import (
+    Envelope,
+    Vectors,
+    Whole,
+    cells,
+    largest_sum,
+    rank,
+    regions,
+)
 from pipejax.analysis.formula.parameters import (
     LinearCosts,
     as_latex,

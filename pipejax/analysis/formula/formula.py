@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import Cone, Vectors, Whole
-from pipejax.analysis.formula.facets import Envelope, find_facets, solve
+from pipejax.analysis.formula.facets import Cone, Envelope, Vectors, Whole, find_facets, solve
 from pipejax.analysis.formula.form import Box, Formula
 from pipejax.analysis.formula.parameters import LinearCosts, Weights, fixed_in, linear_costs
 from pipejax.base.checks import check_types, unknown, whole_number, wrong

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import INT64_LIMIT, Whole
+from pipejax.analysis.formula.facets import INT64_LIMIT, Whole
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import ArgumentError, check_types, unknown, wrong
 from pipejax.base.display import short_repr

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive, regions
+from pipejax.analysis.formula.facets import Cone, Vector, Vectors, Whole, primitive, regions
 from pipejax.analysis.formula.form import Formula, ray_scale, smallest
 from pipejax.analysis.formula.parameters import comparison_text
 from pipejax.base.array_types import Float, Int, NumpyArray
