@@ -224,11 +224,11 @@ class _Columns:
         preds = [[index[pred] for pred in self.preds[node]] for node in nodes]
         max_preds = len(self.preds[SOURCE])
         return Piece(
-            np.array(nodes, int),
-            np.array(preds, int).reshape(-1, max_preds),
-            np.array([index[node] for node in outputs], int),
-            np.array(sinks, int),
-            len(inputs),
+            nodes=np.array(nodes, int),
+            preds=np.array(preds, int).reshape(-1, max_preds),
+            outputs=np.array([index[node] for node in outputs], int),
+            sinks=np.array(sinks, int),
+            num_inputs=len(inputs),
         )
 
 

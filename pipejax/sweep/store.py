@@ -97,10 +97,10 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
 def _output_variable(output: SweepOutput, dtype: str) -> Variable:
     """Return the variable in which a dataset keeps an output."""
     return Variable(
-        output.dtype or dtype,
-        NO_RESOURCE if output.is_resource else np.nan,
-        output.unit,
-        output.meaning,
+        dtype=output.dtype or dtype,
+        fill=NO_RESOURCE if output.is_resource else np.nan,
+        unit=output.unit,
+        meaning=output.meaning,
         per_system=True,
         extra=(("resource", RESOURCES),) if output.per_resource else (),
         flags=RESOURCES if output.is_resource else (),

@@ -288,10 +288,10 @@ def _train(
             total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
         new_block = state.blocks[stage] - size * gradient
         return _State(
-            state.history.at[(num_stages + k) % settings.depth].set(new_block),
-            state.blocks.at[stage].set(new_block),
-            jnp.maximum(state.largest, gradient @ gradient),
-            total,
+            history=state.history.at[(num_stages + k) % settings.depth].set(new_block),
+            blocks=state.blocks.at[stage].set(new_block),
+            largest=jnp.maximum(state.largest, gradient @ gradient),
+            total=total,
         ), loss
 
     def to_sample(

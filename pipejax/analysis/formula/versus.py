@@ -117,13 +117,13 @@ def versus(form: Formula, rival: Formula) -> Versus:
     else:
         verdict = "other is never slower" if rival_ratio <= 1 else "it depends"
     return Versus(
-        (form.program.name, rival.program.name),
-        form.parameters,
-        verdict,
-        _at_most(form, rival) if form_ratio > 1 else (_region(_domain(form), form),),
-        _at_most(rival, form) if rival_ratio > 1 else (_region(_domain(form), form),),
-        (form_theta, float(form_ratio)),
-        (rival_theta, float(rival_ratio)),
+        names=(form.program.name, rival.program.name),
+        parameters=form.parameters,
+        verdict=verdict,
+        one_at_most=_at_most(form, rival) if form_ratio > 1 else (_region(_domain(form), form),),
+        other_at_most=_at_most(rival, form) if rival_ratio > 1 else (_region(_domain(form), form),),
+        one_slower=(form_theta, float(form_ratio)),
+        other_slower=(rival_theta, float(rival_ratio)),
     )
 
 

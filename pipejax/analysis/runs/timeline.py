@@ -99,13 +99,13 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
         rows.append((node, int(program.worker[node]), (op,)))
     return [
         Bar(
-            worker,
-            float(evaluation.node_start[node]),
-            float(evaluation.node_finish[node]),
-            ops,
-            bool(evaluation.critical[node]),
-            node,
-            evaluation.table.grammar.slices,
+            worker=worker,
+            start=float(evaluation.node_start[node]),
+            finish=float(evaluation.node_finish[node]),
+            ops=ops,
+            is_critical=bool(evaluation.critical[node]),
+            node=node,
+            slices=evaluation.table.grammar.slices,
         )
         for node, worker, ops in rows
         if untimed or evaluation.node_finish[node] > evaluation.node_start[node]
@@ -153,12 +153,14 @@ def arrows(evaluation: Evaluation) -> list[Arrow]:
     messages = evaluation.program.messages
     return [
         Arrow(
-            int(messages.sender[k]),
-            int(messages.receiver[k]),
-            float(evaluation.message_start[k]),
-            float(evaluation.message_finish[k]),
-            Op(Phase(int(messages.phase[k])), int(messages.stage[k]), int(messages.microbatch[k])),
-            bool(evaluation.message_critical[k]),
+            sender=int(messages.sender[k]),
+            receiver=int(messages.receiver[k]),
+            start=float(evaluation.message_start[k]),
+            finish=float(evaluation.message_finish[k]),
+            op=Op(
+                Phase(int(messages.phase[k])), int(messages.stage[k]), int(messages.microbatch[k])
+            ),
+            is_critical=bool(evaluation.message_critical[k]),
         )
         for k in range(len(messages.producer))
     ]

@@ -196,14 +196,14 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
     caption = scene.caption if scene.picture.caption == "under" else ""
     critical = not scene.picture.no_critical
     look = Drawing(
-        scene.unit,
-        paper,
-        scene.window,
-        scene.messages,
-        critical,
-        caption,
-        scene.picture.transfers,
-        scene.picture.title or "",
+        unit=scene.unit,
+        paper=paper,
+        window=scene.window,
+        messages=scene.messages,
+        critical=critical,
+        caption=caption,
+        transfers=scene.picture.transfers,
+        title=scene.picture.title or "",
     )
     out.save_picture(draw_panels(panels, look))
     label = str(out.path and out.path.name)  # a page in Markdown, as figures/ writes it
@@ -314,8 +314,9 @@ def save_page(
     explored = []
     for (name, run), sizes in zip(scene.runs.items(), scene.sizes, strict=True):
         limits = _limits(run.table, sizes, scenario, activations, limit)
-        held = sizes.held(run).memory, sizes.unit, limits, sizes.static
-        explored.append(Explored(run, name, _step(run, scenario), None, *held))
+        fields: Any = {"unit": sizes.unit, "limits": limits, "static": sizes.static}
+        held, step = sizes.held(run).memory, _step(run, scenario)
+        explored.append(Explored(run, name, step, memory=held, **fields))
     flags = {"messages": scene.messages, "memory": memory}
     show = {name: True for name, is_on in flags.items() if is_on}
     if scene.picture.no_critical:

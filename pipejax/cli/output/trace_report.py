@@ -456,11 +456,11 @@ def _by_step(shares: "pj.results.Attribution", kind: str) -> "HeatMap":
     order, shares_by_name = np.argsort(shares.steps), shares.by_name(kind)
     names = sorted(shares_by_name, key=int)
     return HeatMap(
-        f"cost of a slow {kind} by step",
-        "step",
-        [str(shares.steps[k]) for k in order],
-        [f"{kind} {name}" for name in names],
-        np.stack([shares_by_name[name].by_step[order] for name in names]),
+        title=f"cost of a slow {kind} by step",
+        across="step",
+        columns=[str(shares.steps[k]) for k in order],
+        rows=[f"{kind} {name}" for name in names],
+        seconds=np.stack([shares_by_name[name].by_step[order] for name in names]),
     )
 
 

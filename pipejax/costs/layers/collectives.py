@@ -107,10 +107,10 @@ def _pairs(spread: Spread) -> Route:
     far_copies = (1 - 1 / spread.nodes) * mean_reached(spread.nodes) * spread.volume / k
     piece = spread.volume / spread.size
     return Route(
-        1.0 * (spread.inside > 1),
-        spread.multinode,
-        xp.where(has_copies, near_copies, (spread.inside - 1) * piece),
-        xp.where(has_copies, far_copies, (spread.size - spread.inside) * piece),
+        near_hops=1.0 * (spread.inside > 1),
+        far_hops=spread.multinode,
+        near_bytes=xp.where(has_copies, near_copies, (spread.inside - 1) * piece),
+        far_bytes=xp.where(has_copies, far_copies, (spread.size - spread.inside) * piece),
     )
 
 

@@ -95,11 +95,11 @@ def _with_groups(
     }
     return [
         _Exchange(
-            exchange.kind,
-            stacked(exchange.volume),
-            groups[exchange.group],
-            stacked(exchange.count),
-            exchange.copies,
+            kind=exchange.kind,
+            volume=stacked(exchange.volume),
+            group=groups[exchange.group],
+            repeats=stacked(exchange.count),
+            copies=exchange.copies,
         )
         for exchange in exchanges
     ]

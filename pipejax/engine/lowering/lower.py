@@ -102,10 +102,10 @@ def _lower_with_mask(table: ScheduleTable, links: Links, step_end: bool, mask: b
     pairs, cell_pairs = _distinct_pairs(table)
     fused = table.is_fused
     layout = CostLayout(
-        table.num_stages,
-        table.num_pipes,
-        len(pairs),
-        table.num_microbatches,
+        num_stages=table.num_stages,
+        num_pipes=table.num_pipes,
+        num_pairs=len(pairs),
+        num_microbatches=table.num_microbatches,
         phases=_timed_phases(table, table.phase[~fused]),
         paired_phases=_timed_phases(table, table.phase[fused], table.partners.phase[fused]),
         num_workers=table.num_workers if table.grammar.worker_phases else 0,

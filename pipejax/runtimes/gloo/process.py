@@ -402,8 +402,7 @@ def relative_difference(tensor: torch.Tensor | None, other: torch.Tensor | None)
     """Return the largest difference divided by the largest entry; NaN if an array is missing."""
     if tensor is None or other is None:
         return float("nan")
-    scale = float(other.abs().max()) or 1.0
-    return float((tensor - other).abs().max()) / scale
+    return float((tensor - other).abs().max()) / (float(other.abs().max()) or 1.0)
 
 
 def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:

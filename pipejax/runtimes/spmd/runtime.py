@@ -109,12 +109,12 @@ def _initial_state(
     parameters = stage_parameters(table.num_stages, model)
     weights = jax.tree.map(held, parameters)
     return WorkerState(
-        jnp.asarray(activations),
-        jnp.asarray(gradients),
-        jnp.asarray(gradients),
-        weights,
-        jax.tree.map(jnp.zeros_like, weights),
-        jnp.full((sizes.workers, sizes.microbatches + 1), jnp.nan),
+        activations=jnp.asarray(activations),
+        gradients=jnp.asarray(gradients),
+        host=jnp.asarray(gradients),
+        weights=weights,
+        sums=jax.tree.map(jnp.zeros_like, weights),
+        losses=jnp.full((sizes.workers, sizes.microbatches + 1), jnp.nan),
     )
 
 

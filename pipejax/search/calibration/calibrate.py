@@ -176,8 +176,7 @@ def calibrate(
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
     system = _on_stack(rows, system)
-    names = _names(fit)
-    problem = _set_up_fit(rows, system, names, layer_times, general)
+    problem = _set_up_fit(rows, system, _names(fit), layer_times, general)
     as_is = problem.as_is()
     _check_scale(rows, as_is)
     none = Folds((), np.zeros((0, len(rows)), bool))
@@ -458,11 +457,11 @@ def _outliers(
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(
-            int(rows.row[k]),
-            str(rows.file[k]),
-            float(rows.seconds[k]),
-            float(predicted[k]),
-            100 * float(np.expm1(residual[k])),
+            row=int(rows.row[k]),
+            file=str(rows.file[k]),
+            measured=float(rows.seconds[k]),
+            predicted=float(predicted[k]),
+            error=100 * float(np.expm1(residual[k])),
         )
         for k in order[is_far[order]]
     )

@@ -142,13 +142,13 @@ def robust_fit(
             steps[active] += 1
             converged[active] = has_converged
     return RobustFit(
-        state.point,
-        state.residual,
-        state.noise,
-        _objective(state.residual, state.point, state.noise, weights, losses[-1]),
-        _information(state, weights, losses[-1], losses[-1].second),
-        steps,
-        converged,
+        point=state.point,
+        residual=state.residual,
+        noise=state.noise,
+        objective=_objective(state.residual, state.point, state.noise, weights, losses[-1]),
+        curvature=_information(state, weights, losses[-1], losses[-1].second),
+        steps=steps,
+        converged=converged,
     )
 
 
@@ -185,12 +185,12 @@ def _step(
         return np.where(is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     new_state = _FitState(
-        accept(trial, point),
-        accept(new_residual, residual),
-        accept(new_jacobian, jacobian),
-        noise,
-        damping * np.where(is_better, shrink, growth),
-        np.where(is_better, 2.0, 2 * growth),
+        point=accept(trial, point),
+        residual=accept(new_residual, residual),
+        jacobian=accept(new_jacobian, jacobian),
+        noise=noise,
+        damping=damping * np.where(is_better, shrink, growth),
+        growth=np.where(is_better, 2.0, 2 * growth),
     )
     new_noise = np.where(is_better, _noise(new_state, weights, loss), noise)
     noise_converged = np.abs(new_noise / noise - 1) <= STEP

@@ -359,12 +359,12 @@ class DealSearch(LocalSearch[list[Deal]]):
         is_optimal = self._are_optimal()
         return ResultList(
             Found(
-                best,
-                float(self.values[step]),
-                float(self.bounds[step]),
-                {name: float(values[step]) for name, values in self._baselines.items()},
-                int(self._runs[step]),
-                "optimal" if is_optimal[step] else total.stopped,
+                best=best,
+                value=float(self.values[step]),
+                lower_bound=float(self.bounds[step]),
+                baselines={name: float(values[step]) for name, values in self._baselines.items()},
+                evaluated=int(self._runs[step]),
+                stopped="optimal" if is_optimal[step] else total.stopped,
             )
             for step, best in enumerate(total.best)
         )

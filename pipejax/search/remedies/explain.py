@@ -531,8 +531,8 @@ class _Shelves:
     def _add_pipeline_ends(self, faults: list[Fault], schedules: list[Candidate]) -> list[Fault]:
         """Add long pipeline start and end to the fault "microbatches", or as a fault if none."""
         memory, base, step = self.memory, self.memory.begin, self.memory.begin.step_time
-        rivals = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
-        best = min(rivals, key=_step_time, default=base)
+        fitting = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
+        best = min(fitting, key=_step_time, default=base)
         end_seconds, why = pipeline_ends(base.parts, step)
         saved = min(end_seconds, step - best.step_time)
         if end_seconds < LARGE_ENDS * step or saved <= NEGLIGIBLE * step:
@@ -550,8 +550,8 @@ class _Shelves:
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]
         max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
-        rivals = [c for kind in COMBINED[:2] for c in self.candidates(kind, memory.begin)]
-        if any(c.step_time < max_time and not memory.fits(c) for c in rivals):
+        runs = [c for kind in COMBINED[:2] for c in self.candidates(kind, memory.begin)]
+        if any(c.step_time < max_time and not memory.fits(c) for c in runs):
             orders.append(SMALLER_FIRST)
         # compiled kernels rule out schedules that may save more than either alone
         settings = self.candidates("settings", memory.begin) if has_options else ()
@@ -591,8 +591,8 @@ class _Shelves:
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:
     """Yield recomputation as a fault if the step fits in memory with less of it."""
     base = memory.begin
-    rivals = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
-    best = min(rivals, key=_step_time, default=base)
+    fitting = [c for c in settings if "recomputation" in c.what and memory.fits(c)]
+    best = min(fitting, key=_step_time, default=base)
     gain = base.step_time - best.step_time
     if gain > NEGLIGIBLE * base.step_time:
         workload: Any = base.scenario.source.workload

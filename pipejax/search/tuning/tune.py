@@ -163,11 +163,11 @@ def tune(
         reason = "tuning changes which messages are buffered"
         raise wrong("eager_below", f"must be 0, got {eager_below:g}: {reason}", eager_below)
     family = ScheduleFamily(
-        schedule,
-        num_workers,
-        scenario.options,
-        scenario.links,
-        functools.partial(price, workload, system),
+        schedule=schedule,
+        num_workers=num_workers,
+        options=scenario.options,
+        link=scenario.links,
+        price=functools.partial(price, workload, system),
     )
     if family.is_planned and over not in ("size", "recompute"):
         raise wrong(

@@ -241,9 +241,12 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     ]
     if not splits:
         raise ValueError(_why_none(request))
+    # flash attention recomputes scores anyway
+    skipped_mode = "selective" if request.model.flash_attention else None
+    modes = [mode for mode in request.recomputations if mode != skipped_mode]
     options = [
         (request.recomputations.index(recompute), zero, units)
-        for recompute in request.allowed("recompute", _recomputations(request))
+        for recompute in request.allowed("recompute", modes)
         for zero in request.allowed("zero", ZERO)
         for units in request.edge_units
     ]
@@ -460,12 +463,6 @@ def _sizes(request: PlanRequest, data: int) -> list[int]:
     """List microbatch sizes: divisors of a replica's share of the minibatch, if that is whole."""
     sequences, remainder = divmod(request.minibatch, data)
     return [] if remainder else request.allowed("microbatch_size", divisors(sequences))
-
-
-def _recomputations(request: PlanRequest) -> list[str]:
-    """List the recomputation modes that differ: flash attention recomputes scores anyway."""
-    has_flash = request.model.flash_attention
-    return [mode for mode in request.recomputations if not (has_flash and mode == "selective")]
 
 
 def _allowed_text(request: PlanRequest) -> str:

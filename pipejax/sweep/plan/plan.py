@@ -136,18 +136,18 @@ def plan(
     transformer, software, defaults = launcher_defaults(launcher, transformer, machine, stack)
     default_schedules = SCHEDULES if launcher is None else find_launcher(launcher).schedules
     request = PlanRequest(
-        transformer,
-        software.on(machine),
-        gpus,
-        minibatch,
-        as_tuple(default_schedules if schedules is None else schedules),
-        {name: as_tuple(values) for name, values in (choices or {}).items()},
-        Links.resolve(link),
-        {name: defaults[name] for name in SHARED if name in defaults} | shared,
-        software.name,
-        memory_limit,
-        HEADROOM if headroom is None else headroom,
-        launcher or "",
+        model=transformer,
+        system=software.on(machine),
+        gpus=gpus,
+        minibatch=minibatch,
+        schedules=as_tuple(default_schedules if schedules is None else schedules),
+        choices={name: as_tuple(values) for name, values in (choices or {}).items()},
+        links=Links.resolve(link),
+        shared={name: defaults[name] for name in SHARED if name in defaults} | shared,
+        stack=software.name,
+        memory_limit=memory_limit,
+        headroom=HEADROOM if headroom is None else headroom,
+        launcher=launcher or "",
     )
     stored_times = None if out is None else _stored_times(Path(out), request, resume, replace)
     with telling("plan", on_progress) as tell:
@@ -331,10 +331,10 @@ def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenar
     """Return the scenario of each pipeline of a layout."""
     workload, shape = layout_workload(request, layouts, row), program_shape(request, layouts, row)
     return Scenario(
-        shape.schedule,
-        shape.workers,
-        int(layouts.microbatches[row]),
-        shape.options,
+        schedule=shape.schedule,
+        num_workers=shape.workers,
+        num_microbatches=int(layouts.microbatches[row]),
+        options=shape.options,
         costs=ModelCosts(workload, request.system, stack=request.stack),
         link=request.links,
     )

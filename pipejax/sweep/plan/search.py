@@ -251,11 +251,12 @@ class Evaluator:
     ) -> None:
         self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
         self.num_evaluated = 0  # programs
-        self.idea = layouts.idea  # (layouts)
-        self._program_rows = row_groups((*layouts[:3], layouts.microbatches))
-        self._program = np.empty(len(layouts), int)
-        for number, rows in enumerate(self._program_rows):
-            self._program[rows] = number
+        self.idea = layouts.idea  # (layouts) number of its group of similar layouts
+        # programs differ by schedule, workers, stages per worker or microbatches
+        self._rows_by_program = row_groups((*layouts[:3], layouts.microbatches))
+        self._program_number = np.empty(len(layouts), int)
+        for number, rows in enumerate(self._rows_by_program):
+            self._program_number[rows] = number
 
     def find_best(self, count: int, is_candidate: Bool[NumpyArray, " layouts"]) -> Rows:
         """Return the best layout of each of the `count` best ideas, after exact evaluations.
@@ -270,7 +271,7 @@ class Evaluator:
             missing = np.flatnonzero(self.estimates.fits & may_tie & np.isnan(times))
             if not len(missing):
                 break
-            self._evaluate(self._program[missing[bound[missing].argmin()]], may_tie)
+            self._evaluate(self._program_number[missing[bound[missing].argmin()]], may_tie)
         order = self._evaluated_rows(is_candidate)
         _, first = np.unique(self.idea[order], return_index=True)
         return order[np.sort(first)][:count]
@@ -303,17 +304,17 @@ class Evaluator:
             missing = np.flatnonzero(front & np.isnan(times))
             if not len(missing):
                 return front
-            for number in np.unique(self._program[missing]):
+            for number in np.unique(self._program_number[missing]):
                 self._evaluate(number, front)
 
     def evaluate_all(self) -> None:
         """Evaluate all layouts that fit."""
-        for number in range(len(self._program_rows)):
+        for number in range(len(self._rows_by_program)):
             self._evaluate(number, self.estimates.fits)
 
     def _evaluate(self, number: int, selected: Bool[NumpyArray, " layouts"]) -> None:
         """Evaluate the selected layouts of a program that fit and have no step time yet."""
-        rows = self._program_rows[number]
+        rows = self._rows_by_program[number]
         rows = rows[(self.estimates.fits & selected & np.isnan(self.estimates.step_time))[rows]]
         if not len(rows):
             return

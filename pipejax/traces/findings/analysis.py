@@ -137,12 +137,12 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     later, predicted = recorded[half:], float(np.median(steps))
     inside = (later >= middle - width) & (later <= middle + width)
     return Forecast(
-        predicted,
-        middle - width,
-        middle + width,
-        confidence,
-        predicted / later - 1,
-        float(inside.mean()),
+        predicted=predicted,
+        low=middle - width,
+        high=middle + width,
+        confidence=confidence,
+        errors=predicted / later - 1,
+        inside=float(inside.mean()),
     )
 
 
@@ -231,11 +231,11 @@ class Analysis:
         stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
         return ResultList(
             Stall(
-                int(trace.step[k]),
-                int(trace.replica[k]),
-                int(trace.worker[k]),
-                op_name(trace, k),
-                float(delay[k]),
+                step=int(trace.step[k]),
+                replica=int(trace.replica[k]),
+                worker=int(trace.worker[k]),
+                op=op_name(trace, k),
+                seconds=float(delay[k]),
             )
             for k in stalled[np.argsort(-delay[stalled], kind="stable")].tolist()
         )
@@ -419,16 +419,16 @@ def analyse(
                 remedies = [remedy for remedy in remedies if remedy.kind != "layers"]
             advice = dataclasses.replace(advice, remedies=remedies)
     return Analysis(
-        pipelines,
-        replayed,
-        shares,
-        op_times(replayed),
-        forecast(shares) if len(shares.steps) >= MIN_STEPS else None,
-        advice,
-        [offset for offset in offsets if offset.is_corrected],
-        outliers,
-        finding,
-        complete,
-        new_deal,
-        None if other_run is None else attribute(replayed, against=other_run),
+        pipelines=pipelines,
+        replay=replayed,
+        attribution=shares,
+        op_times=op_times(replayed),
+        forecast=forecast(shares) if len(shares.steps) >= MIN_STEPS else None,
+        advice=advice,
+        offsets=[offset for offset in offsets if offset.is_corrected],
+        suspects=outliers,
+        finding=finding,
+        complete=complete,
+        deal=new_deal,
+        against=None if other_run is None else attribute(replayed, against=other_run),
     )

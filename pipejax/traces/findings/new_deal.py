@@ -100,12 +100,12 @@ def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
         on_progress=on_progress,
     )
     return NewDeal(
-        list(steps),
-        np.array([deal.baselines["given"] for deal in best_deals]),
-        np.array([deal.value for deal in best_deals]),
-        np.array([deal.lower_bound for deal in best_deals]),
-        np.stack([deal.best.order for deal in best_deals]),
-        replica_share(replayed),
+        steps=list(steps),
+        before=np.array([deal.baselines["given"] for deal in best_deals]),
+        after=np.array([deal.value for deal in best_deals]),
+        least=np.array([deal.lower_bound for deal in best_deals]),
+        order=np.stack([deal.best.order for deal in best_deals]),
+        replica_share=replica_share(replayed),
     )
 
 

@@ -389,13 +389,13 @@ def _rank_rows(
 
 
 READER = Reader(
-    "Chrome trace",
-    "torch.profiler, XProf, Perfetto; `pipejax run --trace`, `pipejax export`",
-    "labels as below, a file or a process for each rank; or a run of this package",
-    lambda head: (
+    form="Chrome trace",
+    writers="torch.profiler, XProf, Perfetto; `pipejax run --trace`, `pipejax export`",
+    content="labels as below, a file or a process for each rank; or a run of this package",
+    can_read=lambda head: (
         is_json(head)
         and not is_json_lines(head)
         and ('"traceEvents"' in head or head.lstrip()[0] == "[" or len(head) >= HEAD_BYTES // 4)
     ),
-    read_chrome,
+    read=read_chrome,
 )

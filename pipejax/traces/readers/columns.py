@@ -447,13 +447,13 @@ def _check_numbers(rows: Columns) -> None:
 
 
 READER = Reader(
-    "Parquet, CSV, JSON lines",
-    "production jobs, your own recorder",
-    "a slice of time in each row",
-    lambda head: (
+    form="Parquet, CSV, JSON lines",
+    writers="production jobs, your own recorder",
+    content="a slice of time in each row",
+    can_read=lambda head: (
         head.startswith("PAR1")
         or is_json_lines(head)
         or (not is_json(head) and find_delimiter(head.split("\n", 1)[0]) is not None)
     ),
-    read_columns,
+    read=read_columns,
 )

@@ -269,6 +269,6 @@ READER = Reader(
     "Nsight Systems",
     "`nsys export --type sqlite`",
     f"NVTX ranges of {', '.join(FRAMEWORKS)}; kernels and CUDA calls of one or several ranks",
-    lambda head: head.startswith("SQLite format 3"),
-    read_nsight,
+    can_read=lambda head: head.startswith("SQLite format 3"),
+    read=read_nsight,
 )

@@ -218,9 +218,9 @@ def _is_rank_lists(head: str) -> bool:
 
 
 READER = Reader(
-    "JSON with lists of starts and ends",
-    "Primus, by its option dump_pp_data",
-    "a file for each rank; each step has its own zero, so clocks are aligned step by step",
-    _is_rank_lists,
-    read_rank_lists,
+    form="JSON with lists of starts and ends",
+    writers="Primus, by its option dump_pp_data",
+    content="a file for each rank; each step has its own zero, so clocks are aligned step by step",
+    can_read=_is_rank_lists,
+    read=read_rank_lists,
 )
