@@ -242,6 +242,8 @@ def test_a_launcher_without_kernels_of_its_own_is_not_measured(launcher, regime,
     usual = find_evidence(regime, h100, stack)
     evidence = find_evidence(regime, h100, stack, launcher)
     words = f"{launcher} with kernels priced as those of megatron-core-2024, which nobody measured"
+    shipped = {"DeepSpeed": "megatron-deepspeed-2022", "MaxText": "maxtext-2025"}
+    words += f" (change: --stack {shipped.get(launcher)})"
     if stack or launcher in ("", "Megatron-LM", "Megatron-Bridge"):
         assert evidence == usual
         return

@@ -760,6 +760,39 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
     assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text
 
 
+@pytest.mark.parametrize(
+    ("launcher", "system", "options", "stack"),
+    [
+        ("MaxText", "h200", (), "maxtext-2025"),
+        ("MaxText", "a100", ("--overlap", 0.5), "maxtext-2025"),
+        ("DeepSpeed", "a100", (), "megatron-deepspeed-2022"),
+        ("torchtitan", "h100", ("--pipeline", 1), "torchtitan-2024"),
+        ("torchtitan", "h100", ("--pipeline", 2, "-S", "1f1b"), "torchtitan-2024"),
+        ("torchtitan", "h100", ("--pipeline", 2, "-S", "zb-h1"), None),  # which has W
+        ("torchtitan", "gb200", ("--pipeline", 1), None),  # FlashAttention-2: unknown there
+        ("torchtitan", "h100", ("--stack", "torchtitan-2024"), None),
+        ("MaxText", "h200", ("--stack", "maxtext-2025"), None),
+        ("MaxText", "h200", ("--stack", "nanotron-2024"), None),
+        ("Megatron-LM", "h100", (), None),  # whose kernels are the default
+    ],
+)
+def test_a_plan_names_the_stack_of_measured_runs(answer, call, launcher, system, options, stack):
+    job = ("plan", "-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
+    line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
+    plan = answer(*line)
+    text = " ".join(call(*line)[1].split())
+    lead = f"with the software of measured runs of {launcher}: --stack {stack} "
+    if stack is None:
+        assert (plan["under_launchers"], lead in text) == ([], False)
+        return
+    (entry,) = plan["under_launchers"]
+    assert (entry["launchers"], entry["stack"]) == ([launcher], stack)
+    result = answer(*plan["next"][0].split()[1:], "--stack", stack)
+    assert entry["step_time"] == pytest.approx(result["makespan"], rel=1e-12)
+    assert entry["memory_bytes"] == pytest.approx(max(result["memory_bytes"]), rel=1e-12)
+    assert f"{lead}{seconds(entry['step_time'])}, " in text
+
+
 def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, call):
     rows = pj.validate(pj.files.DATA / "measured" / "torchtitan_h100.csv")
     are_wide = rows.measured.precision == "bf16"

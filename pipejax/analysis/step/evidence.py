@@ -13,6 +13,7 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.costs.layers.formulas import OPERAND_BYTES
 from pipejax.costs.measured.measured_rows import CONFIGURATION, MeasuredRows
+from pipejax.costs.model.launchers import find_launcher
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import DATA, System
 
@@ -267,6 +268,8 @@ def find_evidence(
     facts = *regime.facts, system.name, software
     is_unmeasured = record is None and not stack and launcher not in DEFAULT_LAUNCHERS
     unmeasured = f"{launcher} with kernels priced as those of {software}, which nobody measured"
+    for name in find_launcher(launcher).stacks if is_unmeasured else ():
+        unmeasured += f" (change: --stack {name})"
     candidates = []
     for (run_system, run_stack, run_regime), members in groups.items():
         run_facts = *run_regime.facts, run_system, run_stack

@@ -641,6 +641,7 @@ class Launcher(NamedTuple):
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
     compiled: str = ""  # the stack whose kernels it has with its option of a compiler
+    stacks: Sequence[str] = ()  # of its measured runs, which it has by options or environment
     has_sequence_parallel: bool = True  # beside tensor parallelism
     can_compile_w: bool = True  # whether compiled stages run weight gradients apart (op W)
 
