@@ -211,7 +211,8 @@ def checked_seconds(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
     if is_array(numbers):
         return numbers
-    if numbers.ndim and numbers.flags.writeable:  # the caller may change its array later
+    # the caller may change its array later; the flag of a result of `broadcast_arrays` would warn
+    if numbers.ndim and not memoryview(numbers).readonly:
         numbers = numbers.copy()
         numbers.flags.writeable = False
     is_scalar = numbers.ndim == 0 and not hasattr(value, "dtype")  # NumPy's keep their type
