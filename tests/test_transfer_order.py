@@ -452,7 +452,8 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
     ).transfers[0]
-    assert f"{worst.wait:.3g} s, of {worst.cell} behind {worst.front}" in text
+    cell = f"{worst.cell} (stage, op, microbatch)"
+    assert f"{worst.wait:.3g} s, of {cell} behind {worst.front}" in text
 
 
 def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
