@@ -39,6 +39,7 @@ COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parall
 PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
 HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
+MEGATRON_SHARDS = {2: "optim_grads", 3: "optim_grads_params"}  # by ZeRO stage
 FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
 
 
@@ -277,54 +278,41 @@ class _Job(_Pipeline):
 
 
 def _megatron(job: _Job) -> Options:
-    workload = job.workload
+    workload, (layers, group, _) = job.workload, job.workload.recomputation
+    has_expert_groups = workload.expert_parallel > 1
+    dispatcher = "flex" if workload.dispatcher == DISPATCHERS[1] else "alltoall"
+    has_parts = workload.tensor_parallel > 1 or workload.expert_tensor > 1
+    has_replicas = workload.data_parallel * workload.context_parallel > 1
+    has_modules = not layers and workload.recompute != "none"
+    parts = "core_attn" if workload.recompute == "selective" else workload.recompute
     options: Options = {
         "micro-batch-size": job.microbatch_size,
         "global-batch-size": job.global_batch,
         "tensor-model-parallel-size": workload.tensor_parallel,
+        "sequence-parallel": workload.sequence_parallel,
+        "context-parallel-size": workload.context_parallel > 1 and workload.context_parallel,
+        "expert-model-parallel-size": has_expert_groups and workload.expert_parallel,
+        "moe-token-dispatcher-type": has_expert_groups and dispatcher,
+        "expert-tensor-parallel-size": workload.has_experts
+        and has_parts
+        and workload.expert_tensor,
+        **_stages_of_megatron(job, None if job.has_equal_layers else job.layout),
+        "use-distributed-optimizer": workload.zero > 0,
+        "use-megatron-fsdp": workload.zero > 1,
+        "data-parallel-sharding-strategy": MEGATRON_SHARDS.get(workload.zero),
+        "ckpt-format": workload.zero > 1 and "fsdp_dtensor",  # FSDP refuses other formats
+        "overlap-grad-reduce": has_replicas and workload.overlap > 0,
+        "overlap-param-gather": has_replicas and workload.zero > 0 and workload.overlap > HALF,
+        "tp-comm-overlap": workload.tensor_parallel > 1 and workload.tensor_overlap > 0,
+        "grad-reduce-in-bf16": float(workload.model.accumulated_bytes) < FULL_GRADIENT,
+        "recompute-granularity": "full" if layers else has_modules and "selective",
+        "recompute-method": layers > 0 and ("block" if layers < math.inf else "uniform"),
+        "recompute-num-layers": int(layers) if layers < math.inf else group,
+        "recompute-modules": has_modules and parts.split("+"),
+        "cuda-graph-impl": workload.graphs and "transformer_engine",  # layer by layer
+        "use-tp-pp-dp-mapping": workload.rank_order != RANK_ORDERS[0],
     }
-    if workload.sequence_parallel:
-        options["sequence-parallel"] = True
-    if workload.context_parallel > 1:
-        options["context-parallel-size"] = workload.context_parallel
-    if workload.expert_parallel > 1:
-        options["expert-model-parallel-size"] = workload.expert_parallel
-        is_per_node = workload.dispatcher == DISPATCHERS[1]
-        options["moe-token-dispatcher-type"] = "flex" if is_per_node else "alltoall"
-    if workload.has_experts and (workload.tensor_parallel > 1 or workload.expert_tensor > 1):
-        options["expert-tensor-parallel-size"] = workload.expert_tensor
-    options |= _stages_of_megatron(job, None if job.has_equal_layers else job.layout)
-    if workload.zero:
-        options["use-distributed-optimizer"] = True
-    if workload.zero > 1:
-        strategy = "optim_grads" if workload.zero == 2 else "optim_grads_params"
-        options["use-megatron-fsdp"] = True
-        options["data-parallel-sharding-strategy"] = strategy
-        options["ckpt-format"] = "fsdp_dtensor"  # FSDP refuses other formats
-    if workload.data_parallel * workload.context_parallel > 1 and workload.overlap > 0:
-        options["overlap-grad-reduce"] = True
-        if workload.zero and workload.overlap > HALF:
-            options["overlap-param-gather"] = True
-    if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
-        options["tp-comm-overlap"] = True
-    if float(workload.model.accumulated_bytes) < FULL_GRADIENT:
-        options["grad-reduce-in-bf16"] = True
-    if layers := workload.recomputation.layers:
-        options["recompute-granularity"] = "full"
-        if layers < math.inf:
-            options["recompute-method"], options["recompute-num-layers"] = "block", int(layers)
-        else:
-            options["recompute-method"] = "uniform"
-            options["recompute-num-layers"] = workload.recomputation.group
-    elif workload.recompute != "none":
-        options["recompute-granularity"] = "selective"
-        parts = "core_attn" if workload.recompute == "selective" else workload.recompute
-        options["recompute-modules"] = parts.split("+")
-    if workload.graphs:
-        options["cuda-graph-impl"] = "transformer_engine"  # layer by layer
-    if workload.rank_order != RANK_ORDERS[0]:
-        options["use-tp-pp-dp-mapping"] = True
-    return options
+    return {name: value for name, value in options.items() if value}
 
 
 def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> Options:
