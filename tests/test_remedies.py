@@ -466,3 +466,37 @@ def remedy_row(kind, saves):
 def test_a_combination_counts_from_a_hundredth_of_the_step(step, single, both, is_shown):
     rows = [remedy_row("schedule", single), remedy_row("combined", both)]
     assert best_rows(rows, step) == [rows[is_shown]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "model", "options", "fields"),
+    [
+        (
+            "combined-1f1b",
+            "qwen3-30b-a3b",
+            {"stages_per_worker": 2},
+            {"expert_parallel": 8, "data_parallel": 8},
+        ),
+        ("slimpipe", "llama3-8b", {}, {}),
+        ("chunked-prefill", "llama3-8b", {}, {}),
+        ("interleaved-1f1b", "qwen3-30b-a3b", {"stages_per_worker": 2}, {"data_parallel": 2}),
+    ],
+)
+def test_a_slow_host_is_a_cause_of_any_table(schedule, model, options, fields):
+    size = {"num_workers": 4, "num_microbatches": 8, "options": options}
+    workload, system = pj.Workload(pj.load_model(model), 8, **fields), pj.load_system("gb200")
+
+    def scenario(factor):
+        machine = system
+        for name in ("launch", "collective", "layer", "microbatch"):
+            number = factor * float(getattr(system.host, name))
+            machine = machine.with_number(f"host.{name}", number)
+        return pj.Scenario(schedule, costs=pj.costing.ModelCosts(workload, machine), **size)
+
+    slow, fast = (scenario(factor) for factor in (5.0, 0.0))
+    steps = [run.evaluate().step_time for run in (slow, fast)]
+    result = pj.explain(slow, schedules=["1f1b"])
+    (cause,) = (cause for cause in result.faults if cause.kind == "host")
+    # the step without this cause takes as long as that of a host which takes no time
+    assert cause.seconds == pytest.approx(steps[0] - steps[1], rel=1e-6)
+    assert not any(cause.kind == "host" for cause in pj.explain(fast, schedules=["1f1b"]).faults)

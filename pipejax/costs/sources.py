@@ -193,8 +193,8 @@ class ModelCosts(CostSource):
         if workload.model.unfused == old.unfused:
             model = dataclasses.replace(workload.model, unfused=stack.unfused)
             workload = dataclasses.replace(workload, model=model)
-        fields = {"workload": workload, "system": stack.on(self.system), "stack": stack.name}
-        return dataclasses.replace(self, **fields)
+        system = stack.on(self.system)
+        return dataclasses.replace(self, workload=workload, system=system, stack=stack.name)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Price a table; the list has one entry, because the system determines all links."""

@@ -608,7 +608,7 @@ def _lacks(candidate: Candidate, launcher: str | None) -> set[str]:
 def _faults_of_layers(base: Candidate) -> list[Fault]:
     """List large exchanges inside layers, and a slow host; none for tables without a workload."""
     workload, system, faults = base.scenario.workload, base.scenario.system, []
-    if workload is None or system is None or not base.table.grammar.is_usual:
+    if workload is None or system is None:
         return []
     costs, times = base.table_costs, breakdown(base.run, workload, system)
     for name, part in stage_parts(workload, system, base.table).items():

@@ -115,6 +115,7 @@ class JointProblem:
         if workload is None:
             return f"{self.launcher} lacks numbers of recomputed layers that differ by stage"
         table = self.problem.family.table(workload.minibatch // int(setting.size))
+        assert self.launcher is not None
         return launcher_refusal(self.launcher, workload, table, self.problem.system, self.stack)
 
     @property

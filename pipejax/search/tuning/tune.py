@@ -178,8 +178,8 @@ def tune(
     if method == "local" and (over == "size" or family.is_planned):
         raise wrong("method", f"must be exhaustive for {over}: all are evaluated, got 'local'")
     launcher = None if launcher is None else find_launcher(launcher).name
-    fields = {"launcher": launcher, "stack": scenario.source.stack}
-    task = TuningTask(family, workload, system, not no_memory_limit, **fields)
+    stack = scenario.source.stack
+    task = TuningTask(family, workload, system, not no_memory_limit, 0, launcher, stack)
     with jax.enable_x64(True):
         if "size" not in parts:
             task = task._replace(microbatches=_microbatches(task, over, microbatch_size))
