@@ -766,11 +766,9 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
         ("MaxText", "h200", (), "maxtext-2025"),
         ("MaxText", "a100", ("--overlap", 0.5), "maxtext-2025"),
         ("DeepSpeed", "a100", (), "megatron-deepspeed-2022"),
-        ("torchtitan", "h100", ("--pipeline", 1), "torchtitan-2024"),
-        ("torchtitan", "h100", ("--pipeline", 2, "-S", "1f1b"), "torchtitan-2024"),
-        ("torchtitan", "h100", ("--pipeline", 2, "-S", "zb-h1"), None),  # which has W
-        ("torchtitan", "gb200", ("--pipeline", 1), None),  # FlashAttention-2: unknown there
-        ("torchtitan", "h100", ("--stack", "torchtitan-2024"), None),
+        ("DeepSpeed", "h200", ("--zero", 3), "megatron-deepspeed-2022"),
+        ("DeepSpeed", "a100", ("--stack", "megatron-lm-2021"), None),
+        ("torchtitan", "h100", (), None),  # whose default is measured
         ("MaxText", "h200", ("--stack", "maxtext-2025"), None),
         ("MaxText", "h200", ("--stack", "nanotron-2024"), None),
         ("Megatron-LM", "h100", (), None),  # whose kernels are the default
@@ -781,7 +779,7 @@ def test_a_plan_names_the_stack_of_measured_runs(answer, call, launcher, system,
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
     plan = answer(*line)
     text = " ".join(call(*line)[1].split())
-    lead = f"with the software of measured runs of {launcher}: --stack {stack} "
+    lead = f"with other defaults (--launcher NAME): {launcher} --stack {stack} "
     if stack is None:
         assert (plan["under_launchers"], lead in text) == ([], False)
         return

@@ -10,7 +10,6 @@ from pipejax.base.checks import ArgumentError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
 from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
-from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload import Workload, find_stages
 from pipejax.costs.scaling import restaged_costs
 from pipejax.costs.system.system import System
@@ -186,15 +185,6 @@ class ModelCosts(CostSource):
 
     workload: Workload = dataclasses.field(kw_only=False)
     system: System = dataclasses.field(kw_only=False)
-
-    def with_stack(self, stack: Stack) -> "ModelCosts":
-        """Return the source with other software; kernels that the model itself names stay."""
-        workload, old = self.workload, load_stack(self.stack) if self.stack else AS_THE_SYSTEM
-        if workload.model.unfused == old.unfused:
-            model = dataclasses.replace(workload.model, unfused=stack.unfused)
-            workload = dataclasses.replace(workload, model=model)
-        system = stack.on(self.system)
-        return dataclasses.replace(self, workload=workload, system=system, stack=stack.name)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Price a table; the list has one entry, because the system determines all links."""

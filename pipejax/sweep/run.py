@@ -23,7 +23,7 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.files import provenance
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
-from pipejax.costs.model.launchers import launcher_defaults, launcher_refusal, merge_fields
+from pipejax.costs.model.launchers import launcher_defaults, machine_launches, merge_fields
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import plans, similar_table
@@ -222,8 +222,8 @@ def _pipeline_jobs(
         """Combine a table with the workload; refuse a table that the launcher cannot run."""
         if table.grammar.custom_phases:
             check_usual(table, "a sweep over models")
-        machine = systems, point["stack"].name
-        if launcher and (refusal := launcher_refusal(launcher, workload, table, *machine)):
+        machine = systems, point["stack"].name, launcher
+        if launcher and (refusal := machine_launches(workload, table, *machine)[0].refusal):
             raise MismatchError(refusal)
         slowed = Slowed.from_stragglers(table, dict(workload.stragglers))
         return _PipelineJob(table, workload, _links(point), slowed)

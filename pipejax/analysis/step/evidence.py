@@ -268,7 +268,7 @@ def find_evidence(
     facts = *regime.facts, system.name, software
     is_unmeasured = record is None and not stack and launcher not in DEFAULT_LAUNCHERS
     unmeasured = f"{launcher} with kernels priced as those of {software}, which nobody measured"
-    for name in find_launcher(launcher).stacks if is_unmeasured else ():
+    if is_unmeasured and (name := find_launcher(launcher).measured):
         unmeasured += f" (change: --stack {name})"
     candidates = []
     for (run_system, run_stack, run_regime), members in groups.items():

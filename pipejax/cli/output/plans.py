@@ -12,7 +12,7 @@ from pipejax.cli.output.tables import Column, rows_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
-    from pipejax.sweep.plan.result import PlannedLayout, PlanResult, UnderLaunchers
+    from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
 MAX_OPTION_LETTERS = 2000  # longer options of a launcher are not printed
 
@@ -230,21 +230,14 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
     fits = any(entry.fits for entry in plan.under_launchers)
     misfit, lead = (" (does not fit)", "") if fits else ("", " does not fit")
     cases = "; ".join(
-        f"{' and '.join(_stack_option(entry) or entry.launchers)} {seconds(entry.step_time)}, "
+        f"{' and '.join(entry.launchers)} {entry.stack and f'--stack {entry.stack} '}"
+        f"{seconds(entry.step_time)}, "
         f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else misfit}, gradients of "
         f"{8 * entry.gradient_bytes:g} bits"
         for entry in plan.under_launchers
     )
     if cases:
-        others = "the defaults of launchers (--launcher NAME)"
-        if plan.request.launcher:
-            others = f"the software of measured runs of {plan.request.launcher}"
-        yield plain(f"this layout{lead} with {others}: {cases}")
-
-
-def _stack_option(entry: "UnderLaunchers") -> list[str]:
-    """Return the option of the stack that a layout was evaluated with; empty without one."""
-    return [f"--stack {entry.stack}"] if entry.stack else []
+        yield plain(f"this layout{lead} with other defaults (--launcher NAME): {cases}")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:

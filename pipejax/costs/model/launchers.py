@@ -145,15 +145,12 @@ def machine_launches(
     workload: Workload, table: ScheduleTable, system: System, stack: str, launcher: str | None
 ) -> tuple[Launch, ...]:
     """Return launcher options that run a workload on a system with a software stack."""
-    per_node = float(system.gpus_per_node)
-    job = _Job(workload, table, per_node, _is_compiled(system, stack), stack)
+    # a compiler fuses norms and activation functions, which then move no more bytes than needed
+    is_compiled = bool(stack) and bool(np.all(np.asarray(system.kernels.elementwise) == 1))
+    per_node = float(np.max(system.gpus_per_node))  # the largest of a batch of systems
+    job = _Job(workload, table, per_node, is_compiled)
+    job.stack = stack
     return _launch(job, launcher)
-
-
-def _is_compiled(system: System, stack: str) -> bool:
-    """Return whether a compiler fuses kernels of a software stack on a system, or a batch."""
-    # fused norms and activation functions move no more bytes than needed
-    return bool(stack) and bool(np.all(np.asarray(system.kernels.elementwise) == 1))
 
 
 def pipeline_launches(
@@ -208,15 +205,6 @@ def pipeline_launches(
     )
 
 
-def launcher_refusal(
-    launcher: str, workload: Workload, table: ScheduleTable, system: System, stack: str
-) -> str:
-    """Name the features that a launcher lacks for a workload and schedule; empty if none."""
-    record = find_launcher(launcher)
-    job = _Job(workload, table, math.inf, _is_compiled(system, stack), stack)
-    return Launch(record.name, {}, record.missing(job)).refusal
-
-
 class _Pipeline:
     """A schedule's stages and order, in the numbers and names that launchers' options use."""
 
@@ -237,15 +225,11 @@ class _Job(_Pipeline):
     """A workload on a schedule, in the numbers and names that launchers' options use."""
 
     def __init__(
-        self,
-        workload: Workload,
-        table: ScheduleTable,
-        per_node: float,
-        is_compiled: bool,
-        stack: str = "",  # the software of the run, if it is known
+        self, workload: Workload, table: ScheduleTable, per_node: float, is_compiled: bool
     ) -> None:
         super().__init__(table)
-        self.workload, self.per_node, self.stack = workload, per_node, stack
+        self.workload, self.per_node = workload, per_node
+        self.stack = ""  # the software of the run, if it is known
         self.overlaps_tensor = workload.tensor_parallel > 1 and workload.tensor_overlap > 0
         # torchtitan's tensor parallelism beside compute needs its compiler
         self.is_compiled = is_compiled or self.overlaps_tensor
@@ -629,7 +613,7 @@ class Launcher(NamedTuple):
     length: str = ""  # its option of the sequence length, if there is one
     stack: str = ""  # the stack whose kernels it has by default, if one is known
     compiled: str = ""  # the stack whose kernels it has with its option of a compiler
-    stacks: Sequence[str] = ()  # of its measured runs, which it has by options or environment
+    measured: str = ""  # the stack of its measured runs, if its default kernels are not known
     has_sequence_parallel: bool = True  # beside tensor parallelism
     can_compile_w: bool = True  # whether compiled stages run weight gradients apart (op W)
 
@@ -732,8 +716,7 @@ def launcher_defaults(
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
     if launcher.stack and stack is None and not software.name:
         default = load_stack(launcher.stack)
-        # a stack needs a machine whose file says how fast the stack's kernel of attention is
-        if getattr(system.attention_kernels, default.attention.replace("-", "_")):
+        if default.is_known_on(system):
             workload = {**default.workload, **launcher.workload}
             software = dataclasses.replace(default, workload=workload)
     alone = launcher.alone if workers == 1 else {}

@@ -70,6 +70,11 @@ class Stack:
             return model
         return dataclasses.replace(model, unfused=self.unfused)
 
+    def is_known_on(self, system: System) -> bool:
+        """Return whether a system's file says how fast the stack's kernel of attention is."""
+        kernel = self.attention.replace("-", "_")
+        return not kernel or bool(getattr(system.attention_kernels, kernel))
+
     def on(self, system: System) -> System:
         """Return the system with the speed that this software reaches on it.
 

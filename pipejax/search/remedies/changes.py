@@ -369,7 +369,7 @@ def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate
     workload = run.scenario.source.workload
     if workload is None:
         return
-    yield from _compiled(run)
+    yield from _compiled(run, workload)
     for what, fields in _other_settings(workload, run.table.num_workers):
         other = _with_fields(run, workload, what, fields)
         if other is None:
@@ -386,14 +386,19 @@ def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate
                 break
 
 
-def _compiled(run: Candidate) -> Iterator[Candidate]:
+def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
     """Yield the candidate with compiled kernels, if an option of its launcher turns them on."""
     source: Any = run.scenario.source
     for launcher in LAUNCHERS.values():
         if not launcher.stack or launcher.stack != source.stack:
             continue
-        costs = source.with_stack(load_stack(launcher.compiled))
-        files = {**run.scenario.files, "stack": costs.stack}
+        eager, compiled = load_stack(launcher.stack), load_stack(launcher.compiled)
+        if workload.model.unfused == eager.unfused:  # not the model's own kernels
+            model = dataclasses.replace(workload.model, unfused=compiled.unfused)
+            workload = dataclasses.replace(workload, model=model)
+        fields = {"workload": workload, "system": compiled.on(source.system)}
+        costs = dataclasses.replace(source, stack=compiled.name, **fields)
+        files = {**run.scenario.files, "stack": compiled.name}
         yield run.changed(COMPILED, run.scenario.replace(costs=costs, files=files))
 
 

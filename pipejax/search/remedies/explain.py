@@ -61,7 +61,6 @@ KINDS: Mapping[str, Changes] = {
 }
 COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
 SMALLER_FIRST = ("microbatches", "schedule", "settings", "layers", "places", "order", "messages")
-SETTINGS_FIRST = ("settings", "schedule", "microbatches", "layers", "places", "order", "messages")
 COMBINED_KIND = "combined"
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
 # kinds of which the best of each launcher and of no launcher are reported
@@ -556,7 +555,7 @@ class _Shelves:
         # compiled kernels rule out schedules that may save more than either alone
         settings = self.candidates("settings", memory.begin) if has_options else ()
         if any(candidate.what == changes.COMPILED for candidate in settings):
-            orders.append(SETTINGS_FIRST)
+            orders.append(("settings", *(kind for kind in COMBINED if kind != "settings")))
         combined = (self._apply_in_turn(order, has_options) for order in orders)
         return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
 

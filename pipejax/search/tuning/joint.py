@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.costs.model.launchers import launcher_refusal
+from pipejax.costs.model.launchers import machine_launches
 from pipejax.costs.model.workload import StageLayers, Workload, with_stage_layers
 from pipejax.costs.model.workload_fields import check_recompute
 from pipejax.search.tuning.problem import PerConfiguration, TuningProblem
@@ -115,8 +115,8 @@ class JointProblem:
         if workload is None:
             return f"{self.launcher} lacks numbers of recomputed layers that differ by stage"
         table = self.problem.family.table(workload.minibatch // int(setting.size))
-        assert self.launcher is not None
-        return launcher_refusal(self.launcher, workload, table, self.problem.system, self.stack)
+        machine = self.problem.system, self.stack, self.launcher
+        return machine_launches(workload, table, *machine)[0].refusal
 
     @property
     def sizes(self) -> list[int]:

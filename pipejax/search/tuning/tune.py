@@ -15,7 +15,7 @@ from pipejax.base.checks import check_types, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.edits import PairFactor, SlowWorkers
-from pipejax.costs.model.launchers import find_launcher, launcher_refusal
+from pipejax.costs.model.launchers import find_launcher, machine_launches
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
 from pipejax.search.found import Found
@@ -327,12 +327,11 @@ def _recompute_planned(task: TuningTask) -> BestSetting:
     layers = task.problem().assigned.layers
     answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
     if task.launcher is not None:
-        table, machine = task.family.table(task.microbatches), (task.system, task.stack)
+        run = task.family.table(task.microbatches), task.system, task.stack, task.launcher
         answers = [
             answer
             for answer in answers
-            if answer.workload
-            and not launcher_refusal(task.launcher, answer.workload, table, *machine)
+            if answer.workload and not machine_launches(answer.workload, *run)[0].lacks
         ]
     capacity = float(task.system.memory_available) if task.memory_limit else math.inf
     fitting = [answer for answer in answers if answer.memory_bytes <= capacity]

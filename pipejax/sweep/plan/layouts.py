@@ -24,7 +24,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.display import short_repr
 from pipejax.base.progress import Notice
-from pipejax.costs.model.launchers import find_launcher, launcher_refusal
+from pipejax.costs.model.launchers import find_launcher, machine_launches
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, assign_layers, missing_parts, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
@@ -324,8 +324,8 @@ def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
     def find_reason(row: int) -> str:
         workload = layout_workload(request, small, row)
         table = build_table(program_shape(request, small, row), int(small.microbatches[row]))
-        machine = request.system, request.stack
-        return launcher_refusal(request.launcher, workload, table, *machine)
+        software = request.system, request.stack, request.launcher
+        return machine_launches(workload, table, *software)[0].refusal
 
     return _reasons_by_class([*classes.values(), *relations], find_reason)
 

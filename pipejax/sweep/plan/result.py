@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,13 +17,8 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.files import atomic_write, check_origin, provenance
-from pipejax.costs.model.launchers import (
-    LAUNCHERS,
-    find_launcher,
-    launcher_defaults,
-    launcher_refusal,
-)
-from pipejax.costs.model.stack import AS_THE_SYSTEM, load_stack
+from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
+from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_work import memory_bytes
@@ -227,49 +222,32 @@ class UnderLaunchers(NamedTuple):
     """The best layout, evaluated under launcher defaults that differ from those assumed."""
 
     launchers: tuple[str, ...]  # their names
-    stack: str  # software of the launcher's measured runs; empty for its default
+    stack: str  # of measured runs of the launcher that the request names; empty if it names none
     gradient_bytes: float  # of an accumulated gradient
     step_time: float  # of the layout then [s]
     memory_bytes: float  # need of the fullest worker, per accelerator [B]
     fits: bool  # whether there is room for it
 
 
-def _measured(request: PlanRequest, scenario: Scenario) -> Iterator[ModelCosts]:
-    """Yield the costs with each stack of the launcher's measured runs, if the request has none."""
-    launcher, source = find_launcher(request.launcher), scenario.source
-    assert isinstance(source, ModelCosts)
-    if request.stack not in ("", launcher.stack) or request.system.calibration is not None:
-        return
-    for stack in map(load_stack, launcher.stacks):
-        # a stack needs a machine whose file says how fast the stack's kernel of attention is
-        kernel = stack.attention.replace("-", "_")
-        if kernel and not getattr(request.system.attention_kernels, kernel):
-            continue
-        costs = source.with_stack(stack)
-        fields = {
-            k: v for k, v in stack.workload.items() if k in SHARED and k not in request.shared
-        }
-        costs = dataclasses.replace(costs, workload=dataclasses.replace(costs.workload, **fields))
-        machine = scenario.table(), costs.system, stack.name
-        if not launcher_refusal(launcher.name, costs.workload, *machine):
-            yield costs
-
-
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
     """Evaluate a layout under the defaults of each launcher.
 
     Launchers with equal costs share one result; those with the costs of the scenario have none. If
-    the request names a launcher, evaluate the layout with each stack of its measured runs instead.
+    the request names a launcher, it is evaluated with the stack of its measured runs alone.
     """
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
     schedule = scenario.schedule
     assert workload is not None
     assert isinstance(schedule, str)
     has_software = bool(request.stack) or request.system.calibration is not None
-    stack = AS_THE_SYSTEM if has_software else None
+    stack: Stack | None = AS_THE_SYSTEM if has_software else None
+    names = (*LAUNCHERS,)
     if request.launcher:
-        names_by_source = {source: [request.launcher] for source in _measured(request, scenario)}
-    for name in () if request.launcher else LAUNCHERS:
+        measured = find_launcher(request.launcher).measured
+        stack = load_stack(measured) if measured else AS_THE_SYSTEM
+        can_change = measured and not has_software and stack.is_known_on(request.system)
+        names = (request.launcher,) if can_change else ()
+    for name in names:
         model, software, defaults = launcher_defaults(name, workload.model, request.system, stack)
         fields = {k: v for k, v in defaults.items() if k in SHARED and k not in request.shared}
         source = ModelCosts(
