@@ -5,7 +5,6 @@ draining the pipe, gradients and optimizer, is the offset. Two measured numbers 
 tell both, and with them the step time at any other.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +70,6 @@ def step_line(
 
 def on_one_line(rows: MeasuredRows) -> list[MeasuredRows]:
     """Split rows into those that differ only in replicas and microbatches."""
-    names = [field.name for field in dataclasses.fields(rows) if field.name not in FREE]
-    columns = [getattr(rows, name) for name in names if name != "models"]
+    columns = [column for name, column in rows.columns.items() if name not in FREE]
     keys = list(zip(*(column.tolist() for column in columns), strict=True))
     return [rows.take(np.array([key == chosen for chosen in keys])) for key in dict.fromkeys(keys)]
