@@ -377,3 +377,10 @@ def test_the_command(tmp_path, capsys):
     shown = [*["formula", "-s", "zb-h1"], *options, *["--parameters", "F,I,W,c", "--box", "c=0:1"]]
     assert run([*shown, "--per-worker"]) == 0
     assert "exact" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("1f1b", 3), ("chimera", 3), ("zb-v", 7)])
+def test_an_unknown_parameter_is_answered_with_the_stages_of_the_table(schedule, last):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
+    with pytest.raises(ValueError, match=f"unknown parameter 'G': .* or _0 to _{last};"):
+        pj.formula(pj.lower(table), parameters=["F", "G"])
