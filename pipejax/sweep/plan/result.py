@@ -241,13 +241,13 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
     assert isinstance(schedule, str)
     has_software = bool(request.stack) or request.system.calibration is not None
     stack: Stack | None = AS_THE_SYSTEM if has_software else None
-    names = (*LAUNCHERS,)
+    launchers = (*LAUNCHERS,)
     if request.launcher:
         measured = find_launcher(request.launcher).measured
         stack = load_stack(measured) if measured else AS_THE_SYSTEM
         can_change = measured and not has_software and stack.is_known_on(request.system)
-        names = (request.launcher,) if can_change else ()
-    for name in names:
+        launchers = (request.launcher,) if can_change else ()
+    for name in launchers:
         model, software, defaults = launcher_defaults(name, workload.model, request.system, stack)
         fields = {k: v for k, v in defaults.items() if k in SHARED and k not in request.shared}
         source = ModelCosts(
