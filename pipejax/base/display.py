@@ -67,7 +67,7 @@ class ResultDict(dict[str, Any]):
 
 
 def facts(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of the facts of a record: those listed, or else all but defaults."""
+    """Yield names and values: those in `_facts`, else the first, if not None, and non-defaults."""
     if record._facts:
         yield from ((name, getattr(record, name)) for name in record._facts)
         return
@@ -75,7 +75,8 @@ def facts(record: Any) -> Iterator[tuple[str, Any]]:
         names, defaults = record._fields, record._field_defaults
     else:
         fields = record.__dataclass_fields__.items()
-        names = defaults = {n: field.default for n, field in fields if not n.startswith("_")}
+        defaults = {name: field.default for name, field in fields if not name.startswith("_")}
+        names = tuple(defaults)
     for index, name in enumerate(names):
         value = getattr(record, name)
         is_default = name in defaults and _is_default(value, defaults[name])

@@ -185,7 +185,7 @@ def critical_path(
     has_successor = np.zeros(len(finish), bool)
     has_successor[preds] = True
     node = int(np.where(has_successor, -1, finish).argmax())
-    while not on_path[0]:
+    while not on_path[0]:  # the source, whose padding (an edge to itself) is marked as well
         column = int((finish[preds[node]] + lag[node]).argmax())
         on_path[node] = edge_on_path[node, column] = True
         node = int(preds[node, column])

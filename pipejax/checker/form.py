@@ -54,8 +54,8 @@ def read_form(data: Mapping[str, Any], name: str) -> Form:
     costs, claim, proof = data["costs"], data["claim"], data["proof"]
     table = Table(data["table"])
     links = read_links(costs["links"], table, f"{name}: links")
-    is_valid = not links["eager_below"]
-    require(is_valid, f"{name}: eager_below", "0 in a closed form", links["eager_below"])
+    eager_below = links["eager_below"]
+    require(eager_below == 0, f"{name}: eager_below", "0 in a closed form", eager_below)
     names, units, weights = _read_parameters(costs["parameters"], table, name)
     domain = _read_box(costs["box"], names, units, f"{name}: box")
     size, dims = len(names), len(domain[0])
@@ -64,8 +64,8 @@ def read_form(data: Mapping[str, Any], name: str) -> Form:
         check_table_of_numbers(section[key], width, f"{name}: {key}")
     check_numbers(claim["gap"], (2,), f"{name}: gap", is_whole)
     require(claim["gap"][0] < claim["gap"][1], f"{name}: gap", "a fraction below 1", claim["gap"])
-    is_valid = len(proof["points"]) == len(claim["facets"])
-    require(is_valid, f"{name}: points", f"{len(claim['facets'])} rows", proof["points"])
+    points, num_facets = proof["points"], len(claim["facets"])
+    require(len(points) == num_facets, f"{name}: points", f"{num_facets} rows", points)
     return Form(table, links, names, units, weights, costs["box"], domain, **claim, **proof)
 
 

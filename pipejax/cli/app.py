@@ -165,14 +165,14 @@ def run(arguments: Sequence[str]) -> int:
     except (MemoryError, RuntimeError, AssertionError) as error:  # JAX raises the latter two
         if isinstance(error, MemoryError) or NO_MEMORY in str(error):
             return _report(f"too large for the memory of this machine: {error}")
-        if reason := _no_backend():
+        if reason := _backend_error():
             return _report(reason)
         if isinstance(error, RuntimeError) or not error.args:
             raise
         return _report(f"internal error: {error}", code=1)  # a result contradicts itself
 
 
-def _no_backend() -> str | None:
+def _backend_error() -> str | None:
     """Return an error text if a variable of the environment names a backend that JAX lacks."""
     variables = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
     settings = [f"{name}={os.environ[name]}" for name in variables if name in os.environ]

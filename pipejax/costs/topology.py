@@ -230,12 +230,12 @@ class PlacedCosts(NamedTuple):
         batch = self.batch(np.array([places]))
         return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 
-    def seated(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
+    def workers_by_node(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
         """List the workers in each node, sorted by place."""
         worker = np.argsort(places)
         return [worker[self.nodes == node] for node in range(int(self.nodes.max()) + 1)]
 
-    def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
+    def boundaries_by_level(self, places: Seats) -> Int[NumpyArray, " levels"]:
         """Count, by link level, the stage boundaries whose messages use such links (levels)."""
         (levels,) = self._boundary_levels(np.array([places]))
         return np.bincount(levels[self._changes_worker], minlength=int(self.level.max()) + 1)

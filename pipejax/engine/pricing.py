@@ -155,7 +155,8 @@ def by_microbatch(program: Program) -> Program:
     old, fused = program.layout, np.asarray(program.fused)
     if old.per_microbatch:
         return program
-    # each fused pair of the table gets its own position, as it joins two microbatches
+    # Each fused pair gets a position, as it joins two microbatches. `pair_index` has the positions
+    # of its F and B; `pair_stage` that of its F among costs (stages, microbatches), row by row.
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
 
     def translate(position: Positions, microbatch: Positions) -> Positions:
@@ -218,8 +219,8 @@ def message_edges(
     program: Program, selected: Int[NumpyArray, " selected"]
 ) -> Int[NumpyArray, "2 selected"]:
     """Return the edge that each message delays, (2, selected): node, and column in its `preds`."""
-    # Ends and lag identify an edge (fused pairs may send each other an activation and a gradient),
-    # as one number, by which a binary search finds the edge of each message.
+    # Head, tail and lag identify an edge (fused pairs may send each other two messages). The tail
+    # is the node that carries the message, or the producer if no node does (SOURCE).
     messages = MessageTable(*(np.asarray(field)[selected] for field in program.messages))
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     tails = np.where(messages.carrier == SOURCE, messages.producer, messages.carrier)
@@ -230,9 +231,9 @@ def message_edges(
 
     head, column = np.nonzero(lags != ZERO)
     edge_keys = key(head, preds[head, column], lags[head, column])
-    order = np.argsort(edge_keys)
+    by_key = np.argsort(edge_keys)
     message_keys = key(messages.consumer, tails, messages.lag_index)
-    edge = order[np.searchsorted(edge_keys, message_keys, sorter=order)]
+    edge = by_key[np.searchsorted(edge_keys, message_keys, sorter=by_key)]
     return np.stack([head[edge], column[edge]])
 
 

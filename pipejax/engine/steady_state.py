@@ -217,12 +217,12 @@ class _Columns:
         return (self.kind[node], self.microbatch[node]) if node > SOURCE else ((node,), 0)
 
     def piece(self, start: int, end: int, inputs: Frontier, outputs: Frontier) -> Piece:
-        """Build the piece of columns `start` to `end`, from its input to its output frontier."""
+        """Build the sub-graph of columns `start` to `end`; nodes without a reader are sinks."""
         nodes = sorted(itertools.chain.from_iterable(self.nodes[start:end]))
         index = {node: k for k, node in enumerate([*inputs, *nodes])}
         sinks = [index[node] for node in nodes if self.last_reader[node] == NOT_IN_TABLE]
         preds = [[index[pred] for pred in self.preds[node]] for node in nodes]
-        max_preds = len(self.preds[SOURCE])
+        max_preds = len(self.preds[SOURCE])  # rows of `preds` have one length, padded with SOURCE
         return Piece(
             nodes=np.array(nodes, int),
             preds=np.array(preds, int).reshape(-1, max_preds),

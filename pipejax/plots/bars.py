@@ -94,7 +94,7 @@ def draw_bars(
       since: left end of the time axis [s].
       hatched: ops of the second pipe.
       depth: (stages) depth of the colour of each stage, from 0 to 1; all 0 if empty.
-      transfers: messages that have a lane of their own below the ops of both workers.
+      transfers: messages, drawn in an extra lane below the ops of sender and receiver.
       looks: looks of phases by letter; those of the drawn phases if None.
     """
     axes.set_xlim(since, until if until > since else since + 1)
@@ -134,7 +134,8 @@ def draw_bars(
     if transfers:
         draw_transfers(axes, transfers, *lanes[TRANSFERS])
     if len(ops) <= MAX_LABELS:
-        _draw_numbers(axes, [op for op in ops if op.top < workers - 0.5], looks, hatched)
+        numbered = [op for op in ops if op.top < workers - 0.5]  # not in the row of all-reduces
+        _draw_numbers(axes, numbered, looks, hatched)
 
 
 def _vertical_range(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
@@ -295,8 +296,8 @@ def _draw_numbers(
         if op.number:
             rows.setdefault((round(op.top), op.op.phase.kind.lane), []).append(op)
     for row in rows.values():
-        # A digit has the width of the narrowest op of the row, divided by the op's digits: so all
-        # numbers of a row show, or none. Ops cut by the window hide only their own.
+        # The narrowest op sets the size of all numbers of a row: all show, or none. An op that the
+        # window cuts has less room, and may hide its number alone.
         uncut = [op for op in row if op.start >= since and op.finish <= until] or row
         row_digit_width = min((op.finish - op.start) / len(op.number) for op in uncut)
         row_height = min(op.height for op in uncut)

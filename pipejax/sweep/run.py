@@ -151,7 +151,6 @@ def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
 
 
 def _num_systems(systems: System) -> int:
-    """Count the systems of a batch."""
     return len(np.asarray(systems.gpus_per_node))
 
 
@@ -247,7 +246,6 @@ def _pipeline_jobs(
 
 
 def _links(point: Values) -> Links:
-    """Return the `Links` of a point from the point's values by axis."""
     values = {name: point["link" if name == "model" else name] for name in LINK_OPTIONS}
     return Links(**{name: LINK_OPTIONS[name].parse(v, name) for name, v in values.items() if v})
 

@@ -127,7 +127,7 @@ class Block(NamedTuple):
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
     """Choose the number of values that a block has on each axis.
 
-    From the last axis to the first, a block takes as many values as `POINTS` and `SHAPES` allow.
+    From the last axis to the first, a block has at most `POINTS` points and `SHAPES` compilations.
     """
     counts: list[int] = []
     points = shapes = 1

@@ -64,9 +64,9 @@ def draw(
       update: its number k, from 0; may be traced.
       num_stages: S, at most 65534.
       num_batches: number of batches, at most 65536.
-      delays: either delta: every block is read from a model drawn from max(0, k - delta) to k,
-        each on its own. Or (stages, samples, stages): for the stage that is updated, one sample is
-        drawn, the delays of all blocks; a delay d reads model max(0, k - d). All may be traced.
+      delays: an int, the largest delay: each block's is drawn from 0 to it. Or an array (updated
+        stage, sample, block): one sample of the stage is drawn. With delay d, update k reads a
+        block (the parameters of a stage) of model max(0, k - d). All may be traced.
 
     Returns:
       The choices, each uniform up to one part in 2^32 per value.

@@ -266,9 +266,9 @@ class _Search:
         self.shift, self.evaluations = self.max_offset_length.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
-        """List (gap, longest path's counts) at rays where facets miss the makespan, by falling gap.
+        """Return (largest relative gap, counts of a longest path), the largest gap first.
 
-        The cone's rays are (theta, z): z is the largest facet at the parameter values theta.
+        At each ray (theta, z), z is the closed form at parameters theta; paths may be longer.
         """
         self._run([theta for theta in self._thetas() if any(theta)])
         gaps: dict[tuple[int, ...], Fraction] = {}
@@ -353,8 +353,8 @@ class _Search:
         return Envelope(facets, points, self.cone, self.lengths, gap, self.evaluations)
 
 
-def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
-    """Return each point's makespan, and how often a longest path has each parameter."""
+def run_points(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
+    """Return the makespan at each of the points (points, parameters), and a path's counts."""
     runs = [
         run_many_on_host(program, weights @ points[k : k + RUNS_PER_CALL].T)
         for k in range(0, len(points), RUNS_PER_CALL)

@@ -28,7 +28,7 @@ Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial 
 
 
 class NoFamilyError(ValueError):
-    """The counts of closed forms at the checked numbers are not on common polynomials."""
+    """No common polynomials go through the counts of the closed forms at the checked numbers."""
 
 
 @with_short_repr("symbol parameters first period found_on verified_on branches")
@@ -121,8 +121,8 @@ def formula_family(
 ) -> Family:
     """Find how the facets of closed forms depend on the number of microbatches or workers.
 
-    A family must hold on the later half of the numbers at least: on a few numbers within one period
-    a schedule may look as if it had a shorter one.
+    A closed form is a maximum of sums (facets) such as 6F + 4B; a family has polynomials for 6 and
+    4. It must hold on the later half of the numbers: a few may seem to have a shorter period.
 
     Args:
       program: function that lowers the schedule for a number of microbatches, say.
@@ -130,14 +130,14 @@ def formula_family(
       parameters: as for `formula`, or a function from the number to them.
       verify_on: later numbers to check the family on.
       symbol: name of the number in the text.
-      degree: of the polynomials: 1, or 2 where the number is that of the workers.
+      degree: of the polynomials, from 0 to 2; 2 suits numbers of workers.
 
     Returns:
       The family with the smallest period, from the first number on for which it holds.
 
     Raises:
-      NoFamilyError: if there is none: facets become more with the number, or the numbers are too
-        few for its period, or their step is no divisor of it.
+      NoFamilyError: if there is none: the number of facets grows, the numbers are too few for the
+        period, or their step does not divide it.
       ValueError: if an argument is not of that form.
 
     Example:

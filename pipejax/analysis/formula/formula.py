@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.formula.facets import Cone, Envelope, Vectors, Whole, find_facets, solve
+from pipejax.analysis.formula.facets import Cone, Envelope, Vectors, Whole, find_facets, run_points
 from pipejax.analysis.formula.form import Box, Formula
 from pipejax.analysis.formula.parameters import LinearCosts, Weights, fixed_in, linear_costs
 from pipejax.base.checks import check_types, unknown, whole_number, wrong
@@ -92,7 +92,7 @@ def formula(
             nonlocal evaluated
             evaluated += len(points)
             tell(evaluated, None, "runs")
-            return solve(costs.program, costs.weights, points)
+            return run_points(costs.program, costs.weights, points)
 
         envelope = find_facets(run, domain, len(costs.names), max_facets)
     if envelope.gap == 1:

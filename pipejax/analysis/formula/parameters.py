@@ -148,7 +148,7 @@ def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
-    """Express a program's costs as weighted sums of parameters, which must give all costs."""
+    """Express a program's costs as sums of parameters; raise an error if a cost is no such sum."""
     parameters = default_parameters(program) if parameters is None else parameters
     if isinstance(parameters, str):
         raise wrong("parameters", f"must be a sequence of names, got {parameters!r}")

@@ -203,7 +203,6 @@ def _part_below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Con
 
 
 def _contains(outer: Cone, inner: Cone) -> bool:
-    """Return whether the outer cone contains the inner cone."""
     return bool((inner.rays.astype(object) @ outer.inequalities.astype(object).T >= 0).all())
 
 

@@ -96,7 +96,7 @@ class PathRanking:
             rank += 1
 
     def _best_kinds(self, kinds: Kinds) -> list[int]:
-        """Return the kind of the longest path to every node, and to the sink."""
+        """Sum the codes of nodes and edges on the longest path to every node, and to the sink."""
         path_kinds = [0] * len(self._preds)
         for node, column in enumerate(self._best_column[:-1].tolist()):
             if node != SOURCE:

@@ -92,7 +92,7 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
     trial = FaultRemoved(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
     slow_places = [*_imbalance(trial), *_links(trial)]
-    faults = [*slow_places, *_joint(trial, slow_places), *_rules(trial)]
+    faults = [*slow_places, *_joint(trial, slow_places), *_rule_faults(trial)]
     # a slow link is a cause of its own: the parts are those without it
     slow = next((fault for fault in faults if fault.kind == "link"), None)
     if slow is not None:
@@ -179,7 +179,7 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 def slowest_place(evaluation: Evaluation) -> Fault | None:
     """Return the slow stage or worker whose speed-up would save most; None if none is slow."""
     trial, times = FaultRemoved(evaluation), ComputeTimes.from_run(evaluation)
-    faults = [*_stages(trial, times), *_workers(trial, times)]
+    faults = [*_stages(trial, times), *_slow_workers(trial, times)]
     return max(faults, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
 
 
@@ -252,7 +252,7 @@ def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
             yield Fault("imbalance", trial.saves(rules), why, workers[0], stage, rules=rules)
 
 
-def _workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
+def _slow_workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
     """Yield each worker that is slower than the other workers' median, on all its stages."""
     stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
@@ -308,7 +308,7 @@ def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
         yield Fault(JOINT, saved, why, rules=rules)
 
 
-def _rules(trial: FaultRemoved) -> Iterator[Fault]:
+def _rule_faults(trial: FaultRemoved) -> Iterator[Fault]:
     """Yield the table's additional ordering rules as a cause, if it has such rules."""
     table, run = without_rules(trial.table), trial.run
     if table is not None:

@@ -105,7 +105,7 @@ class MemoryVerdicts(NamedTuple):
 
 @short_repr
 class Ranking(NamedTuple):
-    """Quality of the order in which predictions rank layouts of one job."""
+    """Agreement of the predicted with the measured ranking of the layouts of one job."""
 
     jobs: int  # number of jobs with at least two different layouts
     layouts: int  # number of layouts of these jobs

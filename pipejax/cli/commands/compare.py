@@ -443,7 +443,8 @@ def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> T
         cells.append(("", "B", "", texts[1], ""))
     heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
-    return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
+    columns = zip(*cells, strict=True)
+    return grid(zip(heads, columns, strict=True), title=title)
 
 
 def _mark_cell(index: int, cells: Iterable[str]) -> str:

@@ -209,7 +209,7 @@ def _percentile(level: float) -> str:
 def _view(
     runs: "dict[str, pj.results.Jittered]", ranked: "list[pj.results.Robustness]", quantile: float
 ) -> Iterator[object]:
-    """Yield the schedule that is best under jitter, and the ranks of all."""
+    """Yield the schedule that is best under jitter, and the ranking of all schedules."""
     level = _percentile(quantile)
     allowed = [rank for rank in ranked if rank.fits] or ranked
     best = min(allowed, key=lambda rank: rank.makespan_rank)

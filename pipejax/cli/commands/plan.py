@@ -158,7 +158,6 @@ def _read_limit(text: str) -> float:
 
 
 def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
-    """Return the plan for `--json`."""
     return {
         "model": planned.request.model.name,
         "system": planned.request.system.name,

@@ -187,11 +187,11 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
     from pipejax.plots.timeline import Drawing, Panel, draw_panels
 
     panels = []
-    for (name, run), held in zip(scene.runs.items(), scene.held, strict=True):
+    for (name, run), memory in zip(scene.runs.items(), scene.held, strict=True):
         curves = None
-        if held is not None:
-            unit = NAMES[held.stages.unit]
-            curves = Curves(held.memory, unit, held.stages.text, held.limits)
+        if memory is not None:
+            unit = NAMES[memory.stages.unit]
+            curves = Curves(memory.memory, unit, memory.stages.text, memory.limits)
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
     critical = not scene.picture.no_critical

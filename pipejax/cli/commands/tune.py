@@ -167,7 +167,6 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
 
 
 def _with_setting(scenario: "pj.Scenario", best: "pj.results.TunedSetting") -> "pj.Scenario":
-    """Return the scenario with the fields of the best setting."""
     assert scenario.source.workload is not None
     names = ("pipeline_layout", "embedding_units", "loss_units", "recompute")
     fields: Any = {name: getattr(best.workload, name) for name in names}
@@ -232,7 +231,7 @@ def layers(
     if method is None:
         if microbatch_size is not None:
             raise ValueError("--microbatch-size has no effect without --method")
-        build(scenario)
+        build(scenario)  # refuses a schedule that does not exist
         return _search_split(scenario, limit, not no_memory_limit, out)
     if out.path is not None or run.table is not None:
         option = "--out" if run.table is None else "--table"

@@ -254,8 +254,8 @@ def places(
         places = result.best.places
         best = {
             "places": places.tolist(),
-            "nodes": [workers.tolist() for workers in placed.seated(places)],
-            "boundaries": placed.crossed(places).tolist(),
+            "nodes": [workers.tolist() for workers in placed.workers_by_node(places)],
+            "boundaries": placed.boundaries_by_level(places).tolist(),
         }
         _draw_places(placed, result, figure)
         nouns = "placement", "different placements"
@@ -271,10 +271,10 @@ def _nodes(placed: "PlacedCosts", best: Any) -> TextTable:
     nodes = range(int(placed.nodes.max()) + 1)
     columns: list[tuple[str, list[str]]] = [("node", [*map(str, nodes), "between nodes"])]
     for name, places in placements.items():
-        workers_of_nodes = [" ".join(map(str, workers)) for workers in placed.seated(places)]
-        crossed = placed.crossed(places)  # stage boundaries by level; level 0 is inside a node
-        between = f"{crossed[1:].sum()} of {crossed.sum()}"
-        columns.append((f"workers {name}", [*workers_of_nodes, between]))
+        workers_by_node = [" ".join(map(str, row)) for row in placed.workers_by_node(places)]
+        boundaries = placed.boundaries_by_level(places)  # level 0 is inside a node
+        between = f"{boundaries[1:].sum()} of {boundaries.sum()}"
+        columns.append((f"workers {name}", [*workers_by_node, between]))
     return grid(columns, caption="between nodes: stage boundaries whose messages leave a node")
 
 

@@ -27,7 +27,7 @@ from pipejax.cli.options.catalogue import (
     option_panel,
     record,
 )
-from pipejax.cli.output.files import Output, OutputKind, check_apart
+from pipejax.cli.output.files import Output, OutputKind, check_distinct_paths
 
 # Values of options: how they are declared, and how texts become numbers
 
@@ -261,9 +261,9 @@ NO_TABLES = ("show",)  # commands that print none, and need no --format
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command that cyclopts sees with the options that all commands have."""
-    takes = inspect.signature(command).parameters
-    excluded = {*takes, *(("format",) if command.__name__ in NO_TABLES else ())}
-    if not any(output_kind(option.annotation) for option in takes.values()):
+    parameters = inspect.signature(command).parameters
+    excluded = {*parameters, *(("format",) if command.__name__ in NO_TABLES else ())}
+    if not any(output_kind(option.annotation) for option in parameters.values()):
         excluded.add("force")
     common = [
         inspect.Parameter(
@@ -275,7 +275,7 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, (kind, default, detail) in COMMON.items()
         if name not in excluded
     ]
-    return with_signature([*takes.values(), *common])
+    return with_signature([*parameters.values(), *common])
 
 
 def with_signature(parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
@@ -334,5 +334,5 @@ def check_outputs(
         drawn_by = flag("figure") if "figure" in kinds and name != "figure" else ""
         arguments[name] = Output(arguments[name].path, flag(name), force, drawn_by).check(kind)
     outputs = [arguments[name] for name in kinds]
-    check_apart(outputs)
+    check_distinct_paths(outputs)
     return outputs

@@ -99,7 +99,6 @@ _LINK_FLAGS = {"model": "link"}  # options that have another name than the field
 
 
 def _read_link(name: str, text: str) -> Any:
-    """Read an option of links."""
     option, where = LINK_OPTIONS[name], flag(_LINK_FLAGS.get(name, name))
     if option.names:
         return resolve_choice(text, option.names, where)

@@ -617,7 +617,6 @@ _WRITERS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _edit_options(scenario: "pj.Scenario") -> Options:
-    """Return the options that make the edits of a scenario."""
     writers: Mapping[type, Callable[[Any], Options]] = {
         pj.costing.RecomputeCells: lambda _: {"recompute_cells": True},
         pj.costing.ShardingCells: lambda edit: (

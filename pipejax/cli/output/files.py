@@ -195,7 +195,7 @@ class Output:
 NO_OUTPUT = Output()  # of an option that is not given
 
 
-def check_apart(outputs: Iterable[Output]) -> None:
+def check_distinct_paths(outputs: Iterable[Output]) -> None:
     """Refuse two options that name one file: the second would replace the first."""
     option_by_path: dict[str, str] = {}
     for output in outputs:

@@ -148,8 +148,8 @@ def collective_time(
     `copies` is the number of accelerators that get each piece of an all-to-all, if above 0.
     """
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
-    # The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a
-    # share of the bandwidth. The library copies the tensor through memory that links wait for.
+    # The minimum is over NCCL's protocols Simple and LL: flags beside the data spare waiting
+    # (simple), and cost a share of the bandwidth. An all-reduce (2 passes) copies the tensor once.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.inside - 1
     passes, library = PASSES.get(kind, 1), system.collectives
@@ -174,10 +174,10 @@ def collective_time(
         fastest = route_time(DIRECT[kind](spread), far_rate)
     else:
         fastest = math.inf
-        for name, flag in _algorithms(system, kind).items():
-            if flag is not False:
+        for name, allows in _algorithms(system, kind).items():
+            if allows is not False:  # a bool, or a number, which may be traced
                 seconds = route_time(ROUTES[name](spread), far_rate)
-                allowed = seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
+                allowed = seconds if allows is True else xp.where(allows > 0, seconds, math.inf)
                 fastest = xp.minimum(fastest, allowed)
     return xp.where(spread.size > 1, as_float(count) * (library.latency + fastest), 0.0)
 
@@ -271,15 +271,16 @@ def _tensor_exchanges(
     `units` are the widths of the first product's input, which is gathered, and of the second
     product's output, which is summed; `unit_bytes` are bytes of one unit of all tokens.
     """
-    scatters = 1.0 * (layout.shared_by > 1) * count
+    scatters = 1.0 * (layout.shared_by > 1) * count  # with sequence parallelism all, else none
     reduces = count - scatters
     regathers = layout.trains_layers * scatters  # of inputs for W
     input_bytes, output_bytes = (unit_bytes * width for width in units)
     inputs, outputs = _in_all_phases(input_bytes), _in_all_phases(output_bytes)
     both_scatters = Phases(forward=scatters, input_grad=scatters)
-    gathered = Phases(input_bytes, output_bytes, input_bytes)
+    gathered = inputs._replace(input_grad=output_bytes)
     return (
         Collective("all_reduce", "tensor", outputs, Phases(forward=reduces)),
+        # the last argument names the products that hide the collective
         Collective("all_reduce", "tensor", inputs, Phases(input_grad=reduces), "weight_grad"),
         Collective("all_gather", "tensor", gathered, both_scatters),
         Collective("reduce_scatter", "tensor", outputs, Phases(forward=scatters)),

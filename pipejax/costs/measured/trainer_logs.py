@@ -63,8 +63,8 @@ class Trainer(NamedTuple):
         """Return the numbers behind all marks in a text."""
         return {self._read_number(number) for number in re.findall(mark + _NUMBER, text)}
 
-    def run_steps(self, text: str) -> int:
-        """Return the number of steps of the run in a log; 0 if the log names none, or several."""
+    def num_steps(self, text: str) -> int:
+        """Return how many steps a run makes, without earlier ones; 0 if its log is not clear."""
         totals, earlier_steps = (
             self.find_numbers(mark, text) for mark in (self.steps_of_run, self.resumed_at)
         )
@@ -222,7 +222,7 @@ class TrainerLog(NamedTuple):
         facts = {name: f"{min(values):.17g}" for name, values in sizes.items() if values}
         if runs:
             iterations = [line for line in iterations if "runtime" in line]
-            if steps := trainer.run_steps(text):
+            if steps := trainer.num_steps(text):
                 iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
         return cls(Path(path), trainer, iterations, facts)
 

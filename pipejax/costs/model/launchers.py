@@ -106,7 +106,7 @@ def launches(
       table: the schedule.
       launcher: name of the only one that counts; default: all.
       per_node: accelerators of a node, for launchers that split axes by it.
-      is_compiled: whether a compiler fuses kernels, for launchers that must be told so.
+      is_compiled: whether a compiler fuses kernels, which some launchers need as an option.
 
     Returns:
       One record for each launcher: its options, and what it lacks.
@@ -218,7 +218,7 @@ class _Pipeline:
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
         is_supported = table.grammar.is_usual or self.overlaps_experts
-        self.unusual = [] if is_supported else [table.grammar.unusual]
+        self.unusual = [] if is_supported else [table.grammar.first_difference]
 
 
 class _Job(_Pipeline):

@@ -300,7 +300,7 @@ class Model:
         return 0 if self.moe is None else (self.hidden + self.biases) * self.moe.experts
 
     def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
-        """Count a layer's norm parameters and biases, for `mlps` MLPs of a total width."""
+        """Count a layer's norm parameters and biases; all `mlps` MLPs together have `mlp_width`."""
         norms, mla = 2 * self.norm_parameters, self.mla
         if mla is not None:
             norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)

@@ -529,7 +529,7 @@ def layers_by_kind(
         return counts
 
     def count_between(low: Number, high: Number) -> PerStage:
-        """Count each stage's layers (stages) between two positions in the model."""
+        """Return how many layers of each stage lie between two positions, with shape (stages)."""
         end = xp.minimum(stages.before + layers, high)
         return xp.clip(end - xp.maximum(stages.before, low), 0, layers)
 

@@ -106,9 +106,10 @@ def _with_groups(
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Return the replicas of dense weights and of experts (two kinds) as groups of ranks.
+    """Return the data-parallel groups of dense and expert weights (two kinds) by their sizes.
 
-    The first group has the replicas in a pipe (1, kinds), the second in all pipes (kinds, stages).
+    The first are within a pipe (1, kinds). In the second (kinds, stages), a stage that two pipes
+    hold has twice the replicas.
     """
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
@@ -237,7 +238,7 @@ def attention_alone(work: StageWork) -> StageWork:
         kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
         for kind in work.kinds
     )
-    return work._replace(kinds=kinds, head=work.head._replace(ops=()), plain_kinds=None)
+    return work._replace(kinds=kinds, head=work.head._replace(ops=()), kinds_once=None)
 
 
 def with_kinds(

@@ -136,7 +136,7 @@ def op_seconds(
     """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages).
 
     The parts are those of `PARTS`. B runs I and W in one pass, in which compute hides more
-    exchanges than in two passes.
+    exchanges than in two passes; of two passes, each repeats the recomputation that it needs.
     """
     exchanges = exchanges or _exchanges(work, system)
     layer_seconds = _layer_seconds(work, system, exchanges)
@@ -144,10 +144,10 @@ def op_seconds(
     one_pass = [seconds[ONE_PASS] for seconds in layer_seconds]
     backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
     weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
-    if work.again is not None:  # W recomputes the forward of whole layers
-        weight_grad = weight_grad + _layers(two_passes, FORWARD, work.again)
-    if work.plain_kinds is not None:  # W recomputes parts of layers, as I does
-        plain = work._replace(kinds=work.plain_kinds)  # without recomputation
+    if work.layers_again is not None:  # W recomputes the forward of whole layers
+        weight_grad = weight_grad + _layers(two_passes, FORWARD, work.layers_again)
+    if work.kinds_once is not None:  # W recomputes parts of layers, as I does
+        plain = work._replace(kinds=work.kinds_once)  # without recomputation
         plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
         plain_two_passes = [seconds[APART] for seconds in plain_seconds]
         input_grad = _layers(two_passes, INPUT_GRAD, work.layers)

@@ -103,9 +103,9 @@ class StageWork(NamedTuple):
     offload_bytes: Numbers | None  # (stages) to the host, if activations may go
     # 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split; None without
     in_cells: Float[NumpyArray, " phases"] | None = None
-    again: PerKind | None = None  # (stages) layers of each kind that W runs again
+    layers_again: PerKind | None = None  # (stages) layers of each kind that W runs again
     # work of one layer by kind without the parts that it recomputes, if W runs these again
-    plain_kinds: tuple[PartWork, ...] | None = None
+    kinds_once: tuple[PartWork, ...] | None = None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -154,7 +154,7 @@ def work_of_stages(
     offloads: bool = False,
     has_r: Any = np.False_,
 ) -> StageWork:
-    """Count the work of stages from numbers without a table; all of them may be traced.
+    """Count the work of stages from plain numbers, which may be traced, instead of a table.
 
     `recompute` names the parts that a layer recomputes within I; whole layers to recompute are in
     `stages`. `has_r` (stages) says whether the table has R cells, which recompute the layers
@@ -169,12 +169,12 @@ def work_of_stages(
     tied = trained * has_copies * model.head_parameters / layout.tensor
     all_layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
-    again, plain_kinds = None, None
+    layers_again, kinds_once = None, None
     if layout.recompute_again:  # W recomputes what R or I recomputes
         pairs = zip(all_layers, recomputed, strict=True)
-        again = tuple(xp.where(has_r, *pair) for pair in pairs)
+        layers_again = tuple(xp.where(has_r, *pair) for pair in pairs)
         if recomputed_modules(model, recompute):
-            plain_kinds = _layer_work(model, layout, "none")
+            kinds_once = _layer_work(model, layout, "none")
     # t accelerators split a message with sequence parallelism, or if each sends a part
     is_split = 1 - (1 - layout.sequence_parallel) * (1 - layout.scatter_gather)
     split_by = 1 + (layout.tensor - 1) * is_split
@@ -202,8 +202,8 @@ def work_of_stages(
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
         offload_bytes=offload,
-        again=again,
-        plain_kinds=plain_kinds,
+        layers_again=layers_again,
+        kinds_once=kinds_once,
     )
 
 

@@ -136,7 +136,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
 
 
 def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
-    """Drop each op that only adds a cost to one operand, if all its readers can add that cost.
+    """Drop each op y = x + cost of one operand, if all its readers can add that cost.
 
     Return the other ops, and the cost position of the lag of their first operands.
     """
@@ -156,7 +156,8 @@ def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
         readers = readers[~is_needed[operand[readers]]]
         lags[readers] = ops.duration[operand[readers]]
         operand[readers] = ops.first[operand[readers]]
-    number = np.append(np.cumsum(is_needed) - 1, [NO_OPERAND, START])  # at -2 and -1
+    # operands NO_OPERAND and START are -2 and -1: as indices they find themselves, at the end
+    number = np.append(np.cumsum(is_needed) - 1, [NO_OPERAND, START])
     needed_ops = BinaryOps(
         first=number[first][is_needed],
         second=number[second][is_needed],

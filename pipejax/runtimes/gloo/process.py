@@ -184,7 +184,7 @@ class SlowLinks:
             if message.peer not in self._links:
                 self._links[message.peer] = SlowLink()
             posted.append(self._links[message.peer].post(work, sends, message.seconds))
-            if not sends:
+            if not sends:  # a receive takes its link from now on
                 posted[-1].begin_slice()
         return posted
 

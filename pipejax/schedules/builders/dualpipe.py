@@ -92,7 +92,6 @@ def dualpipe_v(
 
 
 def _dualpipe_v_rows(name: str, num_workers: int, num_microbatches: int) -> Rows:
-    """Return the rows of DualPipeV."""
     _check_microbatches(name, num_workers, num_microbatches, 1)
     microbatches = [range(num_microbatches)] * 2
     return [_row(num_workers, worker, microbatches) for worker in range(num_workers)]

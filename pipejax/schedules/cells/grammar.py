@@ -341,7 +341,7 @@ class Grammar(PhaseLists[AnyPhase]):
         return (*RULES, *(SLICE_RULES if self.slices > 1 else ()), *self.rules)
 
     @property
-    def unusual(self) -> str:
+    def first_difference(self) -> str:
         """Return the first difference from the default grammar, in words; empty if none."""
         differences = [f"kind {letters} ({kind.name})" for letters, kind in self.kinds.items()]
         differences += [f"rule {text}" for text in self.texts]

@@ -334,7 +334,7 @@ def block_rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[l
     step = np.where(phase_index, -stage, stage)  # gradients go from the last stage to the first
     order = np.lexsort((step.ravel(), phase_index.ravel(), microbatch.ravel(), start.ravel()))
     worker = np.broadcast_to(np.array(work.placement)[pipe], start.shape)
-    rows: list[list[Op]] = [[] for _ in work.limits]
+    rows: list[list[Op]] = [[] for _ in work.limits]  # a limit for each worker
     row_starts: list[list[float]] = [[] for _ in work.limits]
     columns = (field.ravel()[order] for field in (phase_index, stage, microbatch, worker, start))
     for k, s, m, w, t in zip(*(column.tolist() for column in columns), strict=True):

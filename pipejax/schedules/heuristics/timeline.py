@@ -119,7 +119,7 @@ class Timeline:
         return self.work.placement[self.work.microbatch_pipes[op.microbatch]][op.stage]
 
     def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
-        """Start an op; return the ops that wait for it, each with its input's arrival time."""
+        """Start and log an op; return the ops that wait for it, and when its output arrives."""
         phase, stage, microbatch = op
         pipe = self.work.microbatch_pipes[microbatch]
         worker, duration, allocated, _, outputs = self._effects[phase][pipe][stage]
@@ -154,8 +154,8 @@ class Timeline:
 
     def _op_effects(self, phase: Phase, pipe: int, stage: int) -> _Effects:
         """Return the effects of an op: its memory, and the ops that wait for it."""
-        work, row = self.work, self.work.placement[pipe]
-        gradient, last = work.gradient, len(row) - 1
+        work, workers = self.work, self.work.placement[pipe]  # the worker of each stage
+        gradient, last = work.gradient, len(workers) - 1
         outputs = []
         after_forward = (Phase.F, Phase.F, stage + 1)
         if stage == last:
@@ -167,17 +167,17 @@ class Timeline:
             (Phase.I, Phase.W, stage),
         ):
             if producer is phase and target >= 0:
-                direction, boundary = int(target < stage), min(stage, target)
+                direction, boundary = int(target < stage), min(stage, target)  # 0: to later stages
                 transmit: Time = 0
                 lag: Time = 0
                 if target != stage:
                     transmit = work.transmit[direction][pipe][boundary]
                     lag = work.lag[direction][pipe][boundary]
-                link = row[stage], row[target]
+                link = workers[stage], workers[target]
                 outputs.append(_Output(consumer, target, link, transmit, lag))
         size = {"whole": work.sizes[stage], "for_w": work.weight_sizes[stage]}
         allocated, freed = (held_change(phase, moment, **size) for moment in (START, END))
-        return _Effects(row[stage], work.durations[phase][stage], allocated, freed, outputs)
+        return _Effects(workers[stage], work.durations[phase][stage], allocated, freed, outputs)
 
 
 # Rows from start times: places of offloads, and waits for their ends.

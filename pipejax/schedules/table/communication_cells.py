@@ -218,7 +218,7 @@ def with_transfers(
 ) -> ScheduleTable:
     """Insert SEND and RECV cells into a table; `waits` and `sharding` add PyTorch's other cells."""
     if not table.grammar.has_usual_messages:
-        has = f"{table.name} has {table.grammar.unusual}"
+        has = f"{table.name} has {table.grammar.first_difference}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
     bare = with_sharding(table) if sharding else table
     messages = table_messages(bare)

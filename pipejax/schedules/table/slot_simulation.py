@@ -241,8 +241,8 @@ def spread_rows(
 ) -> ScheduleTable:
     """Build a table from rows of ops, with idle slots added; by default worker r has stage r."""
     # A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
-    # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. As in
-    # `spread`, a table with lanes beside compute gets no idle slots.
+    # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. Inside
+    # `spread`, and in a table with ops beside compute, rows get no idle slots.
     placement = looped(len(rows)) if placement is None else placement
     arrays = []  # (ops, 1 or 2, 3)
     for row in rows:
@@ -262,7 +262,7 @@ def spread_rows(
     shares = stage_shares or (1.0,) * placement.shape[1]
     slot_lengths = {**grammar.unit_slots, **slots}
     dense_rows = _Rows(cells, partners, placement, slot_lengths, shares, weights, grammar)
-    # the columns of offloads and loads are their order on a shared host link
+    # offloads and loads share a link in the order of their columns: they need idle slots always
     is_spread = _has_idle_slots.get() or bool(is_phase(ops[..., 0], HOST).any())
     if is_spread and not grammar.side_phases:
         with contextlib.suppress(CycleError):  # the check of the table names the deadlock
@@ -275,7 +275,7 @@ def columns(
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return the column of each op in a table that shows starts; ops come row by row, by start.
+    """Return each op's column in a table drawn by start times; ops come by row, then by start.
 
     A column is one slot if all starts are whole numbers and not far apart, otherwise one distinct
     start. Ops without duration have columns before other ops of the same start.

@@ -112,7 +112,6 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
 
 
 def _read_grammar(fields: Mapping[str, Any]) -> Grammar:
-    """Return the grammar of a table from the fields of its file."""
     grammar_fields = {name: fields[name] for name in GRAMMAR}
     if all(grammar_fields[name] == field.default for name, field in GRAMMAR.items()):
         return USUAL

@@ -320,7 +320,7 @@ class _FitChoice(NamedTuple):
 def _choose_fitted_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose which numbers of the system to fit: the set of `LADDER` that predicts best."""
+    """Choose the numbers to fit: the set of `LADDER` that predicts best; `as_is` fits none [s]."""
     # The error of a set is its mean error, in cross-validation, on rows that a fit has not seen.
     # Rows of a configuration are left out together, because one predicts the other. No number is
     # fitted unless a set predicts better than the unchanged system: in the mean by `MIN_GAIN`, as

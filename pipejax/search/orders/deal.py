@@ -295,7 +295,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return bool(self._are_optimal().all())
 
     def _update_best(self) -> None:
-        """Keep the present deal of each step where it is better than the best so far."""
+        """Store the current assignment of each step's microbatches if it is the best so far."""
         slowest = self._times.max(axis=1)
         better = slowest < self.values
         self.best[better], self.values[better] = self._order[better], slowest[better]
@@ -314,14 +314,14 @@ class DealSearch(LocalSearch[list[Deal]]):
         group_index = steps[:, None, None], groups
         members = self._order[group_index]  # (steps, groups, replicas, microbatches)
         sequences = members.reshape(*groups.shape[:2], -1)  # the members of a group in one axis
-        moves = self._moves(groups.shape)
+        moves = self._moves(groups.shape)  # (moves, replicas, microbatches)
         # many moves give a replica the same members in the same order: run each such row once
         size = members.shape[-1]
         rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
         times = self.times(sequences[..., rows])[..., move_rows.reshape(moves.shape[:2])]
-        # the slowest replica of a group decides; the other times count a little
+        # times: (steps, groups, moves, replicas); the slowest replica decides, others count a bit
         rank = times.max(axis=3) + FASTER_WEIGHT * times.sum(axis=3)
-        best = rank.argmin(axis=2)  # at a tie the first move, which changes nothing
+        best = rank.argmin(axis=2)  # (steps, groups); at a tie 0, the move that changes nothing
         new_order = np.take_along_axis(sequences, moves[best].reshape(sequences.shape), axis=2)
         self._order[group_index] = new_order.reshape(members.shape)
         best_times = np.take_along_axis(times, best[..., None, None], axis=2)

@@ -162,7 +162,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
     def best_so_far(self) -> tuple[WorkerPlaces, float]:
         """Return the best placement so far, and its makespan [s]."""
         best = self.best.copy()
-        for workers in self._placed.seated(best):  # places of a node are equal: sort its workers
+        for workers in self._placed.workers_by_node(best):  # places of a node are equal
             best[np.sort(workers)] = np.sort(best[workers])
         costs = self._placed.at(best)
         run = evaluate(self._placed.table, costs, link=self._links)

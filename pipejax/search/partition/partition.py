@@ -115,10 +115,11 @@ class SplitSearch:
         deadlines = {name: start_time + share * seconds for name, share in END_SHARES.items()}
         for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
-        if not self.splits_run:  # too few layers for the runtimes: one for each of the first stages
-            layers = np.arange(self.table.num_stages) < int(self.workload.model.layers)
-            mtp = int(self.workload.model.mtp_layers) * np.eye(len(layers), dtype=int)[-1]
-            self.run(PipelineLayout.with_layers(layers.astype(int).tolist(), mtp.tolist()))
+        if not self.splits_run:  # no runtime splits so few layers: one on each of the first stages
+            num_stages, model = self.table.num_stages, self.workload.model
+            layers = [int(stage < int(model.layers)) for stage in range(num_stages)]
+            mtp = [0] * (num_stages - 1) + [int(model.mtp_layers)]
+            self.run(PipelineLayout.with_layers(layers, mtp))
         self._prepare()
         relaxed_shares = self._relax(deadlines["relaxation"])
         self._improve(relaxed_shares, deadlines["local search"])
@@ -218,7 +219,7 @@ class SplitSearch:
             self._raise_bound(run_solution, deadline)
 
     def _improve(self, relaxed_shares: Shares | None, deadline: float) -> None:
-        """Improve the best split and the rounded mixture by moving one layer at a time."""
+        """Improve the best split and the rounded relaxation by moving one layer at a time."""
         starts: list[Point] = []
         if self.best is not None:
             starts += [*self.splits.from_layout(self.best.layout)]

@@ -151,9 +151,9 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     """List a plan's ops with times replaced by their ranks, so that no op has length 0."""
-    # Ops without length may share a moment with others. They are sorted so that they can run there:
-    # gradients of earlier forwards first, because they free memory; then microbatches that pass
-    # completely, one after the other; then the others.
+    # Ops without length may share a moment. Groups of their order, so that they can run there:
+    # 0: gradients of earlier forwards, because they free memory; 1: microbatches whose ops all run
+    # at that moment, one microbatch after the other; 2: the others.
     is_split, is_offloaded = ~plan.whole, plan.offload != NEVER
     is_any = np.ones_like(is_split)
     # positions on the path of a microbatch: F of stage s at s, I at 2 S - s
@@ -174,10 +174,9 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
         parts.append((code, stage, microbatch, worker, start[mask], end, position))
     *ops, start, end, position = map(np.concatenate, zip(*parts, strict=True))
     microbatch = ops[2]  # of code, stage, microbatch, worker
-    # groups: 0 if no F without length of the microbatch starts then; 1 if all its ops do; 2 else
     is_instant = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
-    passes = input_grad_end(problem, plan)[0, microbatch] == start
-    group = np.where(is_instant.any(axis=0), np.where(passes, 1, 2), 0)
+    is_last_end = input_grad_end(problem, plan)[0, microbatch] == start
+    group = np.where(is_instant.any(axis=0), np.where(is_last_end, 1, 2), 0)
     order = np.lexsort((position, microbatch, group))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))

@@ -156,7 +156,7 @@ class _ChunkSearch:
             is_late = time_limit is not None and time.monotonic() > start_time + time_limit
             if bound >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
                 break
-            self._cut(count)
+            self._search_cuts(count)
             self.result = self._result(bounds, "interrupted")
             yield f"{self.value:.4g} s"
         least_bound, stopped = min(bounds.values()), "iterations"
@@ -204,16 +204,16 @@ class _ChunkSearch:
         other_stages = self.times[0].sum() - a + hops * (longest + self.latency)
         return float(count * a + work + g * prefix_tokens + other_stages)
 
-    def _cut(self, count: int) -> None:
-        """Search the best cut of the prompt into `count` chunks; keep it if the best so far."""
+    def _search_cuts(self, count: int) -> None:
+        """Search cuts of the prompt into `count` chunks; update `value` and `best` if faster."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
         self.program = lower(table, link=self.links)
-        equal_sizes, equal_times = np.full(count, self.tokens / count), self._equal_times(count)
-        random = equal_times * np.exp(self.rng.normal(0, 0.3, (STARTS - 2, count)))
+        equal_sizes, time_sizes = np.full(count, self.tokens / count), self._equal_times(count)
+        random = time_sizes * np.exp(self.rng.normal(0, 0.3, (STARTS - 2, count)))
         random *= self.tokens / random.sum(axis=1, keepdims=True)
-        cuts = self._round_sizes(np.stack([equal_sizes, equal_times, *random]))
+        cuts = self._round_sizes(np.stack([equal_sizes, time_sizes, *random]))
         values = self._values(cuts)
         best, seconds = self._improve_sizes(cuts[values.argsort(kind="stable")[:NUM_IMPROVED]])
         sizes = best[seconds.argmin()]

@@ -283,7 +283,7 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
     if "recompute" in joint.parts:
         moves.append(np.hstack([0 * recompute_moves, recompute_moves]))
     if "layers" in joint.parts and "recompute" in joint.parts:
-        # a recomputed layer moves, or a layer that is recomputed on one of both stages alone
+        # the moved layer is recomputed on both stages, only where it was, or only where it goes
         kinds = (layer_moves, np.minimum(layer_moves, 0), np.maximum(layer_moves, 0))
         moves += [np.hstack([layer_moves, recomputed]) for recomputed in kinds]
     return np.concatenate(moves)

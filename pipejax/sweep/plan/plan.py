@@ -328,7 +328,6 @@ def _describe_layout(
 
 
 def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenario:
-    """Return the scenario of each pipeline of a layout."""
     workload, shape = layout_workload(request, layouts, row), program_shape(request, layouts, row)
     return Scenario(
         schedule=shape.schedule,

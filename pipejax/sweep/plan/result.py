@@ -144,9 +144,9 @@ def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | No
 def _refined_factors(
     request: PlanRequest, pair: Layouts, brackets: dict[str, Bracket]
 ) -> dict[str, float]:
-    """Narrow the brackets of factors, and return the ends at which the runner-up has no lag."""
-    # a bracket of 1.2 (lag) and 1.4 (no lag) is divided into a grid, whose first factor without a
-    # lag and the factor before it are the next bracket
+    """Return the factor on each number of the system at which the runner-up catches up."""
+    # A bracket has the logarithms of a factor at which the runner-up is slower, and of one at
+    # which it is not. On a grid between them, the first of these and the one before are the next.
     if not brackets:
         return {}
     for _ in range(ROUNDS):

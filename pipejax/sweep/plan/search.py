@@ -111,7 +111,7 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
 
 
 def _short_table(request: PlanRequest, layouts: Layouts, row: int) -> ScheduleTable:
-    """Return a short table of a layout: the placement does not depend on microbatches."""
+    """Return a layout's table with few microbatches: its placement is the same as with all."""
     shape = program_shape(request, layouts, row)
     return build_table(shape, 2 * shape.workers)
 
@@ -214,9 +214,9 @@ def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
 
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
     """Return lower bounds on the step times of all layouts, and their memory; no step times yet."""
-    bound, memory = np.empty((2, len(layouts)))
+    bound, memory = np.empty(len(layouts)), np.empty(len(layouts))
     done = 0
-    for rows in row_groups(layouts[:3]):  # of equal schedule, workers and stages per worker
+    for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
         shape, microbatches = program_shape(request, layouts, rows[0]), layouts.microbatches[rows]
         prices = price(request, layouts.take(rows))
         bound[rows] = lower_bounds(table_pipe(shape), prices.costs, microbatches)

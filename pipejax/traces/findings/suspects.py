@@ -216,8 +216,9 @@ class _MicrobatchTimes(NamedTuple):
         worker[place] = trace.worker[ops.slices]
         logs = np.log(np.maximum(seconds, 1e-12))
         step, replica = np.array([(run.step, run.replica) for run in runs]).T
-        median_op = float(np.median(durations))
-        return cls(step, replica, worker, logs, *_separate(logs), median_op, trace, ops, durations)
+        median = float(np.median(durations))
+        shared, rest, noise = _separate(logs)
+        return cls(step, replica, worker, logs, shared, rest, noise, median, trace, ops, durations)
 
     def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
         """Return the times without these steps, so that these do not move the medians."""
@@ -631,6 +632,7 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
     for slices in group_ops(trace, np.flatnonzero((late > 0) & ~np.isin(trace.step, odd))):
         excess = late[slices] - gap  # other ops start after the usual gap
         factors, links = np.ones(len(trace) + 1), np.ones(len(replayed.link_times) + 1)
+        # multiplies gap and duration, without the excess; the last is for nodes without a slice
         factors[slices] -= excess / (trace.end - trace.start + pipelines.gaps)[slices]
         names = ("worker", "replica") if len(trace.replicas) > 1 else ("worker",)
         place = {name: int(getattr(trace, name)[slices[0]]) for name in (*names, "microbatch")}

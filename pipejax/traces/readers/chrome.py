@@ -161,7 +161,7 @@ class _EventCollector:
         if kind in ("B", "b"):
             self.open_events.setdefault(track, []).append(event)
         elif kind != "X":
-            self._add_title(event, name)
+            self._read_metadata(event, name)
         elif category in _WORK:
             self._add_work(event, name)
         elif category in _CALLS:
@@ -254,7 +254,7 @@ class _EventCollector:
             for worker, slices in sorted(by_worker.items())
         ]
 
-    def _add_title(self, event: Event, name: str) -> None:
+    def _read_metadata(self, event: Event, name: str) -> None:
         """Record the rank of a process, or a track of our own exports that shows receives."""
         if name in ("process_name", "process_labels"):
             values = " ".join(map(str, _arguments(event).values()))

@@ -257,8 +257,8 @@ def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -
     if slices and process.rank is not None:
         rows = Rows.from_slices(process.rank, slices)
         yield drop_outer_ranges(rows, [*cells.values()], request)._replace(
-            work=np.array(process.work, np.float64).reshape(-1, 6).T,
-            syncs=np.array(process.waits).reshape(-1, 2).T,
+            work=np.array(process.work, np.float64).reshape(-1, 6).T,  # fields of `Work`, if empty
+            syncs=np.array(process.waits).reshape(-1, 2).T,  # start and end
             has_all_work=True,
             marks=number_marks((label, start, end) for start, end, _, label, _ in ranges),
             place=((*(k for k, _ in axes.values()),), worker, workers) if workers else None,

@@ -262,7 +262,7 @@ def _placement_readings(
 def _order_readings(
     columns: Columns, turn: Numbers, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a numbering of all ops (a reading) for each order that schedules use.
+    """Yield a reading (all ops, numbered) for each order in which schedules count ops.
 
     `stages` is the number per worker, `turn` the number of an op among those of its kind in its
     step and worker. In an order, a group of microbatches passes all stages of a worker before the

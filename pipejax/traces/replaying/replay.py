@@ -93,7 +93,7 @@ class Replay:
 
     @functools.cached_property
     def by_step(self) -> Mapping[int, float]:
-        """Return by step number the mean absolute error of the replayed times of its pipelines."""
+        """Return the mean absolute error of each step's replayed pipelines, by step number."""
         steps = np.array([pipeline.step for pipeline in self.pipelines.pipelines])
         errors = np.abs(self.errors)
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
