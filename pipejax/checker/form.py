@@ -44,9 +44,9 @@ class Form(NamedTuple):
     domain: list[Row]
     facets: list[Row]
     gap: list[int]
-    points: list[Row]
-    rays: list[Row]
-    cells: list[Row]
+    points: list[Row]  # where the facets are lengths of longest paths
+    rays: list[Row]  # where the facets' maximum is checked
+    cells: list[Row]  # (facet, ray, ray, ..) of the cones that cover the domain
 
 
 def read_form(data: Mapping[str, Any], name: str) -> Form:

@@ -491,7 +491,6 @@ _LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher
 
 
 def _link_axis(name: str) -> FileField:
-    """Return the axis of a sweep for an option of `Links`."""
     option, default = LINK_OPTIONS[name], getattr(Links(), name)
     if not option.form:
         return FileField(choice(option.names) if option.names else NUMBER, default)

@@ -296,7 +296,7 @@ class _Search:
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
 
     def _run(self, thetas: list[tuple[int, ...]]) -> None:
-        """Compute the makespan and a longest path's counts at all new parameter values."""
+        """Add makespans and a longest path's counts at new thetas to `lengths` and `counts`."""
         # It runs near them, where the longest path is unique: theta (1, 2) with shift 10 runs at
         # (1024 + d1, 2048 + d2); the makespan 5000 there, shifted back, is 4 at theta.
         new_thetas = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]

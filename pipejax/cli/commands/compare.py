@@ -438,7 +438,7 @@ def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> T
     """Show both rows of each worker around the first cell that differs, which is marked."""
     cells: list[tuple[object, ...]] = []
     for row in rows:
-        texts = [_mark_cell(at, map(grammar.text, ops)) for at, ops in row.around(NEAR_CELLS)]
+        texts = [_mark_cell(cell, map(grammar.text, ops)) for cell, ops in row.around(NEAR_CELLS)]
         cells.append((row.worker, "A", row.first, texts[0], row.reordered))
         cells.append(("", "B", "", texts[1], ""))
     heads = ("worker", "table", "from cell", "cells", "reordered")

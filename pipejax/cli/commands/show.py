@@ -206,7 +206,7 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
         title=scene.picture.title or "",
     )
     out.save_picture(draw_panels(panels, look))
-    label = str(out.path and out.path.name)  # a page in Markdown, as figures/ writes it
+    label = out.path.name if out.path else ""  # a page in Markdown, as figures/ writes it
     caption_out.save_text(f"![{label}]({label})\n\n{scene.caption}\n")
 
 
@@ -248,7 +248,7 @@ def _run_json(evaluation: "pj.Evaluation", held: HeldMemory | None) -> dict[str,
 def _view(
     scene: Scene, missing: Mapping[str, str], out: Output, caption_out: Output, width: int | None
 ) -> Iterator[object]:
-    """Print the timelines or name the drawn runs; yield schedules that do not exist."""
+    """Print the timelines, or yield the drawn runs as text; yield schedules that do not exist."""
     if out.path is None:
         _print(scene, width)
     else:

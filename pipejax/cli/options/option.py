@@ -270,7 +270,7 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=Annotated[kind, parameter(name, kind, "", detail)],
+            annotation=Annotated[kind, parameter(name, kind, detail=detail)],
         )
         for name, (kind, default, detail) in COMMON.items()
         if name not in excluded

@@ -28,7 +28,7 @@ class Spread(NamedTuple):
 
     volume: Number  # of the whole tensor [B]
     size: Number  # n, accelerators
-    inside: Number  # q of them in each node
+    per_node: Number  # q of them in each node
     nodes: Number  # n / q
     multinode: Number  # 1 for several nodes, else 0
     sent_bytes: Number  # of each accelerator in one pass: (n - 1) / n of the volume
@@ -65,7 +65,7 @@ def _ring(spread: Spread) -> Route:
     steps = spread.size - 1
     crossings = spread.multinode * xp.minimum(spread.nodes, steps)
     # one in `inside` of the bytes of an accelerator leaves its node; `multinode` is 0 or 1
-    far_bytes = spread.multinode / spread.inside * spread.sent_bytes
+    far_bytes = spread.multinode / spread.per_node * spread.sent_bytes
     return Route(steps - crossings, crossings, spread.sent_bytes - far_bytes, far_bytes)
 
 
@@ -73,15 +73,15 @@ def _tree(spread: Spread) -> Route:
     """Return the route of an all-reduce over two trees of nodes, with chains inside nodes."""
     # A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
     # way up and once on the way down.
-    far_bytes = spread.multinode / spread.inside * spread.volume
-    near_bytes = (spread.inside > 1) * spread.volume
-    return Route(spread.inside - 1, xp.log2(spread.nodes), near_bytes, far_bytes)
+    far_bytes = spread.multinode / spread.per_node * spread.volume
+    near_bytes = (spread.per_node > 1) * spread.volume
+    return Route(spread.per_node - 1, xp.log2(spread.nodes), near_bytes, far_bytes)
 
 
 def _hierarchical(spread: Spread) -> Route:
     """Return the route of a ring inside each node of q accelerators, then q rings of nodes."""
-    near_hops, far_hops = spread.inside - 1, spread.nodes - 1
-    part = spread.volume / spread.inside
+    near_hops, far_hops = spread.per_node - 1, spread.nodes - 1
+    part = spread.volume / spread.per_node
     far_bytes = far_hops / spread.nodes * part
     return Route(near_hops, far_hops, near_hops * part, far_bytes, is_sequential=True)
 
@@ -103,14 +103,14 @@ def _pairs(spread: Spread) -> Route:
         """Return how many of `count` nodes or accelerators a piece reaches in the mean."""
         return count * (1 - (1 - 1 / count) ** k)
 
-    near_copies = (1 - 1 / spread.inside) * mean_reached(spread.size) * spread.volume / k
+    near_copies = (1 - 1 / spread.per_node) * mean_reached(spread.size) * spread.volume / k
     far_copies = (1 - 1 / spread.nodes) * mean_reached(spread.nodes) * spread.volume / k
     piece = spread.volume / spread.size
     return Route(
-        near_hops=1.0 * (spread.inside > 1),
+        near_hops=1.0 * (spread.per_node > 1),
         far_hops=spread.multinode,
-        near_bytes=xp.where(has_copies, near_copies, (spread.inside - 1) * piece),
-        far_bytes=xp.where(has_copies, far_copies, (spread.size - spread.inside) * piece),
+        near_bytes=xp.where(has_copies, near_copies, (spread.per_node - 1) * piece),
+        far_bytes=xp.where(has_copies, far_copies, (spread.size - spread.per_node) * piece),
     )
 
 
@@ -118,7 +118,7 @@ def _steps(spread: Spread) -> Route:
     """Return the route of a ring exchange: n - 1 sends to the next of n accelerators."""
     # One accelerator of a node sends to another node, by its share of a NIC; others stay inside.
     steps, far = spread.size - 1, spread.multinode
-    near_bytes = (spread.inside > 1) * spread.sent_bytes
+    near_bytes = (spread.per_node > 1) * spread.sent_bytes
     return Route((1 - far) * steps, far * steps, near_bytes, far * spread.sent_bytes)
 
 
@@ -151,16 +151,16 @@ def collective_time(
     # The minimum is over NCCL's protocols Simple and LL: flags beside the data spare waiting
     # (simple), and cost a share of the bandwidth. An all-reduce (2 passes) copies the tensor once.
     spread = Spread.over(group, volume, copies)
-    peers = 1.0 if kind == "ring" else spread.inside - 1
+    peers = 1.0 if kind == "ring" else spread.per_node - 1
     passes, library = PASSES.get(kind, 1), system.collectives
     near_latency, far_latency = passes * system.node.latency, passes * system.network.latency
     near_rate = system.node.rate * system.reached(peers) / passes
     far_rate = system.network.rate / passes
     copy_seconds = passes / 2 * library.copies / system.memory_bandwidth * spread.volume
 
-    def route_time(route: Route, far_rate: Number) -> Number:
+    def route_time(route: Route, nic_rate: Number) -> Number:
         """Return the time [s] of a route's hops and bytes, with the faster of two protocols."""
-        near, far = route.near_bytes / near_rate, route.far_bytes / far_rate
+        near, far = route.near_bytes / near_rate, route.far_bytes / nic_rate
         transfer = near + far if route.is_sequential else xp.maximum(near, far)
         x = transfer + copy_seconds
         hop_seconds = route.near_hops * near_latency + route.far_hops * far_latency
@@ -169,7 +169,7 @@ def collective_time(
     if kind in DIRECT:
         if kind == "ring":
             # the NIC serves its neighbours too, of other groups, that send at the same time
-            neighbours = xp.clip(system.gpus_per_node / spread.inside, 1.0, system.gpus_per_nic)
+            neighbours = xp.clip(system.gpus_per_node / spread.per_node, 1.0, system.gpus_per_nic)
             far_rate = far_rate * (system.gpus_per_nic / neighbours)
         fastest = route_time(DIRECT[kind](spread), far_rate)
     else:

@@ -190,6 +190,5 @@ FILE: Fields = {
 
 
 def _stack(*, kernels: Any, host: Any, workload: Any, **fields: Any) -> Stack:
-    """Build a stack from the sections of its file."""
     workload = {name: value for name, value in workload.items() if value is not None}
     return Stack(**fields, **kernels, **host, workload=workload)

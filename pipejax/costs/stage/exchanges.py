@@ -114,12 +114,12 @@ def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
     ranks = [group.on(system.gpus_per_node) for group in layout.replica_groups]
-    size, inside = stacked_trees(ranks)
+    size, per_node = stacked_trees(ranks)
     by_stage = Group(
         size[:, None] * stages.copies[None, :],
-        inside[:, None] * xp.where(near, stages.copies, 1.0)[None, :],
+        per_node[:, None] * xp.where(near, stages.copies, 1.0)[None, :],
     )
-    return Group(size[None, :], inside[None, :]), by_stage
+    return Group(size[None, :], per_node[None, :]), by_stage
 
 
 def _tied_embedding(work: StageWork, system: System) -> _Exchange:

@@ -175,7 +175,7 @@ class SlowLinks:
                 setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
     def post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
-        """Post messages on slow links, in place of `_batch_p2p` of PyTorch's runtime."""
+        """Post messages (with `seconds`) on slow links, in place of PyTorch's `_batch_p2p`."""
         posted = []
         for message in messages:
             sends = message.op is dist.isend

@@ -115,7 +115,7 @@ def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries
 def _result(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
-    """Combine the answers of all ranks for a table, and add the predicted step time."""
+    """Combine the results of all ranks for a table, and add the predicted step time."""
     (last_rank,) = [rank for rank in ranks if rank["loss"] is not None]
     errors = {
         "gradient_error": float(np.max([rank["gradient_error"] for rank in ranks])),

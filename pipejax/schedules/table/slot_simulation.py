@@ -241,8 +241,8 @@ def spread_rows(
 ) -> ScheduleTable:
     """Build a table from rows of ops, with idle slots added; by default worker r has stage r."""
     # A row is a sequence of `Op` or an array (ops, 3) of phase, stage and microbatch; or an array
-    # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. Inside
-    # `spread`, and in a table with ops beside compute, rows get no idle slots.
+    # (ops, 2, 3) with partners of fused pairs, whose phase is IDLE if there is none. Rows get no
+    # idle slots in `without_idle_slots`, nor if the grammar has ops that run beside compute.
     placement = looped(len(rows)) if placement is None else placement
     arrays = []  # (ops, 1 or 2, 3)
     for row in rows:
@@ -262,7 +262,7 @@ def spread_rows(
     shares = stage_shares or (1.0,) * placement.shape[1]
     slot_lengths = {**grammar.unit_slots, **slots}
     dense_rows = _Rows(cells, partners, placement, slot_lengths, shares, weights, grammar)
-    # offloads and loads share a link in the order of their columns: they need idle slots always
+    # offloads and loads share a link in the order of their columns, so they always need the slots
     is_spread = _has_idle_slots.get() or bool(is_phase(ops[..., 0], HOST).any())
     if is_spread and not grammar.side_phases:
         with contextlib.suppress(CycleError):  # the check of the table names the deadlock

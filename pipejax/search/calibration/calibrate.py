@@ -333,7 +333,7 @@ def _choose_fitted_numbers(
         rows = problem.rows.take(sample_rows)
         sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     # random folds of complete configurations
-    row_configuration = fold_by_columns(sample.rows, RUN).left_out.argmax(axis=0)
+    row_configuration = fold_by_columns(sample.rows, RUN).left_out.argmax(axis=0)  # of each row
     num_configurations = row_configuration.max() + 1
     random = np.random.default_rng(seed)
     folds = random_parts(num_configurations, min(num_configurations, MAX_FOLDS), random)
@@ -346,7 +346,8 @@ def _choose_fitted_numbers(
         for names in LADDER:
             candidate = sample._replace(free=np.isin(problem.parameters.names, names))
             fold_residual = _fit_folds(candidate, folds, np.zeros(len(candidate.free)))
-            residual = fold_residual[folds.left_out.argmax(axis=0), np.arange(len(sample_rows))]
+            row_fold = folds.left_out.argmax(axis=0)  # the fit of this fold has not seen the row
+            residual = fold_residual[row_fold, np.arange(len(sample_rows))]
             error = np.abs(np.expm1(residual))
             if error.mean() < best_error and error.max() <= as_is_error.max():
                 best_free, best_residual, best_error = candidate.free, residual, error.mean()

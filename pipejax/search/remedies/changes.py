@@ -137,7 +137,6 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
 
 
 def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
-    """Yield the assumptions of a change of schedule."""
     is_measured = new.scenario.source.workload is None
     has_other_stages = new.table.num_stages != old.table.num_stages
     if is_measured and has_other_stages and WHOLE_EDGES not in new.assumes:

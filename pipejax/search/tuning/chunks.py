@@ -159,6 +159,7 @@ class _ChunkSearch:
             self._search_cuts(count)
             self.result = self._result(bounds, "interrupted")
             yield f"{self.value:.4g} s"
+        # "iterations": local searches ended, and the bounds exclude counts that were not tried
         least_bound, stopped = min(bounds.values()), "iterations"
         if least_bound >= self.value * (1 - 1e-12):
             stopped = "optimal"

@@ -641,6 +641,7 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
         steps = f"{len(slices)} of {num_steps} steps" if num_steps > 1 else "the only step"
         why = f"{name} starts {time} late in {steps}"
+        # without a complete step to replay: the mean excess
         saved = _savings(job_steps(replayed), place, odd, factors, links) or [seconds]
         yield Suspect("launch", name, float(np.mean(saved)), None, z=0.0, why=why, place=place)
 

@@ -242,7 +242,7 @@ def _read_work(
 
 
 def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -> Iterator[Rows]:
-    """Yield the slices of a process as rows of its rank, if there are any."""
+    """Yield the rows of a rank; note ranges without an end in `request.left_out`."""
     numbers = {label: number for number, label in enumerate(cells)}
     ranges = [entry for entry in process.ranges if not np.isnan(entry.end)]
     slices = [(start, end, numbers[label]) for start, end, _, label, _ in ranges if label in cells]
@@ -254,6 +254,7 @@ def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -
     setup = next((entry.label for entry in process.ranges if "; pp=" in entry.label), "")
     axes = {name: (int(k), int(n)) for name, k, n in re.findall(r"(\w+)=(\d+)/(\d+)", setup)}
     worker, workers = axes.pop("pp", (NONE, 0))
+    position = tuple(index for index, _ in axes.values())
     if slices and process.rank is not None:
         rows = Rows.from_slices(process.rank, slices)
         yield drop_outer_ranges(rows, [*cells.values()], request)._replace(
@@ -261,7 +262,7 @@ def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -
             syncs=np.array(process.waits).reshape(-1, 2).T,  # start and end
             has_all_work=True,
             marks=number_marks((label, start, end) for start, end, _, label, _ in ranges),
-            place=((*(k for k, _ in axes.values()),), worker, workers) if workers else None,
+            place=(position, worker, workers) if workers else None,
         )
 
 

@@ -174,7 +174,7 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 
 def _rank_columns(rank: int, data: Mapping[str, Any], request: Request) -> Iterator[Columns]:
-    """Yield the ops of a rank by step and phase, without damaged steps."""
+    """Yield the ops of a rank by step and phase; note damaged steps in `request.left_out`."""
     # `data` is the JSON object of the rank's file, by step: {"fwd_start": [..], "fwd_end": [..],
     # ..}. Values that are no numbers become NaN.
     for step, entry in data.items():
@@ -183,7 +183,7 @@ def _rank_columns(rank: int, data: Mapping[str, Any], request: Request) -> Itera
             request.left_out.append(LeftOut(f"{step[:20]!r} of rank {rank}", why))
             continue
         parts: list[Columns] = []
-        for code, name in enumerate(_SERIES):
+        for phase, name in enumerate(_SERIES):
             columns = _read_series(entry, name)
             if columns is None:
                 why = f"its {name}_start and {name}_end are not lists of one length"
@@ -191,7 +191,7 @@ def _rank_columns(rank: int, data: Mapping[str, Any], request: Request) -> Itera
                 parts = []
                 break
             if size := len(columns["start"]):
-                constants = {"step": int(step), "replica": 0, "worker": rank, "phase": code}
+                constants = {"step": int(step), "replica": 0, "worker": rank, "phase": phase}
                 parts.append(columns | {key: np.full(size, n) for key, n in constants.items()})
         yield from parts
 
