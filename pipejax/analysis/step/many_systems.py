@@ -197,7 +197,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         before=np.zeros(()),  # the kinds of layers follow from it, and are there
         mtp_before=np.zeros(()),  # the bytes of messages follow from it, and are there
     )
-    names = "layers", "recomputed", "again", "heads", "parameters", "offload_bytes"
+    names = "layers", "recomputed", "layers_again", "heads", "parameters", "offload_bytes"
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
     columns = [np.broadcast_to(leaf, len(has_no_place)) for leaf in leaves]
     examples, stage = _distinct(columns)
