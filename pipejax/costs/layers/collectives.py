@@ -149,7 +149,7 @@ def collective_time(
     """
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's protocols Simple and LL: flags beside the data spare waiting
-    # (simple), and cost a share of the bandwidth. An all-reduce (2 passes) copies the tensor once.
+    # (simple), and cost a share of the bandwidth. An all-reduce makes 2 passes and all the copies.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.per_node - 1
     passes, library = PASSES.get(kind, 1), system.collectives
