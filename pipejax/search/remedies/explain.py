@@ -513,13 +513,9 @@ class _Shelves:
             faults.append(Fault("gaps", gain, GAPS))
         schedules = self.allowed("schedule")
         faults = self._add_pipeline_ends(faults, schedules)
-        usable = schedules
         if memory.limit is None:
-            usable = [c for c in schedules if self.launchers("schedule", base, c)]
-        # without a launcher, a schedule by code that fits is as good as one of a launcher
-        rivals = usable if self.launcher else schedules
-        fitting_times = [c.step_time for c in rivals if memory.fits(c)]
-        faults += _faults_of_memory(memory, usable, min([base.step_time, *fitting_times]))
+            schedules = [c for c in schedules if self.launchers("schedule", base, c)]
+        faults += _faults_of_memory(memory, schedules)
         # Two causes in one come last; so does memory without a limit, which the run itself sets.
         last_kinds = {JOINT} if memory.limit is not None else {JOINT, "memory"}
         fits = memory.fits(base)  # if not, memory comes first
@@ -621,13 +617,8 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
     return faults
 
 
-def _faults_of_memory(
-    memory: Memory, schedules: Sequence[Candidate], fitting_time: float
-) -> Iterator[Fault]:
-    """Yield memory as a fault if the run exceeds it or it rules out a schedule.
-
-    `fitting_time` is the shortest step [s] that fits.
-    """
+def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterator[Fault]:
+    """Yield memory as a fault if the run exceeds it or it rules out a schedule."""
     base = memory.begin
     if memory.limit is not None and not memory.fits(base):
         needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
@@ -639,7 +630,8 @@ def _faults_of_memory(
         yield Fault("memory", 0.0, why, worker)
         return
     best = min(schedules, key=_step_time, default=base)
-    gain = fitting_time - best.step_time
+    fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
+    gain = min([base.step_time, *fitting]) - best.step_time
     if gain > NEGLIGIBLE * base.step_time:
         saves = base.step_time - best.step_time
         percent, gain_percent = (100 * x / base.step_time for x in (saves, gain))
