@@ -33,6 +33,7 @@ from pipejax.search.schedule.plan import (
     keeps_limits,
     plan_objective,
     search_horizon,
+    table_keeps_limits,
     to_plan,
     to_table,
 )
@@ -157,12 +158,11 @@ class AnytimeSearch:
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
-            plan = to_plan(self.problem, table)
-            fits = keeps_limits(self.problem, plan)
+            fits = table_keeps_limits(self.problem, table)
             if fits:
                 value, old_value = self._measure(table), self.baselines[name]
                 self.baselines[name] = value if old_value is None else min(old_value, value)
-            self._offer(name, plan)
+            self._offer(name, to_plan(self.problem, table))
             if fits and not (table.offloads or table.is_fused.any()):
                 self._accept_table(name, table)  # it may beat its plan, whose times are whole units
             if self.budget.is_late:

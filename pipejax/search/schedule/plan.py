@@ -13,7 +13,7 @@ from pipejax.engine.lowering.program import HostRun, Program, run_on_host
 from pipejax.engine.pricing import cost_vector
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
-from pipejax.schedules.table.held_activations import HeldOps, HeldParts
+from pipejax.schedules.table.held_activations import HeldOps, HeldParts, held_in_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import NAMES, PerStage, Problem
@@ -237,6 +237,14 @@ def broken_limit(problem: Problem, plan: Plan) -> str | None:
 def keeps_limits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan keeps the memory limits, and offloads only if the problem allows it."""
     return broken_limit(problem, plan) is None
+
+
+def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:
+    """Return whether a table keeps the memory limits; with offloads, at the problem's op times."""
+    if table.offloads:
+        return keeps_limits(problem, to_plan(problem, table))
+    sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])
+    return bool((held_in_rows(table).peaks(sizes, problem.num_workers) <= problem.limits).all())
 
 
 def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
