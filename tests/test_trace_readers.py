@@ -402,6 +402,35 @@ def test_marks_without_numbers_are_matched_in_time(lost, mark, tmp_path):
     assert len(trace) == 12 - len(lost)
 
 
+@pytest.mark.parametrize("shifts", [(0, 1, 0), (0, 2, 20), (3, 0, 3), (0, 1, 2)])
+@pytest.mark.parametrize("clock", ["stated", "since 1970", "unknown"])
+def test_ranks_that_number_their_steps_otherwise_are_matched_in_time(clock, shifts, tmp_path):
+    zero, origin = (10**18, 0) if clock == "stated" else (None, 0)
+    origin = 1.7e12 if clock == "since 1970" else origin  # [ms]
+    for rank, shift in enumerate(shifts):
+        # an op of step s lasts s + 1 ms
+        slices = [(f"PP:{rank}F0", origin + 100 * s + 10 * rank, 1 + s) for s in range(4)]
+        marks = [(f"ProfilerStep#{5 + s + shift}", origin + 100 * s - 1, 60) for s in range(4)]
+        path = tmp_path / f"rank{rank}"
+        labelled(path, slices + marks, rank=rank, world=3, baseTimeNanoseconds=zero)
+    trace = read(tmp_path)
+    if clock == "unknown":  # a recording of later steps may begin at the same time
+        assert {*trace.step.tolist()} == {5 + s + shift for s in range(4) for shift in shifts}
+        return
+    durations = np.rint(1e3 * (trace.end - trace.start))
+    assert durations.tolist() == (trace.step - 5 - shifts[0] + 1).tolist()
+    notes = [f"rank {k} counts {s - shifts[0]:+}" for k, s in enumerate(shifts) if s != shifts[0]]
+    assert all(any(note in text for text in trace.inferred) for note in notes)
+
+
+def test_numbers_of_hosts_that_run_ahead_stay(tmp_path):
+    for rank, ahead in enumerate((0, 35, 70)):  # of steps of 100 ms
+        slices = [(f"PP:{rank}F0", 100 * s + 10 * rank, 1) for s in range(rank, 4)]
+        marks = [(f"ProfilerStep#{s}", 100 * s - ahead, 99) for s in range(rank, 4)]
+        labelled(tmp_path / f"rank{rank}", slices + marks, rank=rank, world=3)
+    assert not any("counts" in text for text in read(tmp_path).inferred)
+
+
 def test_marks_may_stand_twice_or_in_each_other(tmp_path):
     slices = [("PP:0F0", 100 * step, 5) for step in range(2)]
     for k, extra in enumerate([(), ("train_step", "train_step"), ("train", "train_step")]):

@@ -28,6 +28,7 @@ from pipejax.traces.record import NONE, OPS, LeftOut, StepBudget, Trace
 
 OUTSIDE = -1  # step of a slice whose step is unknown
 _NO_TIMES, _NO_WORK = np.zeros((2, 0)), np.zeros((6, 0))
+_IN_2001 = 1e15  # [us] since 1970: a clock with such times began in no recording
 BY_MARKS = "they lie outside the marks of steps"
 BY_TIME = "its steps are others by time than by count, and no marks of steps say which they are"
 
@@ -92,12 +93,17 @@ def drop_outer_ranges(rows: Rows, cells: Cells, request: Request) -> Rows:
     return rows.take(~is_outer)
 
 
-def _with_steps(ranks: Sequence[Rows], cells: Cells, request: Request) -> list[Rows]:
+def _with_steps(
+    ranks: Sequence[Rows], cells: Cells, request: Request, notes: list[str], *, has_clock: bool
+) -> list[Rows]:
     """Return the slices of all ranks with their steps; list those outside all steps.
 
-    Marks of steps decide, if there are any. Else a step begins at each first op of a rank.
+    Marks of steps decide, if there are any. Else a step begins at each first op of a rank. If the
+    ranks have a common clock, marks at the same time are of one step, and a note says so.
     """
     if any(rank.marks for rank in ranks):
+        if has_clock:
+            ranks = _with_common_numbers(ranks, notes)
         why, begins = BY_MARKS, [np.array([mark[1] for mark in rank.marks]) for rank in ranks]
         numbers = _match_steps(ranks, begins)
         ranks = [_with_marks(rank, steps) for rank, steps in zip(ranks, numbers, strict=True)]
@@ -132,6 +138,34 @@ def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[Nu
         np.full(len(begin), OUTSIDE) if steps is None else steps - earliest
         for steps, begin in zip(numbers, begins, strict=True)
     ]
+
+
+def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
+    """Renumber the marks of ranks whose steps of a number are never at the time of the others'."""
+    first = next(rank for rank in ranks if rank.marks)
+    spans = {number: (begin, end) for number, begin, end in first.marks}
+    renumbered = []
+    for rank in ranks:
+        shifts = {
+            number - other
+            for number, begin, end in rank.marks
+            for other, (other_begin, other_end) in spans.items()
+            if other_begin < (begin + end) / 2 < other_end
+        }
+        is_alike = any(
+            begin < spans[number][1] and spans[number][0] < end
+            for number, begin, end in rank.marks
+            if number in spans
+        )
+        if len(shifts) == 1 and not is_alike:
+            (shift,) = shifts
+            notes.append(
+                f"steps: rank {rank.rank} counts {shift:+} from rank {first.rank} at the same "
+                f"times, which decide; step numbers are those of rank {first.rank}"
+            )
+            rank = rank._replace(marks=[(n - shift, *times) for n, *times in rank.marks])
+        renumbered.append(rank)
+    return renumbered
 
 
 def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
@@ -234,7 +268,7 @@ def join_ranks(
     `cells` are the ops of each label by its number, `keys` the collectives by number, for the
     clocks of files. `inferred` are notes on numbers that no file states.
     """
-    ranks, notes = _merge_files(files, keys, request)
+    ranks, notes, has_clock = _merge_files(files, keys, request)
     if not ranks:
         return empty_trace(request.left_out)
     # otherwise the numbers of ops are inferred
@@ -261,7 +295,7 @@ def join_ranks(
     world = user_world or max(file_world, 1 + numbers[-1])
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
-        by_rank = _with_steps(by_rank, cells, request)
+        by_rank = _with_steps(by_rank, cells, request, notes, has_clock=has_clock)
     merged = _time_by_kernels(by_rank, cells, request)
     phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
     parts = [_op_columns(rows, cells, phases) for rows in merged]
@@ -357,8 +391,11 @@ def _place_columns(
 
 def _merge_files(
     files: Sequence[RankFile], keys: Sequence[Key], request: Request
-) -> tuple[dict[int, Rows], list[str]]:
-    """Join the slices of each rank on a common clock; return them by rank, and notes on clocks."""
+) -> tuple[dict[int, Rows], list[str], bool]:
+    """Join the slices of each rank on a common clock.
+
+    Return them by rank, notes on clocks, and whether the files show that their clocks are common.
+    """
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
     shifted_files = []
     for path, file_rows, zero in files:
@@ -397,7 +434,9 @@ def _merge_files(
                 joined = ranks.get(rows.rank)
                 ranks[rows.rank] = rows if joined is None else _join(joined, rows)
                 sources.setdefault(rows.rank, []).append((path, rows))
-    return ranks, notes
+    since_1970 = min((rows.start[0] for rows in ranks.values()), default=0.0) > _IN_2001
+    has_clock = len(shifted_files) == 1 or bool(zeros) or None not in matches or since_1970
+    return ranks, notes, bool(has_clock)
 
 
 def _drop_damaged_work(rows: Rows, request: Request) -> Rows:
