@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from pipejax.base.progress import Notice
 from pipejax.costs.measured.megatron_log import read_log as read_any_log
 from pipejax.costs.measured.rows_file import read_rows
 
@@ -218,6 +219,39 @@ def test_a_line_that_was_cut_is_left_out(cut, tmp_path, answer):
     seconds, batch, _, notes = read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
     assert (seconds, batch) == (12.5, 512)
     assert "lines that lack a number of the others are left out: 1" in notes
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("name", [name for name in LOGS if name != "Hugging Face's Trainer"])
+@pytest.mark.parametrize("digits", [1, 2])
+def test_a_last_line_that_ends_inside_a_number_is_left_out(digits, name, tmp_path, answer):
+    form, numbers, more, *_ = LOGS[name]
+    lines = [form.format(k, number) for k, number in enumerate([*numbers, numbers[-1]], 1)]
+    last = form.format(9, numbers[-1])
+    last = last[: last.rindex(numbers[-1]) + digits]
+    columns = COLUMNS + more
+    whole = read_log(tmp_path / "a.log", "\n".join(lines), columns, answer)
+    cut = read_log(tmp_path / "b.log", "\n".join([*lines, last]), columns, answer)
+    assert cut[:3] == whole[:3]
+    with pytest.warns(Notice, match="its last line is cut and left out"):
+        read_any_log(tmp_path / "b.log")
+
+
+def test_a_whole_last_line_needs_no_line_end(tmp_path, answer):
+    lines = [NEMO.format(step, seconds) for step, seconds in ((9, 99.0), (10, 12.5), (11, 12))]
+    assert read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)[:3] == (12.25, 512, 2)
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+@pytest.mark.parametrize("context", ["", "context-parallel size: 2, "])
+def test_a_megatron_log_without_arguments_says_its_layout(context, tmp_path, answer):
+    layout = "tensor-model-parallel size: 2, pipeline-model-parallel size: 4"
+    start = f"using world size: 32, data-parallel size: 4, {context}{layout}"
+    lines = [start, *(BARE.format(step, "4000.0") for step in range(3))]
+    read_log(tmp_path / "a.log", "\n".join(lines), "microbatch_size=1,recompute=none", answer)
+    rows = read_rows(tmp_path / "a.csv")
+    assert (rows.accelerators[0], rows.tensor[0], rows.pipeline[0]) == (32, 2, 4)
+    assert rows.context[0] == (2 if context else 1)
 
 
 def titan_lines(seconds):

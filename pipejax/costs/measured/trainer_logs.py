@@ -8,12 +8,14 @@ import gzip
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.base.file_fields import read_cell, whole
 from pipejax.base.files import read_file
+from pipejax.base.progress import Notice
 from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import read_named
 
@@ -80,7 +82,7 @@ MEGATRON = TRAINERS[0]
 
 
 def read_log_lines(path: str | Path) -> list[str]:
-    """Read a log file, gzipped or not, as lines without terminal colour codes."""
+    """Read a log file, gzipped or not, as lines without colours, nor a last one that is cut."""
     content = read_file(Path(path))
     if content[:2] == b"\x1f\x8b":
         try:
@@ -88,8 +90,22 @@ def read_log_lines(path: str | Path) -> list[str]:
         except (OSError, EOFError) as error:
             raise ValueError(f"{path}: it cannot be unpacked: {error}") from None
     is_wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # as PowerShell redirects
-    text = content.decode("utf-16" if is_wide else "utf-8", errors="replace")
-    return _COLOUR.sub("", text).splitlines()
+    text = _COLOUR.sub("", content.decode("utf-16" if is_wide else "utf-8", errors="replace"))
+    *lines, last = text.splitlines() or [""]
+    last_form = _form(last)
+    # "step 7 | ms: 61" is cut where other lines are of the form "step 0 | ms: 0.0 |"
+    is_cut = text[-1:] not in ("\n", "\r") and any(
+        form.startswith(last_form) and form != last_form for form in map(_form, lines)
+    )
+    if is_cut and last_form:
+        warnings.warn(f"{path}: its last line is cut and left out: {last[-60:]!r}", Notice, 2)
+        return lines
+    return [*lines, last]
+
+
+def _form(line: str) -> str:
+    """Return a line with 0 in the place of numbers and single blanks."""
+    return re.sub(r"\d+", "0", re.sub(r"\s+", " ", line))
 
 
 class TimedLine(NamedTuple):
