@@ -811,7 +811,9 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
     text = call("trace", "run.csv", "--launcher", "torchtitan")[1]
     (line,) = re.findall(r"also: (memory rules out .*)", text)
     assert line.endswith("; a trace does not say how much memory is free")
-    name, stages = re.search(r"schedule (\S+), stages per worker (\d+), which needs", line).groups()
+    name, stages = re.search(
+        r"schedule (\S+), stages per worker (\d+) .*, which needs", line
+    ).groups()
     need, percent = re.search(r"--memory-limit ([\d.]+)\) and would save ([\d.]+) %", line).groups()
     assert (name, float(need)) == ("looped-bfs", count)  # which holds all microbatches
     table = pj.schedules.build(name, **size, stages_per_worker=int(stages))

@@ -271,6 +271,12 @@ def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
     )
 
 
+def is_run_by_options(candidate: Candidate) -> bool:
+    """Return whether options of a launcher, without a table file, start the run."""
+    launches = (launch for launch in candidate.launches if not launch.lacks)
+    return any(_has_stages(launch, candidate) for launch in launches)
+
+
 def _has_stages(launch: Launch, candidate: Candidate) -> bool:
     """Return whether the options alone, without a table file, give each worker its stages."""
     # by default a launcher gives a worker one stage, or the two of a V

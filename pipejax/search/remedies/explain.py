@@ -38,6 +38,7 @@ from pipejax.search.remedies.candidates import (
     Memory,
     TableSearch,
     first_candidate,
+    is_run_by_options,
     run_launch,
     run_launches,
     step_launchers,
@@ -271,7 +272,7 @@ def explain(
     order = [*SHELVES]
     remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
     remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
-    faults, bottleneck = shelved.faults()
+    faults, bottleneck = shelved.faults(remedies)
     return Explanation(
         run=base.run,
         parts=_parts_with_places(base),
@@ -501,7 +502,7 @@ class _Shelves:
             fitting, key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time), default=None
         )
 
-    def faults(self) -> tuple[list[Fault], Fault]:
+    def faults(self, remedies: Sequence[Remedy]) -> tuple[list[Fault], Fault]:
         """Return all faults, the costliest first, and the first that has a single cause."""
         memory, base = self.memory, self.memory.begin
         # settings that the launcher lacks are no fault
@@ -513,15 +514,57 @@ class _Shelves:
             faults.append(Fault("gaps", gain, GAPS))
         schedules = self.allowed("schedule")
         faults = self._add_pipeline_ends(faults, schedules)
-        if memory.limit is None:
-            schedules = [c for c in schedules if self.launchers("schedule", base, c)]
-        faults += _faults_of_memory(memory, schedules)
+        faults += self._faults_of_memory(schedules, remedies)
         # Two causes in one come last; so does memory without a limit, which the run itself sets.
         last_kinds = {JOINT} if memory.limit is not None else {JOINT, "memory"}
         fits = memory.fits(base)  # if not, memory comes first
         faults.sort(key=lambda f: (f.kind in last_kinds, fits or f.kind != "memory", -f.seconds))
         bottleneck = next((fault for fault in faults if fault.kind not in last_kinds), None)
         return faults, bottleneck or _schedule_fault(base)
+
+    def _faults_of_memory(
+        self, schedules: Sequence[Candidate], remedies: Sequence[Remedy]
+    ) -> Iterator[Fault]:
+        """Yield memory as a fault if the run exceeds it or it rules out the best schedule."""
+        memory, base = self.memory, self.memory.begin
+        if memory.limit is not None and not memory.fits(base):
+            needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
+            worker = int((needs / limit).argmax())
+            why = (
+                f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
+                f"{memory.text(limit[worker])}"
+            )
+            yield Fault("memory", 0.0, why, worker)
+            return
+        # A run by options of a launcher is held against other options. If these gain nothing and
+        # the limit is known, or if the run itself needs code, any change counts.
+        groups = []
+        if self.launcher or is_run_by_options(base):
+            options = [c for c in schedules if self.launchers("schedule", base, c)]
+            groups.append((options, "option", ("launcher",)))
+        if memory.limit is not None or not groups:
+            groups.append((schedules, "change", ("launcher", "code")))
+        for candidates, noun, shelves in groups:
+            best = min(candidates, key=_step_time, default=base)
+            fitting = [r.step_time for r in remedies if r.fits and r.shelf in shelves]
+            gain = min([base.step_time, *fitting]) - best.step_time
+            if gain > NEGLIGIBLE * base.step_time:
+                more = f" more than the best {noun} that fits" if fitting else ""
+                yield Fault("memory", gain, self._ruled_out(best, gain) + more)
+                return
+
+    def _ruled_out(self, schedule: Candidate, gain: float) -> str:
+        """Say that memory rules out a schedule, and what it needs and saves."""
+        memory, base = self.memory, self.memory.begin
+        names = " or ".join(self.launchers("schedule", base, schedule))
+        needs = f"an option of {names}" if names else SHELVES["code"]
+        need = math.ceil(100 * memory.needs(schedule).max()) / 100  # which the option admits
+        limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
+        return (
+            f"memory rules out {schedule.what} ({needs}), which needs "
+            f"{memory.ratio(schedule):.3g} times as much{limit_text} and would save "
+            f"{100 * gain / base.step_time:.3g} % of the step"
+        )
 
     def _add_pipeline_ends(self, faults: list[Fault], schedules: list[Candidate]) -> list[Fault]:
         """Add long pipeline start and end to the fault "microbatches", or as a fault if none."""
@@ -615,34 +658,6 @@ def _faults_of_layers(base: Candidate) -> list[Fault]:
         gain = base.step_time - run.step_time
         faults.append(Fault(name, gain, f"no compute hides {IN_LAYERS[name]}"))
     return faults
-
-
-def _faults_of_memory(memory: Memory, schedules: Sequence[Candidate]) -> Iterator[Fault]:
-    """Yield memory as a fault if the run exceeds it or it rules out a schedule."""
-    base = memory.begin
-    if memory.limit is not None and not memory.fits(base):
-        needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
-        worker = int((needs / limit).argmax())
-        why = (
-            f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "
-            f"{memory.text(limit[worker])}"
-        )
-        yield Fault("memory", 0.0, why, worker)
-        return
-    best = min(schedules, key=_step_time, default=base)
-    fitting = [candidate.step_time for candidate in schedules if memory.fits(candidate)]
-    gain = min([base.step_time, *fitting]) - best.step_time
-    if gain > NEGLIGIBLE * base.step_time:
-        saves = base.step_time - best.step_time
-        percent, gain_percent = (100 * x / base.step_time for x in (saves, gain))
-        more = f", {gain_percent:.3g} % more than what fits" if gain < saves else ""
-        need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
-        limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
-        why = (
-            f"memory rules out {best.what}, which needs {memory.ratio(best):.3g} times as much"
-            f"{limit_text} and would save {percent:.3g} % of the step{more}"
-        )
-        yield Fault("memory", gain, why)
 
 
 def _schedule_fault(base: Candidate) -> Fault:
