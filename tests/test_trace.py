@@ -477,7 +477,7 @@ def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
         ]
     if name == "1f1b":
         line = ["evaluate", "-s", "zb-h1", "-P", "4", "-M", "8", "--costs", "trace/costs.json"]
-        why = "I and W are taken as half of B each"
+        why = "input gradient (I) and weight gradient (W) each take half of the backward (B)"
         assert why in answer(*line)["assumes"]
         assert why in call(*line)[1]
 
@@ -576,7 +576,7 @@ def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", "3")
     assert result["remedies"][0]["what"] == action
     second = call(*line)[1].splitlines()[1]
-    assert second.startswith("first: ")
+    assert second.startswith("against it: ")
     assert action.removeprefix("layers over stages: ") in second
 
 
@@ -607,7 +607,7 @@ def test_a_replay_that_is_far_off_is_no_basis_for_advice(
             f"{33 + pause:.3g} s per step; no advice: {limit}\nlaunch-starved or"
         )
         assert f"idles {pause:.3g} s before" in text
-        assert "first:" not in text
+        assert "against it:" not in text
         assert "saves" not in text
         assert call(*line, "--out", "x.html")[0] == 2
 
@@ -635,7 +635,7 @@ def test_what_a_stranger_reads(answer, call, folder):
     write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
     assert (
-        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; a replay takes "
+        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; our replay "
         in text
     )
     assert " per step; 8 microbatches are few for" not in text

@@ -227,7 +227,7 @@ def _view(
             yield f"{digits(result['tokens_per_second'])} tokens per second"
     yield from map(plain, result.get("notes", ()))
     if "assumes" in result:
-        yield plain(result["assumes"])
+        yield plain(f"assumes {result['assumes']}")
 
 
 def _bottleneck(evaluation: "pj.Evaluation") -> str:

@@ -29,6 +29,7 @@ from pipejax.cli.output.remedies import (
 from pipejax.cli.output.report import heading, plain, table_sizes
 from pipejax.cli.output.report_pages import report_page
 from pipejax.schedules.naming import find
+from pipejax.schedules.table.links import LINK_MODELS
 
 # options of a run that `plan` has too
 PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)
@@ -143,8 +144,9 @@ def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> I
     yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
     schedule = explanation.memory.begin.scenario.schedule  # of a table's rows, if one has them
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
-    note = f", the rows of schedule {schedule}" if is_named else ""
-    yield f"{heading(result)}{note}, {result['link']} links"
+    files = [Path(str(name)).name for name in line.written("table").values()]
+    names = [*files, result["schedule"]][0], f" (same rows as {schedule})" if is_named else ""
+    yield f"{heading(result | {'schedule': ''.join(names)})}; {LINK_MODELS[result['link']].text}"
     yield from advice_view(explanation, result["remedies"])
 
 

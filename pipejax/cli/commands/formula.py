@@ -24,6 +24,7 @@ from pipejax.cli.output.report import heading, pick, plain, table_sizes
 from pipejax.cli.output.tables import facts, grid
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
+from pipejax.schedules.table.links import LINK_MODELS
 
 if TYPE_CHECKING:
     from pipejax.analysis.formula.versus import RegimeMap
@@ -65,7 +66,7 @@ def form_view(
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
     yield f"makespan = {text}, {escape(_quality(form))}"
-    yield f"{heading(table_sizes(table))}, {form.program.links.model} links"
+    yield f"{heading(table_sizes(table))}; {LINK_MODELS[form.program.links.model].text}"
     yield from map(plain, _plan_lines(plans))
 
 

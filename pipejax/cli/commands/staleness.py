@@ -15,6 +15,7 @@ from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.cli.output.report import heading, pick
 from pipejax.cli.output.tables import TextTable, grid
+from pipejax.schedules.table.links import LINK_MODELS
 
 
 @options
@@ -54,7 +55,7 @@ def _view(
     table: pj.ScheduleTable, staleness: "pj.results.Staleness", data: Mapping[str, Any]
 ) -> Iterator[object]:
     """Yield the delay of gradients, the largest number of weight versions, and the sizes."""
-    links = f"{data['link']} links" if "link" in data else "unit slots"
+    links = LINK_MODELS[data["link"]].text if "link" in data else "every op takes one slot"
     if table.updates_within:
         yield (
             f"a gradient is [bold]{staleness.mean_delay:.3g}[/] updates old in the mean, at "
@@ -65,7 +66,7 @@ def _view(
         yield f"worker {worker} holds the most weight versions: {versions}"
     else:
         yield "gradients are never stale: no cell updates weights before the end of the step"
-    yield f"{heading(data)}, {links}"
+    yield f"{heading(data)}; {links}"
 
 
 def _workers(

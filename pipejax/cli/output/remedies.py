@@ -177,6 +177,7 @@ def remedies_view(
     named: Sequence[Mapping[str, Any]],
     before_command: Sequence[object] = (),
     step: float | None = None,
+    lead: str = "",
 ) -> Iterator[object]:
     """Yield the best of the `named` remedies for each launcher and shelf, and the first command.
 
@@ -191,8 +192,7 @@ def remedies_view(
     if step is None:
         yield from _other_cause(explanation, rows.index(best_rows[0]))
     for row in best_rows:
-        assumes = f"; assumes {row['assumes'].replace('; ', ', ')}" if row["assumes"] else ""
-        yield plain(f"{_remedy_text(row, explanation, step)}, {_needs(row)}{assumes}")
+        yield plain(lead + _remedy_text(row, explanation, step) + _means(row, explanation.launcher))
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from launch_lines(_able_launches(explanation.remedies[place]))
     yield from before_command
@@ -235,7 +235,24 @@ def _needs(row: Mapping[str, Any]) -> str:
     from pipejax.search.remedies.candidates import SHELVES
 
     launchers = " or ".join(row["launchers"])
-    return f"by options of {launchers}" if launchers else f"by {SHELVES[row['shelf']]}"
+    return f"options of {launchers}" if launchers else SHELVES[row["shelf"]]
+
+
+def _means(row: Mapping[str, Any], launcher: str | None) -> str:
+    """Write who can apply a remedy, and its assumption: of hardware, the assumption is the need."""
+    assumes = row["assumes"].replace("; ", ", ")
+    if row["shelf"] == "hardware":
+        return f"; needs {assumes or _needs(row)}"
+    means = f"; set by {_needs(row)}"
+    if not row["launchers"]:
+        means = f"; no option of {launcher or 'a launcher'} does it: needs {_needs(row)}"
+    if _is_even_split(row):
+        means = LAYERS_HINT
+    return means + (f"; assumes {assumes}" if assumes else "")
+
+
+def _is_even_split(row: Mapping[str, Any]) -> bool:
+    return row["kind"] == "layers" and row["what"].endswith("equally long")
 
 
 def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
@@ -268,7 +285,8 @@ def _effect_text(effect: "Effect", cause: str) -> str:
     return f"{text} ({seconds(effect.without)} without {effect.part})"
 
 
-LAYERS_HINT = "; with --stage-layers N it moves whole layers, by options of launchers"
+# of an even split, which no launcher runs
+LAYERS_HINT = "; launchers move whole layers: give the layers per stage with --stage-layers N"
 
 
 def _remedy_text(
@@ -276,14 +294,12 @@ def _remedy_text(
 ) -> str:
     """Return the name of a remedy, its saving, and the memory that it needs."""
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
-    needs = "" if is_same else f" with {row['memory']:.3g} times today's memory"
-    is_uneven = row["kind"] == "layers" and row["what"].endswith("equally long")
-    hint = LAYERS_HINT if is_uneven else ""
+    needs = "" if is_same else f" with {row['memory']:.3g} times the memory"
     verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
     saves = _with_share(abs(row["saves"]), explanation, step)
     what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
-    name = what.replace(": ", " ").replace("; ", " and ")
-    return f"{name}: {verb} {saves}{needs}{hint}"
+    name = what.replace(": ", " ").replace("; ", " together with ")
+    return f"{name.replace('order of', 'better order of')}: {verb} {saves}{needs}"
 
 
 def advice_details(

@@ -109,20 +109,23 @@ def trace_view(
     yield from _notes(analysis, "a step takes")
     # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
     advised = named = rows[len(rows) - len(advice.remedies) :]
+    lead = ""
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
         named = advised[1:]
         layers = rows[0]["what"].removeprefix("layers over stages: ")
         hint = "" if rows[0]["launchers"] else LAYERS_HINT
         goal = f"if {layers}" if layers.startswith("all ") else f"with {layers} layers"
         saves = seconds(rows[0]["saves"])
-        yield plain(f"first: {_action(finding)}, which saves {saves} {goal}{hint}")
+        lead = "or instead: "
+        yield plain(f"against it: {_action(finding)}, which saves {saves} {goal}{hint}")
         yield from effects_view(advice)
     elif len(rows) > len(advised):
-        yield plain(f"first: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
+        lead = "or instead: "
+        yield plain(f"against it: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
-        yield plain(f"also, in the mean pipeline: {first_fault(advice, step)}")
+        yield plain(f"also, in the step at mean times: {first_fault(advice, step)}")
     if (shares := analysis.against) is not None:
         other, explained = shares.other or 0.0, float(shares.replayed.mean()) - shares.ideal
         longer = float(shares.recorded.mean()) - other
@@ -139,15 +142,17 @@ def trace_view(
         for part in parts
     )
     min_saving = MIN_SAVING * advice.step_time
-    why = ", as means hide differences" if step > advice.step_time + min_saving else ""
-    yield plain(f"mean pipeline, {seconds(advice.step_time)} per step{why}: {', '.join(texts)}")
+    mean = f"the step at mean times takes {seconds(advice.step_time)}"
+    if step > advice.step_time + min_saving:
+        mean += f", not {seconds(step)}, as means hide differences"
+    yield plain(f"{mean}: {', '.join(texts)}")
     for fault in advice.faults:
         if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
             text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
-            text = text.replace("of the step", "of the mean pipeline")
+            text = text.replace("of the step", "of the step at mean times")
             yield plain(f"also: {text}; a trace does not say how much memory is free")
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
-    yield from remedies_view(advice, advised, named, before_command, step)
+    yield from remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
     yield from _notes(analysis, *DOUBTS)
 
@@ -282,12 +287,12 @@ def _heading(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
     num_parts = len(analysis.left_out)
     left_out = f"; {_count(num_parts, 'part')} of the files left out" if num_parts else ""
     error = analysis.replay.mean_error
-    fit = "exactly" if error < EXACT else f"within {percent(error)} on average"
+    fit = "is exact" if error < EXACT else f"differs from the measured times by {percent(error)}"
     return (
         f"based on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{orders}: {_count(result['steps'], 'step')} of "
-        f"{_count(result['replicas'], 'replica')}; a replay takes the measured time {fit}{left_out}"
+        f"{_count(result['replicas'], 'replica')}; our replay of them {fit}{left_out}"
     )
 
 

@@ -86,14 +86,20 @@ class LinkModel:
     is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
     meaning: str = ""  # how messages hold each other up, in words
 
+    @property
+    def text(self) -> str:
+        """Return the meaning, and the option that chooses the model."""
+        return f"{self.meaning} (--link {self.name})"
+
 
 SENDER_WAITS = "a sender waits until its message is transmitted"
+NO_WAITS = "messages run beside compute and never wait for each other"
 BOTH_QUEUES = "a transfer waits for its turn in the message queues of sender and receiver"
 # all link models by name, the simplest first
 LINK_MODELS: dict[str, LinkModel] = {
     model.name: model
     for model in (
-        LinkModel("delay", "", "message", meaning="messages overlap with compute and each other"),
+        LinkModel("delay", "", "message", meaning=NO_WAITS),
         LinkModel("queued", "transmit", "latency", meaning="a link takes one message at a time"),
         LinkModel("blocking", "transmit", "latency", blocks=True, meaning=SENDER_WAITS),
         LinkModel("rendezvous", "message", "", is_rendezvous=True, meaning=BOTH_QUEUES),

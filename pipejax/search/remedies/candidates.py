@@ -222,7 +222,7 @@ class Memory:
 
 SHELVES: Mapping[str, str] = {  # groups of remedies, with the needs of each
     "launcher": "options of a launcher",
-    "code": "a schedule file or code",
+    "code": "your own schedule file or code",
     "hardware": "other hardware or a repair",
 }
 

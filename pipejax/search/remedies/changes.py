@@ -32,7 +32,7 @@ from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 Stages = Float[NumpyArray, " stages"]
-WHOLE_EDGES = "layers cost the same anywhere; embedding on the first stage, head on the last"
+WHOLE_EDGES = "all layers cost the same; extra time of the first or last stage is embedding or head"
 MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
 COMPILED = "compiled kernels"
@@ -142,7 +142,7 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
     if is_measured and has_other_stages and WHOLE_EDGES not in new.assumes:
         yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
-        yield "weights twice on every worker, and a runtime with two pipes"
+        yield "a second copy of the weights, and a runtime that runs pipes in both directions"
     source = old.scenario.source
     if source.halves_backward(new.table) and not source.halves_backward(old.table):
         yield HALVED
@@ -180,15 +180,17 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
         if fault.rules and fault.kind == "link" and fault.link is not None:
             pair = f"workers {fault.link[0]} and {fault.link[1]}"
             what = f"messages between {pair} as fast as the others"
-            yield run.scaled(what, [fault.rules], "the link can be repaired")
+            yield run.scaled(what, [fault.rules], "a repair of this link")
     workload = run.scenario.source.workload
     # stages of a model differ by their layers alone, unless edits or stragglers slow them
     is_slowed = workload is None or bool(run.scenario.edits) or bool(workload.stragglers)
     slow = slowest_place(run.run) if is_slowed else None
     if slow is not None:
         place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
-        assumption = f"{place} can be sped up, or its work moved away"
-        yield run.scaled(f"{place} as fast as the others", [slow.rules], assumption)
+        # both names of a place, as causes name the worker
+        where = place if "worker" in place else f"{place} (worker {slow.worker})"
+        assumption = f"a faster machine for {place}, or less work on it"
+        yield run.scaled(f"{where} as fast as the others", [slow.rules], assumption)
 
 
 def balance(run: Candidate) -> Iterator[Candidate]:
