@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from legal_sizes import build
 from reference import assert_runs, parsed, texts
-from test_megatron_orders import megatron_row
+from test_published_schedules import megatron_row
 
 import pipejax as pj
 
