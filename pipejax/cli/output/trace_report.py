@@ -126,14 +126,7 @@ def trace_view(
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
         yield plain(f"also, in the step at mean times: {first_fault(advice, step)}")
-    if (shares := analysis.against) is not None:
-        other, explained = shares.other or 0.0, float(shares.replayed.mean()) - shares.ideal
-        longer = float(shares.recorded.mean()) - other
-        word = "slower" if longer >= 0 else "faster"
-        yield plain(
-            f"{seconds(abs(longer))} {word} than the other run ({seconds(other)} per step); "
-            f"times of ops and messages explain {seconds(explained)}"
-        )
+    yield from _other_run(analysis)
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
     parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
@@ -155,6 +148,18 @@ def trace_view(
     yield from remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
     yield from _notes(analysis, *DOUBTS)
+
+
+def _other_run(analysis: "pj.results.Analysis") -> Iterator[object]:
+    """Yield the difference from the other run, if there is one, and what explains it."""
+    if (shares := analysis.against) is not None:
+        other, explained = shares.other or 0.0, float(shares.replayed.mean()) - shares.ideal
+        longer = float(shares.recorded.mean()) - other
+        word = "slower" if longer >= 0 else "faster"
+        yield plain(
+            f"{seconds(abs(longer))} {word} than the other run ({seconds(other)} per step); "
+            f"times of ops and messages explain {seconds(explained)}"
+        )
 
 
 def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object]:
