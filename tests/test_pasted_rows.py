@@ -213,3 +213,20 @@ def test_a_command_says_which_letters_it_read(call, tmp_path):
     code, out, err = call("evaluate", "--table", path, "--stage-times", "F=1,I=1,W=1")
     assert (code, err) == (0, f"warning: older: {OLDER}\n")
     assert "14 s" in out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0F0,0B0\n1F0,1B0\n,",
+        "0F0,0B0\n1F0,1B0\n,,,\n,,,\n",
+        "Rank 0: 0F0 0B0\nRank 1: 1F0 1B0\nRank 2: . .",
+        "step rank0 rank1 rank2\n0 0F0 . .\n1 . 1F0 .\n2 . 1B0 .\n3 0B0 . .",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.ReadingNotice")
+def test_a_last_worker_without_ops_is_not_dropped(text, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(pj.ScheduleError, match="worker 2 has no op"):
+        pj.read_table(path)

@@ -293,9 +293,7 @@ def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     rows, letter_note = pasted_rows.in_todays_letters(rows)
     for note in filter(None, (step_note, letter_note)):
         warnings.warn(f"{name}: {note}", ReadingNotice, stacklevel=3)
-    while rows and not any(cell.strip() for cell in rows[-1]):
-        rows.pop()
-    if not rows:
+    if not any(cell.strip() for row in rows for cell in row):
         raise ScheduleError("this is not a table: no cell holds an op")
     if repair is not None:
         repaired_rows = repair_last_rank(rows) or rows
@@ -318,7 +316,7 @@ def _split_cells(text: str) -> tuple[list[list[str]], str]:
     if pasted_rows.is_pasted(text):
         return pasted_rows.split_rows(text)
     try:
-        return list(csv.reader(io.StringIO(text), strict=True)), ""
+        return list(csv.reader(io.StringIO(text.rstrip()), strict=True)), ""
     except csv.Error as error:
         raise ScheduleError(f"this is not a table: {error}") from None
 
