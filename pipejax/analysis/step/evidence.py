@@ -193,6 +193,11 @@ def memory_factors(source: str, bits: int) -> list[float]:
     return sorted(1 / (1 + error / 100) for errors in groups for error in errors)
 
 
+def sure_memory(room: float, available: float, factors: Sequence[float]) -> float:
+    """Return the memory [B] below which predictions fit despite the largest measured factor."""
+    return min(room, available / factors[-1]) if factors else room
+
+
 def _generation(system: str) -> str:
     return next((name for name, systems in GENERATIONS.items() if system in systems), "")
 

@@ -189,6 +189,7 @@ def remedies_view(
         yield text + ("shorter" if fits else "fit; other layouts of the job may")
         return
     best_rows = _best_rows(named, explanation.step_time)
+    yield from _memory_doubt(explanation, best_rows)
     if step is None:
         yield from _other_cause(explanation, rows.index(best_rows[0]))
     for row in best_rows:
@@ -197,6 +198,21 @@ def remedies_view(
     yield from launch_lines(_able_launches(explanation.remedies[place]))
     yield from before_command
     yield plain(f"next: {rows[place]['command']}")
+
+
+def _memory_doubt(
+    explanation: "Explanation", rows: Sequence[Mapping[str, Any]]
+) -> Iterator[object]:
+    """Yield a line if the run, or the remedy that makes it fit, may need more than predicted."""
+    memory, need, subject = explanation.memory, explanation.memory.begin_needs.max(), "this run"
+    if rows and not memory.fits(memory.begin):
+        need, subject = rows[0]["memory"] * need, "the first remedy"
+    if memory.factors and need <= memory.available < need * memory.factors[-1]:
+        smallest, largest = memory.factors[0], memory.factors[-1]
+        yield plain(
+            f"{subject} fits by {percent(1 - need / memory.available)}; measured runs of "
+            f"{explanation.launcher} needed {smallest:.3g} to {largest:.3g} times as much"
+        )
 
 
 def _other_cause(explanation: "Explanation", first: int) -> Iterator[object]:

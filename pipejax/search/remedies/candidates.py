@@ -182,6 +182,9 @@ class Memory:
 
     begin: Candidate  # the unchanged run
     limit: Needs | float | None = None  # of a worker, in the unit of the needs; None if unknown
+    available: float = 0.0  # memory of an accelerator [B], if the limit follows from it
+    # measured / predicted memory of the launcher's runs, ascending; empty if nobody measured it
+    factors: Sequence[float] = ()
 
     @property
     def unit(self) -> str:

@@ -11,15 +11,15 @@ import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.scenario import Scenario
+from pipejax.analysis.step.evidence import memory_factors, operand_bits, sure_memory
 from pipejax.analysis.step.faults import JOINT, NEGLIGIBLE, WHY, Fault, pipeline_ends
 from pipejax.analysis.step.step_report import Part, breakdown
-from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import as_tuple, check_types, wrong
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
-from pipejax.costs.model.launchers import COMBINED as COMBINED_1F1B, Launch
+from pipejax.costs.model.launchers import COMBINED as COMBINED_1F1B, Launch, find_launcher
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_costs import stage_parts
@@ -249,29 +249,16 @@ def explain(
     base = first_candidate(scenario, stage_layers)
     if launcher is not None:
         launcher = run_launch(base.scenario, launcher, base.layers).launcher
-    memory = Memory(base, _limit(memory_limit, base))
     kinds = {**KINDS, **(SEARCHES if search else {})}
-    kinds["settings"] = functools.partial(changes.settings, memory=memory)
     if schedules is not None or search:
         names = [*REGISTRY, COMBINED_1F1B] if schedules is None else as_tuple(schedules)
         kinds["schedule"] = functools.partial(changes.schedules, names=[*map(named, names)])
-    shelved = _Shelves(memory, launcher, kinds)
-    remedies: list[Remedy] = []
     with telling("explain", on_progress) as report:
-        for done, kind in enumerate(kinds):
-            report(done, len(kinds) + 1, kind)
-            remedies += shelved.select(kind)
-        report(len(kinds), len(kinds) + 1, "combined")
-        # options of a launcher alone, then any changes
-        for has_options in (True, False):
-            combined = shelved.combine(has_options)
-            shelves = ("launcher",) if has_options else ("launcher", "code")
-            best = max((r.saves for r in remedies if r.shelf in shelves), default=0.0)
-            if combined and combined.saves > best * (1 + 1e-9):
-                remedies.append(combined)
-    order = [*SHELVES]
-    remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
-    remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
+        for memory in _memories(memory_limit, base, launcher):
+            kinds["settings"] = functools.partial(changes.settings, memory=memory)
+            shelved = _Shelves(memory, launcher, kinds)
+            if remedies := shelved.remedies(report):
+                break
     faults, bottleneck = shelved.faults(remedies)
     return Explanation(
         run=base.run,
@@ -359,22 +346,31 @@ def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
     return is_same and all(np.array_equal(array, other_array) for array, other_array in pairs)
 
 
-def _limit(
-    memory_limit: float | Sequence[float] | None, base: Candidate
-) -> Float[NumpyArray, " workers"] | float | None:
-    """Check a memory limit; default: `plan`'s limit for a system, or all memory if needed."""
-    if memory_limit is None:
-        has_bytes = base.scenario.model_workload is not None
-        system = base.scenario.system if has_bytes else None
-        if system is None:
-            return None
-        available = float(system.memory_available)
-        room = (1 - HEADROOM) * available
-        return room if Memory(base).begin_needs.max() <= room else available
-    limit = np.asarray(memory_limit, float)
-    if limit.shape not in ((), (base.table.num_workers,)) or not (limit > 0).all():
-        raise wrong("memory_limit", f"must be above 0, or so for each worker, got {memory_limit!r}")
-    return limit
+def _memories(
+    memory_limit: float | Sequence[float] | None, base: Candidate, launcher: str | None
+) -> Iterator[Memory]:
+    """Check a memory limit; yield it, or those of `plan` for a system, the first that helps."""
+    # A run within the memory of the machine runs: its changes then need no more than itself, or
+    # the limit of `plan`. Less sure limits follow if the run does not fit and nothing surely does.
+    scenario = base.scenario
+    if memory_limit is not None:
+        limit = np.asarray(memory_limit, float)
+        if limit.shape not in ((), (base.table.num_workers,)) or not (limit > 0).all():
+            must = "must be above 0, or so for each worker"
+            raise wrong("memory_limit", f"{must}, got {memory_limit!r}")
+        yield Memory(base, limit)
+        return
+    workload, system = scenario.model_workload, scenario.system
+    if workload is None or system is None:
+        yield Memory(base)
+        return
+    source = find_launcher(launcher).source if launcher else ""
+    factors = memory_factors(source, operand_bits(workload.precision))
+    available, need = float(system.memory_available), float(Memory(base).begin_needs.max())
+    room = (1 - HEADROOM) * available
+    sure = sure_memory(room, available, factors)
+    for limit in [max(sure, need)] if need <= available else dict.fromkeys((sure, room)):
+        yield Memory(base, limit, available, factors)
 
 
 TOLERANCE = 0.01  # share of the step that slower messages may cost
@@ -458,6 +454,25 @@ class _Shelves:
             remedies.append(self.remedy(kind, candidate, launchers))
         return remedies
 
+    def remedies(self, report: OnProgress) -> list[Remedy]:
+        """Return all remedies, by shelf; in each by the time they save, a combined one last."""
+        remedies: list[Remedy] = []
+        for done, kind in enumerate(self.kinds):
+            report(done, len(self.kinds) + 1, kind)
+            remedies += self.select(kind)
+        report(len(self.kinds), len(self.kinds) + 1, "combined")
+        # options of a launcher alone, then any changes
+        for has_options in (True, False):
+            combined = self.combine(has_options)
+            shelves = ("launcher",) if has_options else ("launcher", "code")
+            best = max((r.saves for r in remedies if r.shelf in shelves), default=0.0)
+            if combined and combined.saves > best * (1 + 1e-9):
+                remedies.append(combined)
+        order = [*SHELVES]
+        remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
+        remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
+        return remedies
+
     def launchers(self, kind: str, old: Candidate, new: Candidate) -> tuple[str, ...]:
         """List the launchers whose options can apply a change."""
         names = () if kind in OF_HARDWARE else step_launchers(old, new)
@@ -528,7 +543,8 @@ class _Shelves:
         """Yield memory as a fault if the run exceeds it or it rules out the best schedule."""
         memory, base = self.memory, self.memory.begin
         if memory.limit is not None and not memory.fits(base):
-            needs, limit = memory.begin_needs, np.broadcast_to(memory.limit, base.run.workers)
+            needs = memory.begin_needs
+            limit = np.broadcast_to(memory.available or memory.limit, base.run.workers)
             worker = int((needs / limit).argmax())
             why = (
                 f"it does not fit: worker {worker} needs {memory.text(needs[worker])} of "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax import schedules
-from pipejax.analysis.step.evidence import memory_factors, operand_bits
+from pipejax.analysis.step.evidence import memory_factors, operand_bits, sure_memory
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import (
     MAX_COUNT,
@@ -107,9 +107,9 @@ class PlanRequest:
     @property
     def sure_room(self) -> float:
         """Return a memory [B]; layouts predicted to need less fit despite the largest error."""
-        if self.memory_limit is not None or not self.memory_factors:
+        if self.memory_limit is not None:
             return self.room
-        return min(self.room, float(self.system.memory_available) / self.memory_factors[-1])
+        return sure_memory(self.room, float(self.system.memory_available), self.memory_factors)
 
     @property
     def recomputations(self) -> tuple[str, ...]:
