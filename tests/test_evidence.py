@@ -173,13 +173,17 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
         (
             "llama3-8b",
             "h100",
-            "expect 426 ms to 543 ms (90 % of new sources, by our errors on 9 data sources of models without",
+            "expect 426 ms to 543 ms, where 90 % of new runs should end, by our errors on 9 data sources of",
         ),
         ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
-        ("llama3-8b", "h100", "h100 with megatron-core-2024, predicted 1.1 % off, bias +0.188 %\n"),
-        ("llama3-8b", "h200", "bias +0.188 %; your run differs: h200\n"),
-        ("llama3-8b", "h100", "on Hopper, all others with less weight)\nnearest"),
-        ("llama3-8b", "gb200", "on Blackwell, all others with less weight)"),
+        (
+            "llama3-8b",
+            "h100",
+            "times for these are 1.1 % off on average (bias: 0.188 % too long)\n",
+        ),
+        ("llama3-8b", "h200", "(bias: 0.188 % too long); your run differs: h200\n"),
+        ("llama3-8b", "h100", "of models without experts on Hopper\nnearest"),
+        ("llama3-8b", "gb200", "of models without experts on Blackwell\n"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
         ("llama3-8b", "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),
     ):
@@ -284,5 +288,5 @@ def test_a_layout_is_not_set_apart_for_what_the_first_lacks_too(
     job = ("-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
     text = " ".join(call("plan", *job, "--launcher", launcher)[1].split())
     assert ("; your run differs: " in text) != first_is_measured
-    assert ("not ranked, as nobody measured such runs" in text) == first_is_measured
+    assert ("not ranked, as we know no measured run of its kind" in text) == first_is_measured
     assert ("measured runs differ more from it (16 bits" in text) != first_is_measured

@@ -288,7 +288,7 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
     union = out[out.index("1f1b is as fast or faster where") :].splitlines()
     assert union[1].startswith("  or where")
     _, out, _ = call("formula", "-s", "chimera", *command[3:], "--format", "latex")
-    assert r"makespan & $\max\left(" in out
+    assert r"step time & $\max\left(" in out
 
 
 def test_a_shorter_period_on_the_last_numbers_is_no_family():

@@ -240,7 +240,7 @@ def test_what_rendezvous_costs_and_the_commands_that_follow(
     code, shown, _ = call("optimize", *options, *limits)
     first, second = re.findall(r"^next: (.*)$", shown, re.M)
     assert code == 0
-    assert "under rendezvous links, as on NCCL: " in shown
+    assert "with transfers as on NCCL (--link rendezvous): " in shown
     assert shlex.split(first)[1] == "optimize"
     assert first.endswith("--out best.csv")
     assert second == f"pipejax tune messages --table best.csv {costs} --out ordered.csv"

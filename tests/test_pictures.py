@@ -64,7 +64,7 @@ def test_matplotlib_stays_as_it_is(chimera, tmp_path):
 def test_runs_share_one_axis_and_none_is_cut(figure):
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim() == pytest.approx((0, 32.6))
-    assert first.get_title(loc="left") == "chimera: 32.6 s, idle 26.4 %, delay links"
+    assert first.get_title(loc="left") == "chimera: 32.6 s, idle 26.4 %, link model delay"
     assert [t.get_text() for t in second.get_yticklabels()] == [f"worker {w}" for w in range(4)]
     assert second.get_xlabel() == "time [s]"
 
@@ -77,7 +77,7 @@ def test_it_can_be_printed_and_says_what_it_shows(figure):
         *("critical path", "idle", "message"),
     ]
     assert figure_caption(figure) == (
-        "4 workers, 8 microbatches, F 1 s, messages transmit 0.3 s, delay links. chimera: B 2 s, "
+        "4 workers, 8 microbatches, F 1 s, messages transmit 0.3 s, link model delay. chimera: B 2 s, "
         "makespan 32.6 s, bubble ratio 0.2638. zb-h1: I 1 s, W 1 s, makespan 30.6 s, bubble ratio "
         "0.2157."
     )
@@ -367,7 +367,7 @@ def test_the_terminal_has_a_line_for_each_lane():
 def test_show_of_several(call, answer, tmp_path):
     three = ["show", "-S", "gpipe,1f1b,chimera", "-P", "2", "-M", "4", "-W", "F=1,B=2"]
     _, out, _ = call(*three, "--to", "4", "--caption", "under", "--width", "60")
-    assert [line.split()[0] for line in out.splitlines() if "links" in line][:3] == [
+    assert [line.split()[0] for line in out.splitlines() if "(--link " in line][:3] == [
         "gpipe",
         "1f1b",
         "chimera",

@@ -50,7 +50,7 @@ def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
 
 def headlines(name: str, run: Evaluation, unit: TimeUnit) -> list[str]:
     """Return alternative headlines of a run, from full (step time, idle share, links) to short."""
-    facts = [f"idle {100 * run.bubble_ratio:.1f} %", f"{run.links.model} links"]
+    facts = [f"idle {100 * run.bubble_ratio:.1f} %", f"link model {run.links.model}"]
     start = f"{name}: {unit.text(run.makespan)}"
     return [", ".join([start, *facts[:count]]) for count in (2, 1, 0)]
 
@@ -100,7 +100,7 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
         f"{run.microbatches} microbatches",
         *times,
         f"messages {' + '.join(message_times) or 'free'}",
-        f"{run.links.model} links{f' ({settings})' if settings else ''}",
+        f"link model {run.links.model}{f' ({settings})' if settings else ''}",
     ]
 
 

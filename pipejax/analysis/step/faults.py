@@ -369,7 +369,7 @@ DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
     """Yield a cause for each part of the step [s] in which ops wait, and for few microbatches."""
     run = trial.run
-    lanes = {name: f"ops on {name} are waited for" for name in seconds if name.startswith(LANE)}
+    lanes = {name: f"compute waits for ops on {name}" for name in seconds if name.startswith(LANE)}
     for name, why in {**WHY, **lanes}.items():
         if seconds[name] > 0:
             details = DETAILS[name](run) if name in DETAILS else ""

@@ -188,9 +188,17 @@ def _view(
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
     yield f"{heading(result)}; {_link(evaluation.links)}"
-    path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
-    words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
-    shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in path)
+    path, words = (
+        dict(result["critical_path"]),
+        {k: v.replace("_", " ") for k, v in PHASE_FIELDS.items()},
+    )
+    if "W" in path and scenario.find_edit(pj.costing.RecomputedAgain):
+        costs, name = evaluation.costs, "recompute in W"
+        ratios = np.asarray(costs.recompute) / np.asarray(costs.weight_grad)
+        if np.ptp(ratios) <= TIE:  # else the parts of W differ between stages
+            path |= {name: path["W"] * ratios.max(), "W": path["W"] * (1 - ratios.max())}
+    parts = sorted(path.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in parts)
     idle = percent(result["bubble_ratio"])
     yield f"workers idle {idle} of the time (bubble); longest chain of work: {shares}"
     if scenario.workload is not None and scenario.system is not None:
@@ -202,13 +210,12 @@ def _view(
         )
         fullest = int(np.argmax(result["memory_bytes"]))
         sizes = {name: float(part[fullest]) for name, part in result["memory_parts"].items()}
-        parts = (f"{k} {gigabytes(v)}" for k, v in sizes.items() if v > 0 and k != "reserve")
+        texts = (f"{k} {gigabytes(v)}" for k, v in sizes.items() if v > 0 and k != "reserve")
         need = gigabytes(result["memory_bytes"][fullest])
         room = gigabytes(float(scenario.system.memory_available))
-        gibibytes = float(scenario.system.memory_capacity) / 2**30
         yield plain(
-            f"memory: an accelerator of worker {fullest} needs {need} of {room} "
-            f"({gibibytes:.3g} GiB less the system's reserve): {', '.join(parts)}"
+            f"memory: an accelerator of worker {fullest} needs {need} of the {room} that are free: "
+            f"{', '.join(texts)}"
         )
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:
@@ -254,6 +261,9 @@ def _details(
     if bands := result.get("step_time_band"):
         ranges = (f"{seconds(a)} to {seconds(b)} ({share} %)" for share, (a, b) in bands.items())
         rows.append(("range of the step time", ", ".join(ranges)))
+    if "memory_room" in result and scenario.system is not None:
+        whole = f"{float(scenario.system.memory_capacity) / 2**30:.3g} GiB"
+        rows.append(("free memory", f"{gigabytes(result['memory_room'])}: {whole}, less a reserve"))
     if "cost_per_step" in result:
         by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
         rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))

@@ -22,6 +22,7 @@ from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.report import heading, pick, plain, table_sizes
 from pipejax.cli.output.tables import facts, grid
+from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import LINK_MODELS
@@ -65,9 +66,22 @@ def form_view(
     text = f"the largest of {len(form.facets)} sums"
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
-    yield f"makespan = {text}, {escape(_quality(form))}"
+    yield f"step time = {text}, {escape(_quality(form))}"
+    yield from filter(None, [_legend(form.parameters)])
     yield f"{heading(table_sizes(table))}; {LINK_MODELS[form.program.links.model].text}"
     yield from map(plain, _plan_lines(plans))
+
+
+def _legend(parameters: Sequence[str]) -> str:
+    """Explain the letters of parameters: F is forward, and c_F a message after F."""
+    fields, texts = {"c": "message", **PHASE_FIELDS}, dict[str, str]()
+    for name in parameters:
+        letter, _, place = name.partition("_")
+        if letter in fields:
+            is_after = letter == "c" and place in ("F", "B")
+            key, after = (name, f" after {place}") if is_after else (letter, "")
+            texts[key] = f"{key} {fields[letter].replace('_', ' ')}{after}"
+    return ", ".join(texts.values())
 
 
 def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
@@ -77,7 +91,7 @@ def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
         for border in form.borders
     )
     rows = [
-        ("makespan", escape(form.text)),
+        ("step time", escape(form.text)),
         ("exactness", escape(_quality(form))),
         ("derived from", f"{form.evaluations} evaluations"),
     ]
@@ -98,7 +112,7 @@ def _quality(form: "pj.results.Formula") -> str:
 def family_lines(family: "pj.results.Family", per_worker: float = 0) -> Iterator[str]:
     """Yield a family of forms and the numbers that it was fitted to and checked on."""
     ratio = f", M = {per_worker:.3g}P" if family.symbol == "P" else ""
-    yield f"makespan = {family}{ratio}"
+    yield f"step time = {family}{ratio}"
     checked = ", ".join(map(str, family.verified_on))
     yield (
         f"fitted to {family.symbol} = {family.found_on[0]} to {family.found_on[-1]}"

@@ -103,7 +103,7 @@ def optimize(
             next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
                 "workers": [_workers(outcome)],
-                "other schedules": [baselines, *search_end(result, "plans")],
+                "other schedules": [*baselines, *search_end(result, "plans")],
             },
         )
 
@@ -274,7 +274,7 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
     )
     if rendezvous is not None:
         yield (
-            f"under rendezvous links, as on NCCL: {seconds(rendezvous)}, "
+            f"with transfers as on NCCL (--link rendezvous): {seconds(rendezvous)}, "
             f"{percent(rendezvous / run.makespan - 1)} more, because its transfers block each other"
         )
 

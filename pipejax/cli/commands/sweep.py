@@ -309,7 +309,7 @@ def _table(
     for name in [name for name in rows[0] if name != "fits"]:
         scale = display_scale(results.units, name, [row[name] for row in rows])
         cells = [_cell(results, name, point, scale) for point in listed]
-        columns.append((escape(head(name, scale)), cells))
+        columns.append((head(name, scale), cells))
     if not has_lines() or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
     yield folded(grid(columns))
@@ -369,8 +369,8 @@ def knee_table(
     yield grid(
         [
             ("with", labels),
-            (escape(head(axis, scale)), [_between(results, axis, k, scale) for k in knees]),
-            (escape(head(f"{rank} at the knee", cost_scale)), costs),
+            (head(axis, scale), [_between(results, axis, k, scale) for k in knees]),
+            (head(f"{rank} at the knee", cost_scale), costs),
             ("at best", [cell(rank, abs(knee.best), cost_scale) for knee in knees]),
         ]
     )
@@ -405,9 +405,9 @@ def map_lines(
         scale = display_scale(results.units, axis, values)
         heads.append(head(axis, scale))
         cells.append([cell(axis, value, scale) for value in values])
-    columns = [(escape(heads[1]), cells[1])]
+    columns = [(heads[1], cells[1])]
     for value, codes in zip(cells[0], regions.codes.T, strict=True):
-        columns.append((escape(value), [names[code] for code in codes]))
+        columns.append((value, [names[code] for code in codes]))
     yield grid(
         columns, title=escape(f"best schedule by {heads[0]} (columns) and {heads[1]} (rows)")
     )

@@ -142,15 +142,16 @@ def _messages_view(
         f"[bold]{seconds(result.value)}[/] per step {text} "
         f"({escape(data['schedule'])}, {data['workers']} workers, one queue per {data['queues']})"
     )
-    yield savings("order of messages", "makespan", times, result.value)
+    yield from savings("order of messages", "step time", times, result.value)
     before = order if data["waits_of"] == "own" else BY_PRODUCER
     if data["waits"]:
         longest, (sum_before, sum_after) = data["waits"][0], data["wait"].values()
         yield (
             f"longest wait in {before}: {seconds(longest['wait'])}, of {longest['cell']} (stage, "
-            f"op, microbatch) behind {longest['front']} on worker {longest['worker']}; all "
-            f"messages wait {seconds(sum_before)}, in the best order {seconds(sum_after)}"
+            f"op, microbatch) behind {longest['front']} on worker {longest['worker']}"
         )
+        after = f", in the best order {seconds(sum_after)}" if sum_after != sum_before else ""
+        yield f"sum of all waits: {seconds(sum_before)}{after}"
     else:
         yield f"no message waits in {before}"
     bound = seconds(data["free_bound"])
@@ -185,7 +186,7 @@ def _answer_permutation(
     first_lines = [
         f"[bold]{seconds(result.value)}[/] per step with the best {nouns[0]}, {saved_share} less "
         f"than with the given {nouns[0]} ({escape(table.name)}, {table.num_workers} workers, "
-        f"{table.num_microbatches} microbatches, {link} links)",
+        f"{table.num_microbatches} microbatches, --link {link})",
         f"best {nouns[0]}: {','.join(map(str, permutation))}",
     ]
     return search_answer(first_lines, sizes | {"link": link, "best": best}, result, nouns)
@@ -342,14 +343,15 @@ def lookahead(
         )
         first_line = (
             f"[bold]{seconds(result.value)}[/] per step with lookahead {_range(best.lookahead)} "
-            f"(uses of weights) and residency {_range(best.residency)} (stages whose weights a "
-            f"worker holds), {escape(table.name)} on {table.num_workers} workers"
+            f"(weights are gathered so many uses ahead) and residency {_range(best.residency)} "
+            "(stages whose weights a worker holds at once), "
+            f"{escape(table.name)} on {table.num_workers} workers"
         )
         return search_answer(
             [first_line],
             data,
             result,
-            ("lookahead", "tables"),
+            ("lookahead", "settings"),
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
             details={"workers": [grid(workers)]},
         )

@@ -126,12 +126,12 @@ def search_answer(
     result: Any,
     nouns: tuple[str, str],
     *,
-    time: str = "makespan",
+    time: str = "step time",
     last_lines: Iterable[object] = (),
     next: tuple[str, ...] = (),
     details: Mapping[str, Iterable[object]] = {},
 ) -> Answer:
     """Answer with the result of a search, its baselines and why it ended."""
     baselines = savings(nouns[0], time, result.baselines, result.value)
-    view = [*first_lines, baselines, *search_end(result, nouns[1]), *last_lines]
+    view = [*first_lines, *baselines, *search_end(result, nouns[1]), *last_lines]
     return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

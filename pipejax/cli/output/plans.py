@@ -85,8 +85,8 @@ LIMITS = {  # what a number of the machine limits, by its section
     "host": "launches by the host",
 }
 OVERLAPS = (  # fields of a workload, degree and name of the traffic, and the option
-    ("overlap", "data", "exchange of gradients and weights", "--overlap"),
-    ("tensor_overlap", "tensor", "tensor parallelism", "--tensor-overlap"),
+    ("overlap", "data", "exchanges of gradients and weights", "--overlap"),
+    ("tensor_overlap", "tensor", "exchanges of tensor parallelism", "--tensor-overlap"),
 )
 
 
@@ -114,8 +114,9 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         yield from _break_even(plan)
     for entry in plan.outside:
         evidence = entry.evidence
-        software = request.stack or "default software"
-        why = f"not ranked, as nobody measured such runs ({entry.regime}) here with {software}"
+        software = f" with {request.stack}" if request.stack else ""
+        why = f"not ranked, as we know no measured run of its kind ({entry.regime}) "
+        why += f"on {request.system.name}{software}"
         if best.evidence is not None and best.evidence.differs:
             why = f"not ranked, as measured runs differ more from it ({entry.regime}) "
             why += "than from the first layout"
@@ -146,6 +147,8 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
 def layout_text(layout: Mapping[str, Any]) -> str:
     """Return a layout in words, without usual values."""
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
+    if units := layout["embedding_units"]:
+        sizes.append(f"embedding and head count as layers ({units} each)")
     is_recomputed = layout["recompute"] != "none"
     recompute = f", recompute {layout['recompute']}" if is_recomputed else ""
     schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
@@ -190,12 +193,14 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     expected = "extrapolated: no range is known"
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
-        expected = f"expect {ends} (90 % of new sources, by our errors on {record['range_basis']})"
+        basis = record["range_basis"].partition(",")[0]  # --json says what weighs less
+        expected = f"expect {ends}, where 90 % of new runs should end, by our errors on {basis}"
     yield plain(expected)
+    bias = f"{abs(record['bias']):.3g} % too {'long' if record['bias'] >= 0 else 'short'}"
     yield plain(
-        f"nearest measured runs: {record['configurations']} configurations of {sources} "
-        f"({record['regime']}) on {record['system']} with {record['stack']}, "
-        f"predicted {record['mean_error']:.3g} % off, bias {record['bias']:+.3g} %{differs}"
+        f"nearest measured runs: {record['configurations']} of {sources} ({record['regime']}) on "
+        f"{record['system']} with {record['stack']}; our times for these are "
+        f"{record['mean_error']:.3g} % off on average (bias: {bias}){differs}"
     )
 
 
@@ -218,26 +223,28 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
     overlaps = []
     for name, axis, traffic, flag in OVERLAPS:
         share = plan.request.shared.get(name, 0.0)
-        when = {0.0: "after", 1.0: "during"}.get(share, f"{100 * share:g} % during")
+        verb = {0.0: "do not overlap", 1.0: "overlap"}.get(share, f"overlap by {100 * share:g} %")
         if plan.best.layout[axis] > 1:
-            overlaps.append(f"{traffic} {when} compute (change: {flag})")
+            overlaps.append(f"{traffic} {verb} with compute (change: {flag})")
     stack = plan.request.stack
     for launcher in LAUNCHERS.values():
         if stack and launcher.stack == stack:
             overlaps.append(f"eager kernels, not compiled (change: --stack {launcher.compiled})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join([*overlaps, f'gradients of {gradient_bits:g} bits'])}")
-    fits = any(entry.fits for entry in plan.under_launchers)
-    misfit, lead = (" (does not fit)", "") if fits else ("", " does not fit")
+    entries = plan.under_launchers
+    bits = " or ".join(dict.fromkeys(f"{8 * entry.gradient_bytes:g}" for entry in entries))
     cases = "; ".join(
         f"{' and '.join(entry.launchers)} {entry.stack and f'--stack {entry.stack} '}"
-        f"{seconds(entry.step_time)}, "
-        f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else misfit}, gradients of "
-        f"{8 * entry.gradient_bytes:g} bits"
-        for entry in plan.under_launchers
+        f"{f'{seconds(entry.step_time)}, ' if entry.fits else ''}{gigabytes(entry.memory_bytes)}"
+        f"{'' if entry.fits else ' (does not fit)'}"
+        for entry in entries
     )
     if cases:
-        yield plain(f"this layout{lead} with other defaults (--launcher NAME): {cases}")
+        lead, end = "launchers' defaults", "; plan for one of them: --launcher NAME"
+        if plan.request.launcher:
+            lead, end = "the stack of measured runs", ""
+        yield plain(f"this layout with {lead} (gradients of {bits} bits): {cases}{end}")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
@@ -251,16 +258,16 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         )
         return
     lag = plan.runners_up[0].step_time / plan.best.step_time - 1
-    cases = [
-        f"{case.number} {'rises' if case.factor > 1 else 'falls'} to {case.factor:.3g} times "
-        f"today's, {quantity(case.value, number_dimension(case.number))}"
-        for case in plan.break_even_factors[:MAX_BREAK_EVEN]
-    ]
-    when = "and stays slower if any one number of the machine is up to 8 times off"
+    cases = []
+    for case in plan.break_even_factors[:MAX_BREAK_EVEN]:
+        verb, dimension = "rises" if case.factor > 1 else "falls", number_dimension(case.number)
+        now, then = (quantity(x, dimension) for x in (case.value / case.factor, case.value))
+        cases.append(f"{case.number} {verb} from {now} to {then}")
+    when = "it stays slower if any one number of the machine is up to 8 times off"
     if cases:
-        when = f"and wins if {', or if '.join(cases)}"
+        when = f"it wins if {', or if '.join(cases)}"
     yield plain(
-        f"next best: {layout_text(plan.runners_up[0].layout)}, {percent(lag)} slower, {when}"
+        f"next best: {layout_text(plan.runners_up[0].layout)}; {percent(lag)} slower; {when}"
     )
 
 

@@ -165,27 +165,40 @@ def heading(sizes: Mapping[str, Any]) -> str:
     )
 
 
+STOPPED = {  # why a search ended, by `stopped` of --json
+    "gap": "then the gap was below --gap",
+    "iterations": "then no step of the search was left",
+    "time": "then the time limit ended the search",
+    "effort": "then the work limit ended the search",
+    "interrupted": "then you interrupted the search",
+    "tolerance": "to the tolerance of the solver",
+}
 SEARCH_FIELDS = "value lower_bound gap baselines evaluated stopped"  # of every search result
 
 
-def savings(noun: str, time: str, times: Mapping[str, float | None], best: float) -> TextTable:
-    """Make a table of the best candidate of a search and its baselines, with their times [s]."""
+def savings(
+    noun: str, time: str, times: Mapping[str, float | None], best: float
+) -> list[TextTable]:
+    """Make a table of the best candidate of a search and its baselines, if any, with times [s]."""
+    if not times:
+        return []
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
-    return grid([(noun, all_times), (time, texts), ("the best is shorter by", shares)])
+    return [grid([(noun, all_times), (time, texts), ("the best is shorter by", shares)])]
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:
     """Yield the lower bound of a search and why it stopped; `candidates` is a plural noun."""
     if not result.lower_bound:
-        yield "no lower bound is known: a much shorter time may be possible"
+        proof = "no lower bound is known, so a much shorter time may be possible"
     elif result.gap <= 1e-12 or result.stopped == "optimal":
-        yield "optimal: the time is at its lower bound"
+        yield f"optimal: no other can be shorter ({result.evaluated} {candidates} tried)"
+        return
     else:
         bound = seconds(result.lower_bound)
-        yield f"lower bound {bound}: at most {percent(result.gap)} more could be saved"
-    yield f"{result.evaluated} {candidates} evaluated; search ended: {result.stopped}"
+        proof = f"lower bound {bound}, so at most {percent(result.gap)} more could be saved"
+    yield f"{proof}; {result.evaluated} {candidates} tried, {STOPPED[result.stopped]}"
 
 
 def pick(record: Any, names: str) -> dict[str, Any]:

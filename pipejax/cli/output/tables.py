@@ -41,8 +41,8 @@ class TextTable(NamedTuple):
     math: Mapping[str, str] = {}  # LaTeX of a cell, by its text
 
     def plain(self) -> tuple[list[str], list[list[str]]]:
-        """Return headers, and cells by column, without markup."""
-        return [*map(_text, self.headers)], [[*map(_text, cells)] for cells in self.columns]
+        """Return headers, and cells by column, without markup; headers have none, but units."""
+        return [*self.headers], [[*map(_text, cells)] for cells in self.columns]
 
 
 class Figure(NamedTuple):

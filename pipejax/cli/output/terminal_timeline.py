@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Looks = Mapping[str, palette.Look]
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-NAMES = {"activations": "activations held", "bytes": "activation memory"}
+NAMES = {"activations": "activations held [microbatches]", "bytes": "activation memory"}
 IDLE, STROKE, EDGE, CRITICAL_EDGE, BORDER = "·", "/", "│", "┃", "▏"
 
 
@@ -85,7 +85,7 @@ def label_width(shown: Sequence[ShownRun]) -> int:
 
 
 def _peaks(held: HeldMemory | None) -> list[str]:
-    return [] if held is None else [held.stages.text(peak) for peak in held.memory.peak]
+    return [] if held is None else [f"peak {held.stages.text(peak)}" for peak in held.memory.peak]
 
 
 def print_run(
@@ -121,25 +121,26 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
 
     in_colour = out.color_system is not None
     mark = "underlined" if in_colour else f"{CRITICAL_EDGE} before an op"
-    path = f"{mark}: critical path  " if shown[0].critical else ""
-    legend = Text(f"number: microbatch  {path}{IDLE} idle  ")
+    path = [Text(f"{mark}: critical path")] if shown[0].critical else []
+    legend = [Text("number: microbatch"), *path, Text(f"{IDLE} idle")]
     looks = looks_of_runs(shown)
-    for name in sorted(looks, key=lambda name: -palette.lightness(looks[name].fill)):
+    for name in sorted(looks, key=lambda name: ("FBIW" + name).index(name)):
         look = looks[name]
-        if in_colour:
-            legend.append(f" {name} ", f"{look.ink} on {look.fill}")
-        else:
-            legend.append(name)
-        legend.append(f" {look.name}  ")
+        letter = (f" {name} ", f"{look.ink} on {look.fill}") if in_colour else name
+        legend.append(Text.assemble(letter, f" {look.name}"))
     if any(shown_run.run.table.is_fused.any() for shown_run in shown):
-        legend.append("+ fused pair  ")
+        legend.append(Text("+ fused pair"))
     if second := name_of_second(shown_run.run.table for shown_run in shown):
-        legend.append(f"{STROKE} {second}  ")
+        legend.append(Text(f"{STROKE} {second}"))
     if shown[0].messages:
-        legend.append("─ message under its sender  ")
+        legend.append(Text("─ message under its sender"))
     if shown[0].held is not None:
-        legend.append(f"▃ {NAMES[shown[0].held.stages.unit]}; at the left the peak")
-    out.print(legend)
+        legend.append(Text(f"▃ {NAMES[shown[0].held.stages.unit]}"))
+    lines = [legend[0]]  # no entry is broken at the end of a line
+    for entry in legend[1:]:
+        longer = Text("  ").join([lines[-1], entry])
+        lines[-1:] = [longer] if longer.cell_len <= out.width else [lines[-1], entry]
+    out.print(*lines, sep="\n")
 
 
 def print_limit(out: Console, held: HeldMemory) -> None:

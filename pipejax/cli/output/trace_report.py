@@ -109,19 +109,17 @@ def trace_view(
     yield from _notes(analysis, "a step takes")
     # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
     advised = named = rows[len(rows) - len(advice.remedies) :]
-    lead = ""
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
         named = advised[1:]
         layers = rows[0]["what"].removeprefix("layers over stages: ")
         hint = "" if rows[0]["launchers"] else LAYERS_HINT
         goal = f"if {layers}" if layers.startswith("all ") else f"with {layers} layers"
         saves = seconds(rows[0]["saves"])
-        lead = "or instead: "
         yield plain(f"against it: {_action(finding)}, which saves {saves} {goal}{hint}")
         yield from effects_view(advice)
     elif len(rows) > len(advised):
-        lead = "or instead: "
         yield plain(f"against it: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
+    lead = "or instead: " if len(named) < len(rows) else ""
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
@@ -135,10 +133,11 @@ def trace_view(
         for part in parts
     )
     min_saving = MIN_SAVING * advice.step_time
-    mean = f"the step at mean times takes {seconds(advice.step_time)}"
-    if step > advice.step_time + min_saving:
-        mean += f", not {seconds(step)}, as means hide differences"
-    yield plain(f"{mean}: {', '.join(texts)}")
+    other = step > advice.step_time + min_saving
+    why = f", not {seconds(step)}, as means hide differences" if other else ""
+    yield plain(
+        f"the step at mean times takes {seconds(advice.step_time)}{why}: {', '.join(texts)}"
+    )
     for fault in advice.faults:
         if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
             text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")

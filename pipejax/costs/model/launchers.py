@@ -488,7 +488,7 @@ def _pipeline_module(job: _Job) -> str:
     return (
         f"PipelineModule(layers, topology=PipeModelDataParallelTopology({axes}, "
         f"num_dp={job.workload.data_parallel}), partition_method='type:LAYER'{interval}) "
-        "with the name of your model's class of layers for LAYER"
+        "(replace LAYER by the class of your layers)"
     )
 
 
