@@ -406,12 +406,12 @@ def split_report(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[st
 def read_envelope(data: Mapping[str, Any], name: str) -> None:
     """Check the kind, the version and the keys of a certificate."""
     kind, version = data.get("kind"), data.get("version")
-    if not (isinstance(kind, str) and kind in KINDS) or (type(version), version) != (int, VERSION):
-        kinds = ", ".join(f'"{kind}"' for kind in KINDS)
-        raise MalformedError(
-            f'{name} is not a certificate: expected "kind" {kinds} and "version" {VERSION}, '
-            f"got {kind!r} and {version!r}"
-        )
+    kinds = " or ".join(f'"{kind}"' for kind in KINDS)
+    needs = f'"version" {VERSION}, got {version!r}'
+    if not (is_kind := isinstance(kind, str) and kind in KINDS):
+        needs = f'"kind" {kinds}, got {kind!r}'
+    if not is_kind or (type(version), version) != (int, VERSION):
+        raise MalformedError(f"{name} is not a certificate (a saved proof): it needs {needs}")
     check_keys({**data}, KEYS, name)
     for part, keys in KINDS[kind].items():
         check_keys(data[part], keys, f"{name}: {part}")

@@ -135,7 +135,8 @@ def _field_and_mask(program: Program, name: str) -> tuple[str, NumpyArray]:
     if prefix not in phases or suffix == "_" or stage not in masks:
         suffixes = (
             f", each also with _first, _mid, _last or _0 to _{layout.num_stages - 1}; those of "
-            "messages with _F, _B"
+            "messages with _F, _B (A is the all-reduce of gradients, U the update, O and L offload "
+            "and load)"
         )
         raise unknown("parameter", name, [*phases, *MESSAGES], suffixes)
     return phases[prefix].kind.time, masks[stage].astype(float)

@@ -43,7 +43,7 @@ def calibrate(
     fitting: FitOptions,
     out: Annotated[Output, JSON],
 ) -> Answer:
-    """Fit a system to measured runs, robustly."""
+    """Adjust the numbers of a system until predictions match your measured runs."""
     from pipejax.costs.measured.measured_rows import joined
     from pipejax.costs.system.system import read_named
     from pipejax.search.calibration.calibrate import calibrated_file

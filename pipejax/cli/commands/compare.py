@@ -43,7 +43,7 @@ def compare(
     exchange: bool = False,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Compare schedules: step times at your costs; idle time as published and without messages."""
+    """Compare schedules by step time, idle time and memory, at your costs."""
     counts = None if microbatches is None else parse_counts(microbatches, "--microbatches")
     listed, link = run.listed, run.links()
     if diff:

@@ -36,7 +36,7 @@ def run(
     tolerance: float = 1e-5,
     trace: Annotated[Output, TABLES] = NO_OUTPUT,
 ) -> Answer:
-    """Run a table in a runtime, and compare its gradients with those of the whole model.
+    """Run a schedule in JAX or PyTorch, and compare its gradients with those of the whole model.
 
     Exit code 0 if the gradients are equal within the tolerance, 1 if they are not.
     """

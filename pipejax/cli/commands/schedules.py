@@ -43,7 +43,9 @@ COLUMNS = (
     Column("options", "options", lambda options: ", ".join(map(option_text, options))),
     Column("source", "source"),
 )
-LETTERS = "P workers r, M microbatches, V stages per worker, K slices of a microbatch"
+LETTERS = (
+    "P workers (r is one of them), M microbatches, V stages per worker, K slices of a microbatch"
+)
 SMALL_SIZE = {"num_workers": 4, "num_microbatches": 8}  # of which every built-in schedule exists
 
 
@@ -75,7 +77,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         columns = {"--models": MODELS, "--systems": SYSTEMS}.get(selected[0], (NAME, SOURCE))
         if SOURCE not in columns and not has_lines():
             columns = (*columns, SOURCE)
-        return Answer(rows, [rows_table(rows, columns)])
+        return Answer(rows, [f"{len(rows)} {selected[0][2:]}", rows_table(rows, columns)])
     rows = [
         {
             "name": name,
@@ -87,7 +89,9 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         for name, builder in _builders().items()
     ]
     other_lists = (f"{option[2:]}: {', '.join(items)}" for option, (*_, items) in lists.items())
-    return Answer(rows, [rows_table(rows, COLUMNS, caption=LETTERS), *other_lists])
+    return Answer(
+        rows, [f"{len(rows)} schedules; {LETTERS}", rows_table(rows, COLUMNS), *other_lists]
+    )
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:

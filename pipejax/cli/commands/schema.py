@@ -6,11 +6,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_name
-from pipejax.cli.app import COMMANDS
+from pipejax.cli.app import COMMANDS, summary
 from pipejax.cli.options.option import options
 from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.report import plain
 from pipejax.cli.output.schemas import read_schema
+from pipejax.cli.output.tables import facts
 
 
 @options
@@ -24,7 +25,8 @@ def schema(
     """
     if not command:
         names = [{"command": name} for name in COMMANDS]
-        return Answer(names, [plain("\n".join(COMMANDS))])
+        lead = f"{len(names)} commands; pipejax schema COMMAND prints the keys of its --json"
+        return Answer(names, [lead, facts((name, summary(name)) for name in COMMANDS)])
     name = resolve_name(" ".join(command), COMMANDS, "command")
     content = read_schema(name)
     return Answer(content, [plain(json.dumps(content, indent=2, ensure_ascii=False))])

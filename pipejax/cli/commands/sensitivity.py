@@ -28,7 +28,7 @@ def sensitivity(
     factor: float = 2.0,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
+    """Show how much the step time changes with each number of the run, and what bounds it."""
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
     scenario = run.scenario()

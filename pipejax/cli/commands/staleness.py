@@ -22,7 +22,10 @@ from pipejax.schedules.table.links import LINK_MODELS
 def staleness(
     *, run: RunOptions = RunOptions(), figure: Annotated[Output, DRAWING] = NO_OUTPUT
 ) -> Answer:
-    """Show weight versions and delays of an asynchronous table, in slots if there are no times."""
+    """Show how stale gradients of an asynchronous schedule are, and its versions of the weights.
+
+    The staleness counts weight updates. Without times, every op of the schedule takes one slot.
+    """
     from pipejax.costs.stage.stage_work import stage_bytes
 
     scenario = run.scenario()

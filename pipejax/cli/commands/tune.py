@@ -26,8 +26,8 @@ from pipejax.schedules.naming import find, named
 
 ORDERS = ("messages", "microbatches", "places", "lookahead", "chunks")
 SETTINGS = ("size", "layers", "recompute")  # of a model on a system
-WHAT = """Size of a microbatch, recompute (layers of each stage), or several as size,layers.
-With options of their own: layers alone, messages, microbatches, places, lookahead, chunks."""
+WHAT = """size (of a microbatch), recompute, layers (of each stage), or several, as size,layers;
+or messages, microbatches, places, lookahead or chunks, which have options of their own."""
 
 
 @options

@@ -29,7 +29,7 @@ def validate(
         str,
         Parameter(
             name="DATA.csv",
-            help="Measured rows; all tables that come with pipejax if there are none.",
+            help="Measured runs. Without a file: all tables of runs that come with pipejax.",
         ),
     ],
     system: str | None = None,

@@ -20,13 +20,19 @@ MAX_PROBLEMS = 10  # that the report lists
 
 @options
 def verify(
-    file: Annotated[Path, Parameter(name="FILE", help="Certificate, or table with costs.")],
+    file: Annotated[
+        Path,
+        Parameter(
+            name="FILE",
+            help="What --certificate or formula --out saved; or a schedule, with costs.",
+        ),
+    ],
     /,
     *,
     run: SizedCostOptions = SizedCostOptions(),
     links: LinkOptions = LinkOptions(),
 ) -> Answer:
-    """Derive a certificate, or the numbers of a table, again without the engine.
+    """Check a saved result, or the step time of a schedule file, by a second calculation.
 
     Exit code 0 if all claims hold, 1 if one does not.
     """

@@ -127,17 +127,8 @@ def trace_view(
     yield from _other_run(analysis)
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
-    parts = [part for part in advice.parts if abs(part.seconds) > MIN_SHARE * advice.step_time]
-    texts = (
-        f"{WORDS.get(part.name, part.name)} {percent(part.seconds / advice.step_time)}"
-        for part in parts
-    )
+    yield _mean_step(advice, step)
     min_saving = MIN_SAVING * advice.step_time
-    other = step > advice.step_time + min_saving
-    why = f", not {seconds(step)}, as means hide differences" if other else ""
-    yield plain(
-        f"the step at mean times takes {seconds(advice.step_time)}{why}: {', '.join(texts)}"
-    )
     for fault in advice.faults:
         if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
             text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
@@ -159,6 +150,19 @@ def _other_run(analysis: "pj.results.Analysis") -> Iterator[object]:
             f"{seconds(abs(longer))} {word} than the other run ({seconds(other)} per step); "
             f"times of ops and messages explain {seconds(explained)}"
         )
+
+
+def _mean_step(advice: "pj.results.Explanation", step: float) -> object:
+    """Return the step time at mean times of ops, and its parts; `step` is measured [s]."""
+    mean = advice.step_time
+    texts = (
+        f"{WORDS.get(part.name, part.name)} {percent(part.seconds / mean)}"
+        for part in advice.parts
+        if abs(part.seconds) > MIN_SHARE * mean
+    )
+    is_shorter = step > (1 + MIN_SAVING) * mean
+    why = f", not {seconds(step)}, as means hide differences" if is_shorter else ""
+    return plain(f"the step at mean times takes {seconds(mean)}{why}: {', '.join(texts)}")
 
 
 def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object]:

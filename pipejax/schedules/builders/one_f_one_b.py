@@ -199,7 +199,7 @@ def looped_bfs(
 
 @published(
     "circular",
-    "MaxText's circular pipeline (AI-Hypercomputer/maxtext); GPipe is arXiv:1811.06965",
+    "MaxText's circular pipeline (AI-Hypercomputer/maxtext), a GPipe (arXiv:1811.06965)",
     legal="any P, M a multiple of P",
 )
 def circular(
