@@ -110,22 +110,6 @@ def test_thirds_add_up_to_whole_numbers():
     assert memory.held[-1] == 0.0
 
 
-WRONG = {
-    "share": ({"weight_share": 1.5}, r"weight_share must be a number from 0 to 1, got 1.5"),
-    "no share": ({"weight_share": float("nan")}, r"weight_share must be a number from 0 to 1"),
-    "negative": ({"sizes": -1.0}, r"sizes must be finite numbers of at least 0, got -1.0"),
-    "endless": ({"checkpoints": float("inf")}, r"checkpoints must be finite numbers"),
-    "too many": ({"sizes": [1.0, 2.0]}, r"sizes must be a number or one for each of 1 stages"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_sizes_are_refused(what):
-    options, message = WRONG[what]
-    with pytest.raises(ValueError, match=message):
-        get_memory(["0F0", "0B0"], COSTS, **options)
-
-
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,I=1,W=1"]
 

@@ -447,49 +447,13 @@ def test_slots_are_reused_and_never_too_early(data, link):
     assert binary_ops(pj.lower(long)).num_slots < 20
 
 
-BAD = {
-    "two batch axes": (pj.Costs(forward=np.ones(3), backward=np.ones(4)), "of 3, others have 4"),
-    "stages": (
-        pj.Costs(forward=np.ones((3, 5)), backward=1.0),
-        r"forward has shape \(5,\), the table has 4 stages",
-    ),
-    "negative": (
-        unchecked_costs({"forward": np.array([1.0, -1.0])}),
-        "forward must be finite and at least 0",
-    ),
-    "NaN": (unchecked_costs({"forward": np.array([1.0, np.nan])}), "forward must be finite"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
 @pytest.mark.parametrize("function", [pj.makespans, pj.makespans_and_grad])
-def test_wrong_batches_are_refused(what, function):
-    costs, message = BAD[what]
+@pytest.mark.parametrize("wrong", [-1.0, np.nan])
+def test_batches_that_no_constructor_checked_are_refused(function, wrong):
     program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
-    with pytest.raises(ValueError, match=message):
+    costs = unchecked_costs({"forward": np.array([1.0, wrong])})
+    with pytest.raises(ValueError, match="forward must be finite and at least 0"):
         function(program, costs)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), True, "1", 1j])
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_temperatures_are_refused(temperature):
-    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
-    with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
-        pj.makespans(program, pj.Costs(forward=1.0, backward=1.0), temperature=temperature)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_sizes_are_refused():
-    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
-    costs = pj.Costs(forward=1.0, backward=1.0)
-    for solve in (pj.makespans, pj.makespans_and_grad):
-        for name in ("batch_size", "max_bytes"):
-            for wrong in (0, -1, 2.5, True, "2"):
-                with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):
-                    solve(program, costs, **{name: wrong})
-    for wrong in ("no", 0, 1):
-        with pytest.raises(TypeError, match="unroll must be of type bool"):
-            pj.makespans(program, costs, unroll=wrong)
 
 
 @given(case=st.booleans().flatmap(lambda b: strategies.cases(by_microbatch=b)), link=LINKS)
@@ -552,9 +516,3 @@ def test_transformations_of_an_empty_batch_are_empty(shape):
     empty = jnp.zeros(shape)
     for function in (times, jax.jit(times), jax.grad(lambda batch: times(batch).sum())):
         assert function(empty).shape == shape
-
-
-def test_lengths_beside_an_empty_batch_are_refused():
-    program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=3))
-    with pytest.raises(ValueError, match="backward has a batch axis of 5, others have 0"):
-        pj.makespans(program, pj.Costs(forward=np.zeros((0, 1)), backward=np.ones((5, 1))))

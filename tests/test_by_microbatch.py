@@ -148,48 +148,6 @@ def test_a_program_holds_its_costs_per_microbatch_once():
     assert traced(wide, random_costs()) == pj.makespan(program, random_costs())
 
 
-WRONG = {  # shapes that fit nothing, and what is said of them
-    "forward": ((4, 7), r"forward has shape \(4, 7\), the table has 4 stages and 8 microbatches"),
-    "weight_grad": ((3, 8), r"has shape \(3, 8\), the table has 4 stages and 8 microbatches"),
-    "transmit": ((2, 1, 3, 7), r"3 stage boundaries \(or \(2, 1, 3\)\) and 8 microbatches"),
-    "latency": ((3, 8), r"latency has shape \(3, 8\), the table has 3 stage boundaries"),
-    "all_reduce": ((4, 8), r"all_reduce has shape \(4, 8\), the table has 4 stages; a batch"),
-    "update": ((1, 8), r"update has shape \(1, 8\), the table has 4 stages; a batch"),
-}
-
-
-@pytest.mark.parametrize("field", WRONG)
-def test_shapes_that_fit_nothing_are_refused(field):
-    shape, message = WRONG[field]
-    costs = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones(shape)})
-    for run in (pj.makespan, pj.finish_times, pj.analysis.slack):
-        with pytest.raises(ValueError, match=message):
-            run(lowered(), costs)
-    batch = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones((5, *shape))})
-    with pytest.raises(ValueError, match=message.partition(r"\(")[0]):
-        pj.makespans(lowered(), batch)
-
-
-def test_a_batch_of_costs_per_microbatch_has_an_axis_of_its_own():
-    with pytest.raises(ValueError, match=r"have no batch axis here.*put an axis in front"):
-        pj.makespans(lowered(), pj.Costs(forward=np.ones((4, 8)), backward=2.0))
-    batch = pj.Costs(forward=np.ones((1, 4, 8)), backward=2.0)
-    assert pj.makespans(lowered(), batch).tolist() == [33.0]
-
-
-def test_what_takes_microbatches_as_alike_refuses_others():
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
-    costs = pj.Costs(forward=np.ones((2, 8)), backward=2.0)
-    with pytest.raises(ValueError, match="differ by microbatch: a search of the schedule"):
-        pj.optimize(table, costs, memory_limit=4, time_limit=1)
-    for repeats in (
-        pj.cycle_time,
-        functools.partial(pj.analysis.extrapolated_makespans, num_microbatches=9),
-    ):
-        with pytest.raises(ValueError, match="differ by microbatch: what repeats"):
-            repeats(pj.lower(table), pj.Costs(forward=np.ones((1, 2, 8)), backward=2.0))
-
-
 @pytest.mark.parametrize("name", ["gpipe", "zb-h1", "interleaved-1f1b"])
 def test_memory_of_microbatches_that_differ(name):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=6)
@@ -214,5 +172,3 @@ def test_memory_of_microbatches_that_differ(name):
     claimed["costs"]["seconds"]["F"][0] = [1.0, 2.0]
     with pytest.raises(ValueError, match="numbers or lists, got"):
         pj.verify(claimed)
-    with pytest.raises(ValueError, match=r"stages and 6 microbatches, got shape \(1, 5\)"):
-        pj.analysis.activation_memory(run, sizes=np.ones((1, 5)))

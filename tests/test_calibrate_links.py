@@ -116,25 +116,6 @@ def test_rows_that_spread_count_less(machine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("broadcast,2,2,1e6,1e-5", "row 1: kind must be one of .*, got 'broadcast'"),
-        ("message,4,2,1e6,1e-5", "row 1: ranks must be at most 2, got 4"),
-        ("ring,1,1,1e6,1e-5", "row 1: ranks must be a whole number of at least 2, got 1"),
-        ("ring,8,3,1e6,1e-5", "row 1: ranks_per_node must divide 8 ranks, got 3"),
-        ("ring,8,16,1e6,1e-5", "row 1: ranks_per_node must be at most 8, got 16"),
-        ("ring,8,8,0,1e-5", "row 1: bytes must be a number above 0, got 0"),
-        ("ring,8,8,1e6,", "row 1: seconds is missing"),
-    ],
-)
-def test_mistakes_are_named(row, message, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text(f"kind,ranks,ranks_per_node,bytes,seconds\n{row}\n")
-    with pytest.raises(ValueError, match=message):
-        read_collectives(path)
-
-
-@pytest.mark.parametrize(
     ("kinds", "factor"),
     [  # units of seconds or bytes that are wrong by a factor
         (["all_reduce"], 1e3),

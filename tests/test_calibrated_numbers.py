@@ -33,24 +33,6 @@ def test_a_number_is_put_where_it_is_read(a100, name):
     assert system_number(a100.with_number(name, value), name) == value
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("network.bandwith", 1e9, "unknown number of a system .*did you mean network.bandwidth"),
-        ("network.bandwidth", -1.0, "network.bandwidth must be a number above 0, got -1.0"),
-        ("compute.peak", float("nan"), "compute.peak must be a number above 0, got nan"),
-        ("network.bandwidth", np.array([1e9, 0.0]), "network.bandwidth must be a number above 0"),
-        ("network.efficiency", 84.5, "network.efficiency must be .* at most 1, got 84.5"),
-        ("compute.efficiency", 74.0, "compute.efficiency must be .* at most 1, got 74.0"),
-        ("contention.compute", 0.5, "contention.compute must be a number of at least 1, got 0.5"),
-        ("compute.peak", "fast", "compute.peak must be a number or several, got 'fast'"),
-    ],
-)
-def test_a_number_that_no_system_has_is_refused(a100, name, value, message):
-    with pytest.raises(ValueError, match=message):
-        a100.with_number(name, value)
-
-
 def test_a_number_far_from_all_machines_gives_a_warning(a100):
     with pytest.warns(UserWarning, match="network.bandwidth is .* times below the smallest"):
         a100.with_number("network.bandwidth", 50.0)  # GB/s were meant

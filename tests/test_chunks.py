@@ -140,26 +140,6 @@ def test_equal_chunks_pass_one_behind_another():
         assert run.busy.tolist() == [m * k] * p
 
 
-WRONG = {
-    "num_chunks must be at most the multiples of 64 in 128 tokens, 2, got 3": {
-        "tokens": 128,
-        "multiple": 64,
-        "num_chunks": 3,
-    },
-    "tokens must be a whole number of at least 1, got 0": {"tokens": 0},
-    "per_pair must be finite numbers of at least 0, got -1": {"per_pair": -1},
-    "per_token must be a number or one for each of 2 stages": {"per_token": [1.0, 2.0, 3.0]},
-    "seed must be a whole number of at least 0": {"seed": -1},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_prompts_are_named(message):
-    options = {"tokens": 128, "num_workers": 2, "per_token": 1.0, "per_pair": 1.0, **WRONG[message]}
-    with pytest.raises(ValueError, match=message):
-        pj.search.chunks(**options)
-
-
 def as_sglang_cuts(tokens, per_token, per_pair, rule):
     """Chunks by the rule of its scheduler, of a runtime b L + c L^2 / 2 of a prefix."""
     first, sizes, done = rule["first_chunk"], [rule["first_chunk"]], rule["first_chunk"]

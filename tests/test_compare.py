@@ -271,5 +271,3 @@ def test_a_figure_has_the_runs_that_exist(tmp_path, call):
     assert (code, str(figure) in shown) == (0, True)
     titles = re.findall(r">([^<>]+ M = \d): ([^<>,]+)", figure.read_text())
     assert titles == [("gpipe M = 7", "30 s"), ("gpipe M = 8", "33 s"), ("chimera M = 8", "29 s")]
-    code, _, error = call(*run.split(), "--diff", "--figure", str(tmp_path / "x.svg"))
-    assert (code, error) == (2, "error: --figure has no effect with --diff: it draws all runs\n")

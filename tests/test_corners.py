@@ -119,7 +119,7 @@ def test_rules_scale_what_they_name(data, pair):
     assert np.array_equal(twice.latency, 3 * costs.latency)
 
 
-def test_corners_on_the_command_line(answer, call, mistake):
+def test_corners_on_the_command_line(answer, call):
     slow, hot = ["--corner", "slow link:transmit*4"], ["--corner", "hot:compute@worker2*1.5"]
     result = answer(*SMALL, *slow, *hot, "--target", 18, "--slack")
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
@@ -141,4 +141,3 @@ def test_corners_on_the_command_line(answer, call, mistake):
     assert alone["total_negative_slack"] < alone["worst_slack"]
     assert "corners" not in alone
     assert "slow link" in call(*SMALL, *slow)[1]
-    assert "'nominal' is the name of another corner" in mistake(*SMALL, "--corner", "nominal:F*2")

@@ -175,35 +175,3 @@ def test_a_sender_that_is_held_is_part_of_the_bound():
         link: order_bound(table, costs, Links.resolve(link)) for link in ("delay", "blocking")
     }
     assert result == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}
-
-
-WRONG = {
-    "replicas": ({"replicas": 1}, "replicas must be a whole number of at least 2, got 1"),
-    "count": ({"replicas": 4}, "forward is of 6 microbatches, 4 replicas of 3 .* have 12"),
-    "seed": ({"replicas": 2, "seed": -1}, "seed must be a whole number of at least 0, got -1"),
-    "limit": ({"replicas": 2, "time_limit": -1}, "time_limit must be at least 0"),
-    "link": ({"replicas": 2, "link": "slow"}, "slow"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name):
-    options, message = WRONG[name]
-    table, (costs,) = draw_samples(("1f1b", 2, "delay", 2, 3), 1)
-    with pytest.raises(ValueError, match=message):
-        pj.search.deals(table, [costs], **options)
-
-
-def test_steps_that_do_not_go_together_are_named():
-    table, (costs, other) = draw_samples(("1f1b", 2, "delay", 2, 3), 2)
-    alike = pj.Costs(forward=1.0, backward=other.backward)
-    with pytest.raises(ValueError, match=r"forward has shape \(\) in step 1 and \(2, 6\) in the"):
-        pj.search.deals(table, [costs, alike], replicas=2)
-    equal, many = (
-        pj.Costs(forward=1.0, backward=1.0),
-        pj.Costs(forward=np.ones((3, 6)), backward=1.0),
-    )
-    with pytest.raises(ValueError, match=r"any deal is as good, give costs of shape \(stages, 6\)"):
-        pj.search.deals(table, [equal], replicas=2)
-    with pytest.raises(ValueError, match="the table has 2 stages"):
-        pj.search.deals(table, [many], replicas=2)

@@ -99,14 +99,3 @@ def test_encoders_hold_no_more_than_they_may(entry, held):
                 level[stage] += 1 if letters == "F" else -1
                 largest.append(level[stage])
     assert max(largest) == (16 // copies if held is None else held)
-
-
-def test_sizes_that_are_none():
-    with pytest.raises(ValueError, match="needs more workers than the 4 stages of its encoders"):
-        build("encoders-1f1b", 4, 8, encoder_stages=2)
-    with pytest.raises(ValueError, match=r"encoder_stages that divide the workers \(4\), got 3"):
-        build("filled-encoders", 4, 8, encoder_stages=3)
-    with pytest.raises(ValueError, match=r"held must be at least encoder_stages \(2\), .* got 1"):
-        build("filled-encoders", 4, 8, encoder_stages=2, held=1)
-    with pytest.raises(ValueError, match="encoder_share"):
-        build("filled-encoders", 4, 8, encoder_share=0)

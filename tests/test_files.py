@@ -139,7 +139,6 @@ def test_what_spreadsheets_do_to_a_csv_is_read(tmp_path):
 
 GOOD = json.loads(to_json(pj.schedules.build("chimera", num_workers=2, num_microbatches=2)))
 BAD = {
-    "empty": (b"", "the file is empty"),
     "blank": (b" \n\n", "the file is empty"),
     "empty cells": (b",,,\n,,,\n", "no cell holds an op"),
     "spaces": (b" , \n", "no cell holds an op"),
@@ -149,27 +148,16 @@ BAD = {
     "zeros": (b"0F0\0,0B0", "binary data"),
     "an image": (b"\x89PNG\r\n\x1a\n\0\0", "not text"),
     "prose": (b"hello, world\n", "'hello' is not an op"),
-    "unclosed quote": (b'"0F0,0B0\n', "not a table|not an op"),
-    "half of json": (b'{"format": ', "not JSON"),
     "other json": (b'{"a": 1}', '"format": "pipejax-table"'),
     "json list": (b"[1, 2]", "is not an op"),
     "missing key": (
         json.dumps({k: v for k, v in GOOD.items() if k != "rows"}).encode(),
         "rows is missing",
     ),
-    "unknown key": (json.dumps(GOOD | {"rowz": []}).encode(), "unknown key 'rowz'"),
     "rows of numbers": (json.dumps(GOOD | {"rows": [[1]]}).encode(), "lists of texts"),
     "placement text": (json.dumps(GOOD | {"placement": "x"}).encode(), "placement must be lists"),
     "ragged placement": (json.dumps(GOOD | {"placement": [[0, 1], [1]]}).encode(), "of one length"),
-    "unknown slot": (json.dumps(GOOD | {"slots": {"Z": 1}}).encode(), "unknown phase 'Z'"),
-    "negative slot": (json.dumps(GOOD | {"slots": {"F": -1}}).encode(), "F must be a finite"),
-    "huge placement": (
-        json.dumps(GOOD | {"placement": [[0, 10**20], [1, 0]]}).encode(),
-        "placement must be whole numbers, got .*100000000000000000000",
-    ),
-    "another version": (json.dumps(GOOD | {"version": 7}).encode(), "version"),
     "key twice": (b'{"format": 1, "format": 2}', "key 'format' stands twice"),
-    "missing op": (b"0F0,0B0,0F1\n", "missing op 0B1"),
 }
 
 

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from daily import daily
-from jitter_cases import build
 from legal_sizes import at_least, is_legal
 
 import pipejax as pj
@@ -203,20 +202,6 @@ def test_a_box_may_fix_a_parameter(fixed):
     assert str(form) == f"{form.text} for {form.where}"
 
 
-@pytest.mark.parametrize(
-    ("box", "message"),
-    [
-        ({"F": (2, 1)}, "box of F must have 0 <= low <= high, got 2 and 1"),
-        ({"F": (np.inf, np.inf)}, "box of F must have 0 <= low <= high"),
-        ({"F": (1, 1), "B": (2, 2)}, "box may fix one parameter, above 0, got F = 1, B = 2"),
-        ({"F": (0, 0)}, "box may fix one parameter, above 0, got F = 0"),
-    ],
-)
-def test_a_box_that_is_none(box, message):
-    with pytest.raises(ValueError, match=message):
-        pj.formula(lowered("1f1b", 2, 4)[1], box=box)
-
-
 def test_the_middle_of_a_regime_does_not_depend_on_parts_of_units():
     """Two stages on a worker halve its times; the same sums are bound by the same."""
     table, program = lowered("interleaved-1f1b", 2, 4)
@@ -304,39 +289,6 @@ def test_jax_takes_it():
     np.testing.assert_allclose(many[:50], form(theta[:50].astype(float)), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        (("F", "B", "F_last"), "F_last gives a time that another"),
-        (("F_first", "B", "c"), "do not give forward of stage 1"),
-        (("F", "B", "B_9"), "unknown parameter 'B_9'"),
-        ("FB", "must be a sequence of names, got 'FB'"),
-        ({}, "must name at least one"),
-    ],
-)
-def test_mistakes_in_parameters(parameters, message):
-    _, program = lowered("1f1b", 4, 4)
-    with pytest.raises(ValueError, match=message):
-        pj.formula(program, parameters)
-
-
-def test_mistakes_in_values():
-    form = pj.formula(lowered("gpipe", 2, 2)[1])
-    for values, message in (
-        ({"F": 1.0}, "B has no value"),
-        ({"F": -1.0, "B": 1.0, "c_F": 0.0, "c_B": 0.0}, "finite and at least 0"),
-        ({"f": 1.0}, "unknown parameter 'f'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            form(**values)
-    with pytest.raises(ValueError, match=r"got shape \(3,\)"):
-        form([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match=r"F, B, c_F, c_B must be .* several, got .*Costs"):
-        form(pj.Costs(forward=1.0, backward=2.0))
-    with pytest.raises(ValueError, match="the table is not the one"):
-        form.certificate(build("chimera"))
-
-
 def test_numbers_of_any_size_stay_exact():
     """Rays of cones grow; beyond 64 bits whole numbers are Python's."""
     cone = Cone.orthant(3)
@@ -377,10 +329,3 @@ def test_the_command(tmp_path, capsys):
     shown = [*["formula", "-s", "zb-h1"], *options, *["--parameters", "F,I,W,c", "--box", "c=0:1"]]
     assert run([*shown, "--per-worker"]) == 0
     assert "exact" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("schedule", "last"), [("1f1b", 3), ("chimera", 3), ("zb-v", 7)])
-def test_an_unknown_parameter_is_answered_with_the_stages_of_the_table(schedule, last):
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
-    with pytest.raises(ValueError, match=f"unknown parameter 'G': .* or _0 to _{last};"):
-        pj.formula(pj.lower(table), parameters=["F", "G"])

@@ -277,76 +277,6 @@ def make_table(rows, grammar, **more):
 
 
 N, S = {"N": kind("net")}, {"S": kind(scope="worker")}
-SENSELESS = {
-    "F <- UNSHARD": ({}, "UNSHARD belongs to a whole stage"),
-    "S@last <- S": (S, "S belongs to a worker"),
-    "S <- F": (S, "name the stage of the producer, as F@last"),
-    "S <- F@last [message]": (S, "messages lead from stages to stages"),
-    "F@-1 <- F": ({}, "only a producer may have a distance"),
-    "F <- B1 (all)": ({}, "names the microbatch of the producer twice"),
-    "0F0.1 <- B": ({}, "its microbatches are a number"),
-}
-
-
-@pytest.mark.parametrize("rule", SENSELESS)
-def test_rules_that_can_mean_nothing_are_refused(rule):
-    kinds, why = SENSELESS[rule]
-    with pytest.raises(ValueError, match=re.escape(f"{rule!r} is not a rule: ") + ".*" + why):
-        pj.schedules.Grammar(kinds=kinds, rules=[rule])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({"items": {"activation": 0.5}}, "activation is a part of every activation"),
-        ({"kinds": {"S": kind("host", "worker")}}, "S: a host link carries microbatches"),
-        ({"kinds": {"N": kind(slot=0)}}, "N: slot must be above 0"),
-        ({"kinds": {"N": kind(at_end={"kv": 1})}}, "item of N must be one of activation"),
-        ({"kinds": {"N": kind(at_end={"for_w": 0.5})}}, "N: takes whole numbers of for_w"),
-        ({"kinds": {**N, **S}}, "own is a cost of workers and of stages"),
-        ({"graph": [(0, 1), (1, 0)]}, r"one way and once, got \(0, 1\)"),
-        ({"graph": [(1, 1)]}, "edges lead to other stages"),
-        ({"graph": [(0, 1)], "rules": ["F <- F@-2"]}, "in a graph stages are @-1 or @"),
-        ({"slices": 2, "rules": ["0F1 <- B"]}, "its microbatches are m.k, k the slice"),
-    ],
-)
-def test_grammars_that_make_no_sense_are_refused(arguments, why):
-    with pytest.raises(ValueError, match=why):
-        pj.schedules.Grammar(**arguments)
-
-
-PLAIN = [["0F0", "0N0", "0B0"], ["1F0", "1N0", "1B0"]]
-# two pipes that mirror each other
-TWO = {"placement": [[0, 1], [1, 0]], "pipe_of_microbatch": [0, 1]}
-CROSSED = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "more", "grammar", "why"),
-    [
-        (
-            PLAIN,
-            {},
-            {"rules": ["N <- 7F0"]},
-            "rule N <- 7F0: stage 7 does not exist: the last is 1",
-        ),
-        (PLAIN, {}, {"rules": ["N <- 0F3"]}, "microbatch 3 does not exist: the last is 0"),
-        (PLAIN, {}, {"rules": ["N <- W"]}, "missing op 0W0 on worker 0: 0N0 waits for it"),
-        (PLAIN, {}, {"rules": ["R <- N"]}, "rule R <- N: the table holds no op that waits by it"),
-        (CROSSED, TWO, {"rules": ["0F1 <- 0F0 [message]"]}, "0F1 on worker 1 .* one within stage"),
-        ([["0F0.0"]], {}, {"slices": 2, "forward_only": True}, "microbatch 0 has 1 slices of 2"),
-        (
-            [["0F0.0", "1F0.1"], ["1F0.0", "0F0.1"]],
-            TWO,
-            {"slices": 2, "forward_only": True},
-            "slices of microbatch 0 are in several pipes",
-        ),
-        ([["0F0.1", "0F0.0"]], {}, {"slices": 2, "forward_only": True}, "0F0.1 .* waits for 0F0.0"),
-    ],
-)
-def test_tables_without_what_their_rules_say_are_refused(rows, more, grammar, why):
-    with pytest.raises(pj.ScheduleError, match=why):
-        make_table(rows, {"kinds": N, **grammar}, **more)
 
 
 @pytest.mark.parametrize(
@@ -380,13 +310,6 @@ def test_a_table_computes_a_microbatch():
     data = json.loads(to_json(make_table([["0F0"]], {"forward_only": True})))
     with pytest.raises(pj.ScheduleError, match="no op of the table computes a microbatch"):
         from_json({**data, "rows": [["0REDUCE_GRAD"]]})
-
-
-def test_messages_of_a_graph_go_along_its_edges():
-    rows = [["0F0"], ["1F0"], ["2F0", "2N0"]]
-    grammar = {"kinds": N, "graph": [(0, 1), (1, 2)], "forward_only": True}
-    with pytest.raises(pj.ScheduleError, match=r"one from stage 0: .* along edges of the graph"):
-        make_table(rows, {**grammar, "rules": ["N@last <- F@first [message]"]})
 
 
 FORK, JOIN = [(1, 0), (1, 2)], [(0, 1), (2, 1)]  # an edge to a lower stage and one to a higher

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from daily import daily
-from jitter_cases import ALL, LINKS, ONE, D, S, build, make_costs, sample_costs
+from jitter_cases import ALL, LINKS, ONE, build, make_costs, sample_costs
 from legal_sizes import at_least
 
 import pipejax as pj
@@ -172,27 +172,15 @@ def test_robustness_ranks():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("costs", "message"),
     [
-        (lambda: D("uniform", 0.6), "spread of uniform must be a number from 0 to 0.577, got 0.6"),
-        (lambda: D("normal", 0.3), "spread of normal must be a number from 0 to 0.25, got 0.3"),
-        (lambda: D("gamma", float("nan")), "got nan"),
-        (lambda: S(1.1, 2.0), "probability of a straggler must be from 0 to 1, got 1.1"),
-        (lambda: S(0.1, float("inf")), "got inf"),
-        (lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0), "samples must be a whole .* got 0"),
-        (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=-1), "seed must be a whole number .* got -1"),
-        (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=2**63), "seed must be at most"),
-        (lambda: pj.jitter(ONE, pj.Costs(), ALL, max_bytes=0), "max_bytes must be a whole number"),
-        (lambda: pj.jitter(ONE, unchecked_costs({"forward": -1.0}), ALL), "forward must be finite"),
-        (
-            lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308, backward=0.0), ALL, samples=99),
-            "too large for a float",
-        ),
+        (unchecked_costs({"forward": -1.0}), "forward must be finite"),
+        (pj.Costs(forward=1.7e308, backward=0.0), "too large for a float"),
     ],
 )
-def test_mistakes(make, message):
+def test_costs_that_no_sample_can_have_are_refused(costs, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        pj.jitter(ONE, costs, ALL, samples=99)
 
 
 def test_nothing_takes_time():
@@ -305,7 +293,6 @@ def test_slack_on_the_command_line(call, link):
     assert "most slack" in table
 
 
-def test_a_spread_may_be_percent(answer, mistake):
+def test_a_spread_may_be_percent(answer):
     result = answer(*J, "--op", "lognormal:5%", "--straggler", "1%:2")["jitter"]
     assert (result["op"], result["straggler"]) == ("lognormal:0.05", "0.01:2")
-    assert "--op lognormal:x: 'x' is no number, as 0.05 or 5%" in mistake(*J, "--op", "lognormal:x")

@@ -134,16 +134,6 @@ def test_parts_are_differentiated():
         assert (np.asarray(slope[kind]) < 0).all() == (kind[1] in "dc")
 
 
-def test_what_has_no_such_parts_is_refused():
-    table = make_table("combined-1f1b")
-    with pytest.raises(ValueError, match=r"has Fa \(attention\), .* and gpt-22b has no experts"):
-        pj.stage_costs(pj.Workload(pj.load_model("gpt-22b"), minibatch=16), H100, table)
-    with pytest.raises(ValueError, match=r"expert_overlap must be 0, got 0\.5"):
-        pj.stage_costs(workload("mixtral-8x7b", expert_overlap=0.5), H100, table)
-    with pytest.raises(ValueError, match="mid_nw_mid_cp prices layers as a whole"):
-        pj.stage_costs(workload("mixtral-8x7b"), pj.load_system("mid_nw_mid_cp"), table)
-
-
 def test_sweeps_go_on_without_what_they_cannot_price(call, tmp_path):
     (tmp_path / "grid.toml").write_text(
         'schedules = ["1f1b", "combined-1f1b"]\nmodels = "mixtral-8x7b"\nsystems = "h100"\n'

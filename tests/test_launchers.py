@@ -253,8 +253,6 @@ def test_torchtitan_reads_tables_of_compute_alone():
     lacks = pj.costing.pipeline_launches(pj.links.insert_transfers(table))[2].lacks
     assert lacks == ("tables with SEND and RECV (it reads compute alone)",)
     assert pj.costing.pipeline_launches(table)[2].lacks == ()
-    with pytest.raises(ValueError, match="layers are of 3 stages, the table has 2"):
-        pj.costing.pipeline_launches(table, [1, 2, 3])
 
 
 def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records():
@@ -282,8 +280,6 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
         "'comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
         "tp_comm_overlap:true,overlap_grad_reduce:true,overlap_param_gather:true}'",
     ]
-    with pytest.raises(ValueError, match="unknown launcher 'megatron': known are Megatron-LM"):
-        pj.costing.launches(workload, table, "megatron")
 
 
 def test_maxtext_has_two_schedules_and_full_recomputation():

@@ -103,18 +103,6 @@ def test_deadlock_names_the_cycle(queues):
         reference.Run(CROSSED, [0, 0], costs, "rendezvous", queues)
 
 
-def test_unknown_models_are_named():
-    with pytest.raises(ValueError, match="unknown link model 'x': known are delay, queued"):
-        pj.lower(GPIPE, link="x")
-    with pytest.raises(ValueError, match="unknown queue scope 'x': known are worker, pair"):
-        pj.lower(GPIPE, link=pj.Links(queues="x"))
-
-
-def test_the_pair_that_stands_twice_is_named():
-    with pytest.raises(ValueError, match=r"names the pair \(1, 0\) twice in one group"):
-        pj.Links("queued", shared_links=[[(2, 3)], [(0, 1), (1, 0), (1, 0)]])
-
-
 @pytest.mark.parametrize("like", ["queued", "blocking"])
 def test_a_link_model_is_a_record(monkeypatch, like):
     """One that holds its link for the latency, too, is another with slower messages."""

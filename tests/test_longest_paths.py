@@ -136,7 +136,7 @@ def test_counts_times_costs_are_the_length(data):
         assert path.counts["pair"] > 0
 
 
-def test_on_the_command_line(answer, call, mistake):
+def test_on_the_command_line(answer, call):
     result = answer("evaluate", *SMALL, *TIMES, "--paths", 5)
     paths = result["paths"]
     assert [set(path) for path in paths] == [{"length", "behind", "counts", "ops", "messages"}] * 5
@@ -150,8 +150,6 @@ def test_on_the_command_line(answer, call, mistake):
     code, out, _ = call("evaluate", *SMALL, *TIMES, "--paths", 3)
     assert code == 0
     assert "0F0 1F0 2F0 3F0 .. " in out
-    assert "--paths" in mistake("evaluate", *SMALL, *TIMES, "--paths", 0)
-    assert "--paths" in mistake("evaluate", *SMALL, *TIMES, "--distinct-counts")
 
 
 def test_a_long_schedule_takes_no_recursion():
