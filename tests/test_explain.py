@@ -1003,7 +1003,6 @@ def test_reports_count_single_things_in_the_singular(call, workers, count):
     ("options", "place"),
     [
         (("-s", "1f1b", "-P", 4), "worker 3 (stage 3)"),
-        (("-s", "1f1b", "-P", 3), "worker 2 (stage 2)"),
         (("-s", "1f1b", "-P", 5), "worker 4 (stage 4)"),
         (("-s", "interleaved-1f1b", "-P", 4, "-V", 2), "worker 3 (stages 3, 7)"),
     ],

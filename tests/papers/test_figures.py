@@ -133,23 +133,13 @@ def test_the_fastest_schedule_of_every_network(space):
 
 def test_the_map_shows_the_fastest(space):
     figure = best_schedule.draw(space)["best_schedule"]
-    first, middle, right, *_ = figure.axes
-    assert [axes.get_title(loc="left") for axes in (first, middle, right)] == [
-        "fastest schedule",
-        "lead over the next [%]",
-        "largest share of its critical path",
-    ]
-    mesh = first.collections[0]
+    mesh = figure.axes[0].collections[0]
     colours = mesh.cmap(mesh.norm(mesh.get_array())).reshape(4, 5, 4)
     for b, k in ((0, 0), (4, 0), (0, 3), (4, 3)):  # rows are latencies
         expected = LOOK[by_hand(space, b, k)[1]]["color"]
         assert tuple(colours[k, b]) == pytest.approx(plt.matplotlib.colors.to_rgba(expected))
-    labels = {text.get_text() for text in first.get_legend().get_texts()}
+    labels = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
     assert labels == {LOOK[by_hand(space, b, k)[1]]["label"] for b in range(5) for k in range(4)}
-    assert (first.get_xlabel(), first.get_ylabel()) == (
-        "network bandwidth [GB/s]",
-        "network latency [µs]",
-    )
 
 
 def test_where_nothing_fits_the_map_is_empty(space):
@@ -183,50 +173,15 @@ def test_the_front_equals_brute_force(seed):
     assert not all(expected)
 
 
-def test_pareto(space):
-    figure = pareto.draw(space)["pareto"]
-    (axes,) = figure.axes
-    plans = int(space.memory_bytes.notnull().sum())
-    points = [line for line in axes.lines if line.get_linestyle() == "None"]
-    assert len(points) == plans
-    large = [line for line in points if line.get_markersize() == 7]
-    assert len(large) == len(axes.texts) == len(axes.lines[0].get_xdata())
-    assert axes.get_xlabel() == "memory of the fullest accelerator [GB]"
-    assert axes.get_ylabel() == "step time [s]"
-    legend = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert {"capacity, 32 GB", "1F1B", "recompute: none", "recompute: full"} <= legend
-
-
-def test_run_time_against_microbatches(space):
-    figure = design_run_time.draw(space)["design_run_time"]
-    assert len(figure.axes) == 2 * 3
-    assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["microbatches"] * 3
-    assert figure.axes[0].get_ylabel() == "step time [s]"
-    points = hollow = 0
-    for axes in figure.axes:
-        points += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[::2])
-        hollow += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[1::2])
-    bandwidths = space["network.bandwidth"].values
-    columns = [int(abs(bandwidths - value).argmin()) for value in design_run_time.BANDWIDTHS]
-    at = space.isel({"network.bandwidth": columns, "network.latency": 1})
-    assert points == int(at.step_time.notnull().sum())
-    assert hollow == int((at.status == STATUS.index("out of memory")).sum()) > 0
-
-
 def test_tornado(elasticity):
     assert elasticity.swing.attrs["units"] == "s"
     assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
     np.testing.assert_allclose(elasticity.share.sum("resource"), 1)
     axes = tornado.draw(elasticity)["tornado"].axes[0]
-    assert axes.get_title(loc="left").startswith(f"{elasticity.setting.item()}\n")
-    assert axes.get_xlabel() == "change of the step time [%]"
     row = [text.get_text() for text in axes.get_yticklabels()].index("network bandwidth")
     ends = elasticity.swing.sel(parameter="network.bandwidth") / elasticity.step_time
     widths = [bars.patches[row].get_width() for bars in axes.containers]
     np.testing.assert_allclose(widths, 100 * (ends.values.ravel() - 1))
-    three = elasticity.isel(setting=[0, 0, 0]).assign_coords(setting=["a", "b", "c"])
-    visible = [axes.get_visible() for axes in tornado.draw(three)["tornado"].axes]
-    assert visible == [True, True, True, False]
 
 
 def test_timelines(runs):
@@ -234,18 +189,13 @@ def test_timelines(runs):
         timelines_sweep.COLUMNS
     )
     figure = timelines.draw(runs)["timelines"]
-    assert len(figure.axes) == len(timelines_sweep.SHOWN)
-    assert len({axes.get_xlim() for axes in figure.axes}) == 1
     ordered = runs.sortby("makespan", ascending=False)
     for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):
         is_case = (runs.case == name).values
         more = int(runs.is_critical.values[is_case].sum() + runs.is_upward.values[is_case].sum())
         collections = [c for c in axes.collections if isinstance(c, PolyCollection)]
-        assert axes.get_title(loc="left").startswith(f"{LOOK[name]['label']}: ")
         # frames and strokes
         assert sum(len(c.get_paths()) for c in collections) == is_case.sum() + more
-        assert axes.get_yticklabels()[0].get_text() == "worker 0"
-    assert figure.axes[-1].get_xlabel() == "time [s]"
 
 
 def test_strokes_mark_what_runs_from_the_last_worker_to_the_first(runs):
@@ -259,15 +209,11 @@ def test_strokes_mark_what_runs_from_the_last_worker_to_the_first(runs):
 
 
 def test_schedule_tables(runs):
-    """Workers by slots, all on one scale; what the literature counts at equal slots."""
+    """The literature counts this idle time at equal slots."""
     figure = schedule_tables.draw(runs)["schedule_tables"]
-    *tables, legend, _ = figure.axes
-    assert len({axes.get_xlim() for axes in tables}) == 1
-    titles = [axes.get_title(loc="left") for axes in tables]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles[:2] == [f"{name}: 14 slots, idle 42.9 %" for name in ("GPipe", "1F1B")]
     assert "Chimera: 10 slots, idle 20.0 %" in titles
-    named = [text.get_text() for text in legend.get_legend().get_texts()]
-    assert named == ["forward", "backward", timelines.UPWARD, "idle"]
 
 
 def test_both_ops_of_a_fused_pair_are_drawn(runs):

@@ -4,8 +4,7 @@ import numpy as np
 import optpipe_data as made
 import pytest
 
-from figures import __main__ as command
-from figures.kit.rules import faults, figure_caption
+from figures.kit.rules import faults
 from figures.optpipe import (
     cases as optpipe_cases,
     gaps as optpipe_gaps,
@@ -53,12 +52,6 @@ def test_every_method_has_a_look():
 
 def test_idle_time_by_memory_limit(grid):
     figure = optpipe_memory.draw(grid)["optpipe_memory"]
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [
-        f"{pipe}\n{link}"
-        for link in ("no host link", "offload in 1 F")
-        for pipe in ("1.5B, P=4", "14.6B, P=16")
-    ]
     axes = figure.axes[0]
     np.testing.assert_allclose(curve(axes, "zb-2p"), fills(grid, [np.nan, np.nan, 0.45]))
     np.testing.assert_allclose(curve(axes, "1f1b"), fills(grid, [np.nan, 1.0, 1.0]))
@@ -79,22 +72,12 @@ def test_what_is_gained_on_each_opponent(grid):
 
 def test_idle_time_by_host_link(grid):
     figure = optpipe_links.draw(grid)["optpipe_links"]
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [
-        f"{pipe},\nlimit {limit}" for limit in ("0.5", "1") for pipe in ("1.5B, P=4", "14.6B, P=16")
-    ]
-    ticks = [text.get_text() for text in figure.axes[-1].get_xticklabels()]
-    assert ticks == ["no", "1", "0.5", "1 s"]
     np.testing.assert_allclose(curve(figure.axes[0], OPTIMUM), fills(grid, 0.18))
 
 
 def test_quality_against_solving_time(grid):
     figure = optpipe_quality.draw(grid)["optpipe_quality"]
     best, bound = figure.axes[:2]
-    assert [axes.get_title(loc="left").split(",")[0] for axes in figure.axes] == [
-        *["half of the problems"] * 2,
-        *["nine tenths"] * 2,
-    ]
     assert len(best.lines) == grid.sizes["ops"]
     assert best.lines[0].get_ydata()[-1] == pytest.approx(0)
     assert bound.lines[0].get_ydata()[-1] == pytest.approx(100 * (1.18 / 1.05 - 1))
@@ -120,8 +103,6 @@ def test_gaps_and_times(grid):
 def test_solutions_that_get_better():
     figures = optpipe_refinement.draw(made.refinement())
     first, second = figures["optpipe_anytime"].axes
-    assert first.texts[0].get_text() == "at most 9.1 % from the best"
-    assert second.texts[0].get_text() == "the best there is"
     heuristic, search = (optpipe_refinement.FOUND[which]["marker"] for which in (False, True))
     assert heuristic != search  # in grey too
     by_marker = {line.get_marker(): line.get_xdata() for line in first.lines}
@@ -135,8 +116,6 @@ def test_solutions_that_get_better():
     expected = 100 * (data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine") - 1)
     for policy, look in optpipe_cases.POLICIES.items():
         np.testing.assert_allclose(lines[look["color"]], expected.sel(policy=policy))
-    message = figure_caption(figures["optpipe_training"])
-    assert "a job of 1,000 steps (line) 1.3 to 1.6 % more if it waits, 0.0 to 36.2 %" in message
 
 
 @pytest.fixture(scope="module")
@@ -155,29 +134,9 @@ def runs():
 def test_timelines(runs):
     figure = optpipe_timelines.draw(runs)["optpipe_timelines"]
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles[0].startswith("1F1B: ")
     assert titles[0].endswith("; out of memory: it holds 4 of 3")
-    assert titles[2].startswith("AdaOffload: ")
     assert "out of memory" not in titles[2]
-    assert titles[1] == "activations held, peak 4, dashed: limit 3"
-    assert titles[3] == "activations held, peak 3, dashed: limit 3"
-    ops = int((runs.case_of_op == "1f1b").sum())
-    assert ops == 4 * 8 * 2
-    assert len({axes.get_xlim()[1] for axes in figure.axes}) == 1
-
-
-def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
-    two = command.STORES["optpipe_grid.zarr"]._replace(scripts=(optpipe_memory, optpipe_quality))
-    monkeypatch.setitem(command.STORES, "optpipe_grid.zarr", two)
-    grid.to_zarr(tmp_path / "optpipe_grid.zarr", zarr_format=2)
-    assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    for name in ("memory", "quality"):
-        assert (tmp_path / "out" / f"optpipe_{name}.png").exists()
-    store = tmp_path / "optpipe_refinement.zarr"
-    assert (
-        f"no {store}: `python -m sweeps.optpipe.sweep --only refinement --out {tmp_path}` writes it"
-        in capsys.readouterr().out
-    )
+    assert int((runs.case_of_op == "1f1b").sum()) == 4 * 8 * 2
 
 
 def test_all_can_be_printed(grid, runs):

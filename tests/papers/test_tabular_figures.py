@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.patches import Rectangle
 
 from figures.kit.cases import LOOK, MAIN
 from figures.kit.rules import faults, figure_caption
@@ -102,9 +101,6 @@ def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, all
             assert row == expected
             beaten = values.sel(schedule=ranking.HANAYO) < 0.99 * two.min("schedule")
             assert {x for x, y in marks if y == k} == set(np.flatnonzero(beaten.values).tolist())
-        widths = {p.get_width() for p in axes.patches if isinstance(p, Rectangle)}
-        assert {0.5, 1.0} <= widths
-    assert "1 %" in figure_caption(all_figures["ranking"])
 
 
 def test_equal_systems_are_one_row_of_the_ranking(data):
@@ -121,7 +117,6 @@ def test_memory_is_held_against_the_capacity(all_figures):
     for axes in figure.axes:
         (level,) = (line for line in axes.lines if "accelerator" in str(line.get_label()))
         assert level.get_ydata()[0] == 80.0
-        assert axes.get_yscale() == "log"
     count = 2 * len(CASES) * len(MICROBATCHES)
     assert f"Of all {count} points 1 fit" in figure_caption(figure)
 
@@ -137,8 +132,6 @@ def test_times_are_relative_and_on_equal_axes(data, all_figures):
         for name in MAIN:
             expected = times.sel(schedule=name) / times.sel(schedule="gpipe", microbatches=8)
             np.testing.assert_allclose(lines[LOOK[name]["label"]], expected)
-    gpipe, other_line = (figure.axes[0].lines[k] for k in (0, 1))
-    assert gpipe.get_linewidth() > 2 * other_line.get_linewidth()  # seen below what equals it
 
 
 def test_the_mean_of_hanayo_is_a_point_of_its_own(data, all_figures):
@@ -153,10 +146,3 @@ def test_the_mean_of_hanayo_is_a_point_of_its_own(data, all_figures):
     assert tuple(mean.get_ydata()) == hanayo.PUBLISHED_MEAN
     assert min(mean.get_xdata()) > 8.5
     assert set(lines["published point"].get_ydata()) == set(hanayo.PUBLISHED.values())
-
-
-def test_networks_of_the_asymmetric_are_told_apart(all_figures):
-    slow, fast = all_figures["asymmetric"].axes[0].lines[:2]
-    assert slow.get_color() == fast.get_color()
-    assert (slow.get_linestyle(), slow.get_markerfacecolor()) == (":", "none")
-    assert fast.get_linestyle() == "-"

@@ -5,7 +5,7 @@ import pytest
 
 import pipejax as pj
 import pipejax.training as pt
-from figures.kit.rules import faults, figure_caption
+from figures.kit.rules import faults
 from figures.pipedream import convergence_bound, schedules as pipedream_schedules, staleness
 from figures.pipedream.schedules import NAMES
 from sweeps.pipedream import (
@@ -71,17 +71,13 @@ def test_staleness_under_messages(stale):
 
 def test_figure_of_staleness(stale):
     figure = staleness.draw(stale)["staleness"]
-    depth, distribution, messages = figure.axes
+    depth, _, messages = figure.axes
     law, counted = depth.lines[0], depth.lines[1]
     np.testing.assert_array_equal(law.get_ydata(), stale.max_delay_law)
     np.testing.assert_array_equal(counted.get_ydata(), stale.max_delay)
-    assert (depth.get_xscale(), depth.get_yscale()) == ("log", "log")
-    assert [text.get_text() for text in distribution.get_legend().get_texts()] == ["S = 4", "S = 2"]
     lines = {line.get_label(): line.get_ydata() for line in messages.lines}
     for link in stale.link.values:
         np.testing.assert_array_equal(lines[link], stale.mean_delay_under_messages.sel(link=link))
-    assert messages.get_title(loc="left").endswith("S = 4")
-    assert "With a backward of 2 forwards" in figure_caption(figure)
 
 
 def test_divergence_is_data_and_never_a_number(runs):
@@ -134,7 +130,7 @@ def test_the_law_has_power_four(runs):
 
 def test_figure_of_the_bound(runs):
     figure = convergence_bound.draw(runs)["convergence_bound"]
-    scatter, terms, law = figure.axes
+    scatter, terms, _ = figure.axes
     points = [line for line in scatter.lines if line.get_linestyle() == "None"]
     late, cut = points[-2:]
     x, y = (
@@ -151,11 +147,6 @@ def test_figure_of_the_bound(runs):
     np.testing.assert_array_equal(lines["delay"].get_ydata(), case.delay)
     assert float(np.squeeze(lines["least bound"].get_xdata())) == float(case.best_step_size)
     assert float(np.squeeze(lines["least measured"].get_xdata())) == float(case.best_measured)
-    assert [line.get_label() for line in law.lines[::2]] == [
-        "$K = 10^{4}$",
-        "$K = 10^{6}$",
-        "$K = 10^{8}$",
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +172,4 @@ def test_all_figures_can_be_printed(stale, runs, updating):
         **convergence_bound.draw(runs),
         **pipedream_schedules.draw(updating),
     }
-    first = figures["pipedream_schedules"].axes[2]
-    assert "in flight 4, 4, 3, 1; weight versions 4, 3, 3, 1" in first.get_title(loc="left")
     assert not [f"{name}: {fault}" for name, figure in figures.items() for fault in faults(figure)]
