@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from legal_sizes import SLICED, at_least, build
+from legal_sizes import SLICED, at_least
 from one_object import DOORS, EXAMPLES, MANY, alone, sets
 
 import pipejax as pj
@@ -19,7 +19,6 @@ from pipejax.costs.model.layout import Layout
 from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import data_file
 from pipejax.schedules import REGISTRY
-from pipejax.sweep import run_sweep
 
 SETS = -(-EXAMPLES // MANY // 2)  # most of the time is compilation
 BATCHED = (
@@ -110,30 +109,6 @@ def test_periods_follow_the_makespan():
         assert door(program, costs, batch_size=2).tolist() == expected
     single = [door(program, alone(costs), batch_size=1).item() for door in BATCHED]
     assert single == [76.5, 9.0, 76.5]
-
-
-def test_a_row_of_a_sweep_is_an_evaluation(tmp_path):
-    grid = {
-        "schedules": ["1f1b", "chimera", "pipedream"],
-        "workers": 2,
-        "microbatch_size": 2,
-        "minibatch": 8,
-        "models": "gpt-22b",
-        "systems": ["h100", "a100"],
-        "tensor_parallel": 8,
-        "stragglers": ["", "1=1.5"],
-        "link": ["queued", "rendezvous"],
-    }
-    result = pj.run_sweep(grid, tmp_path / "sweep.zarr").step_time.squeeze(drop=True)
-    axes = result.dims
-    for at in itertools.product(*(result[name].values.tolist() for name in axes)):
-        point = dict(zip(axes, at, strict=True))
-        table = build(point["schedule"], 2, 4)
-        slow = {1: 1.5} if point["stragglers"] else {}
-        work = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8, stragglers=slow)
-        costs = pj.stage_costs(work, pj.load_system(point["system"]), table)
-        seconds = pj.evaluate(table, costs, link=point["link"]).makespan
-        assert float(result.sel(point)) == pytest.approx(seconds, rel=1e-12)
 
 
 # Every door builds the same schedule for a run: what `evaluate` says of it holds at all of them
@@ -282,24 +257,6 @@ def test_all_doors_agree(answer, table, system):
     assert best["baseline"]["zb-h1"] == pytest.approx(run["makespan"])  # None where it does not fit
     assert best["static_bytes"] == pytest.approx(static.tolist(), rel=1e-12)
     assert best["weight_share"] == run["activation_memory"]["weight_share"]
-
-
-@pytest.mark.slow
-def test_a_sweep_agrees(table, system, tmp_path):
-    data = run_sweep(
-        {
-            "schedules": "zb-h1",
-            "workers": WORKERS,
-            "minibatch": MICROBATCHES,
-            "microbatch_size": 1,
-            "models": "gpt-22b",
-            "systems": str(system),
-            "tensor_parallel": 8,
-        },
-        tmp_path / "out.zarr",
-    )
-    assert float(data.memory_bytes) == pj.memory_bytes(WORKLOAD, table).max()
-    assert int(data.status) == data.status.attrs["flag_meanings"].split().index("feasible")
 
 
 def schedule():

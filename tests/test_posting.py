@@ -570,30 +570,6 @@ def test_searches_say_which_links_they_do_not_know(mistake):
     assert "--eager-below must be 0, got 0.001: " in mistake(*tunes, "1e-3")
 
 
-def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
-    options = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatch_size": 1}
-    options |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous", "posting": "program"}
-    options |= {"pair_links": ["", "0-1=queued"], "eager_below": [0.0, 3e-3], "dtype": "float64"}
-    options["outputs"] = ["bubble_ratio"]
-    options |= {"system": {"network": {"bandwidth_GB_per_s": [1, 10, 100]}, "node": {"gpus": 1}}}
-    data = pj.run_sweep(options, tmp_path / "out.zarr").load()
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8)
-    count = set()
-    for bandwidth in data["network.bandwidth"].values.tolist():
-        machine = dataclasses.replace(pj.load_system("h100"), gpus_per_node=1)
-        costs = pj.stage_costs(workload, machine.with_number("network.bandwidth", bandwidth), table)
-        for pair, below in ((p, b) for p in options["pair_links"] for b in options["eager_below"]):
-            named = parse_pair_links(pair, "x") if pair else ()
-            links = pj.Links("rendezvous", posting="program", pair_links=named, eager_below=below)
-            at = {"pair_links": pair, "eager_below": below, "network.bandwidth": bandwidth}
-            run = pj.evaluate(table, costs, link=links)
-            count.add(int(run.program.messages.eager.sum()))
-            result = data["step_time"].squeeze(drop=True).sel(at)
-            assert float(result) == pytest.approx(run.makespan, rel=1e-12)
-    assert len(count) == 3  # none, all, and those of the other pairs
-
-
 def test_what_cannot_follow_buffered_messages_refuses_them():
     run = pj.evaluate(GPIPE, SMALL, link=EAGER)
     with pytest.raises(ValueError, match="a closed form knows no eager_below"):

@@ -295,13 +295,6 @@ def test_the_default_is_said_and_an_option_changes_it(answer, mistake):
     assert "has no experts" in mistake("evaluate", *dense)
 
 
-def test_a_sweep_takes_the_parts_of_experts():
-    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 8, "microbatches": 8}
-    grid |= {"models": "mixtral-8x7b", "systems": "h100", "tensor_parallel": 8}
-    sweep = pj.read_sweep(grid | {"expert_tensor_parallel": [0, 1, 2]})
-    assert sweep.sizes == {"expert_tensor_parallel": 3}
-
-
 def test_a_plan_searches_whole_and_cut_experts():
     from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 

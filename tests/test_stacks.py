@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import json
 
 import numpy as np
@@ -15,7 +14,7 @@ from pipejax.costs.layers.kernels import smooth_max
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import CalibrationRecord, read_named
-from pipejax.sweep import read_sweep, run_sweep
+from pipejax.sweep import read_sweep
 
 EVALUATE = ["evaluate", "-s", "1f1b", "--workers", "2", "--microbatches", "4", "--minibatch", "4"]
 EVALUATE += ["--model", "gpt-22b", "--system", "h100", "--tensor-parallel", "8"]
@@ -220,22 +219,6 @@ GRID = {
     "data_parallel": 4,
     "zero": 3,
 }
-
-
-@pytest.mark.parametrize("message", [{}, {"overlap": 0.5}])
-def test_a_sweep_over_stacks_is_what_evaluate_says_of_each(tmp_path, capsys, message):
-    names = ["", "torchtitan-2024", "composer-2023"]
-    data = run_sweep(GRID | message | {"stack": names}, tmp_path / "out.zarr")
-    assert dict(data.step_time.sizes) == {"stack": 3, "system": 2}
-    options = ["--data-parallel", "4", "--zero", "3", "--json"]
-    options += [part for name, value in message.items() for part in (f"--{name}", str(value))]
-    for name, system in itertools.product(names, GRID["systems"]):
-        evaluate = [system if word == "h100" else word for word in EVALUATE]
-        stack = ["--stack", name] if name else []
-        assert run([*evaluate, *options, *stack]) == 0
-        expected = json.loads(capsys.readouterr().out)["step_time"]
-        result = float(data.step_time.sel(stack=name, system=system))
-        assert result == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):

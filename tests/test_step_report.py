@@ -185,17 +185,3 @@ def test_options_are_fields_of_the_workload(answer, call):
         assert words in text
     (row,) = answer("compare", "--schedules", "1f1b", *GIVEN[2:])["rows"]
     assert (row["mfu"], row["breakdown"]) == (result["mfu"], result["breakdown"])
-
-
-@pytest.mark.slow
-def test_a_sweep_takes_every_degree(tmp_path):
-    axes = {"zero": [0, 3], "context_parallel": [1, 2]}
-    grid = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatches": 8} | axes
-    more = {"data_parallel": 4, "models": "gpt-22b", "systems": "h100", "overlap": True}
-    data = pj.run_sweep(grid | more | {"precision": "fp8"}, tmp_path / "x.zarr")
-    at = {"zero": 3, "context_parallel": 2}
-    workload = pj.Workload(
-        pj.load_model("gpt-22b"), minibatch=8, data_parallel=4, overlap=True, precision="fp8", **at
-    )
-    run = make_run(workload, pj.load_system("h100"))
-    assert float(data.step_time.sel(at)) == pytest.approx(run.step_time)

@@ -66,7 +66,6 @@ def test_factors_are_differentiable():
     assert np.asarray(slopes) == pytest.approx(expected)
 
 
-SHARES = ["bubble_ratio", "share"]
 MODEL = {"minibatch": 8, "tensor_parallel": 8}
 
 
@@ -90,40 +89,6 @@ def test_a_model_has_slow_workers_too(name):
         pj.stage_costs(plain, system, table, lengths=lengths), table, workers={2: 1.5}
     )
     assert jax.tree.all(jax.tree.map(np.array_equal, result, whole))
-
-
-@pytest.mark.parametrize(
-    "outputs", [["bubble_ratio"], pytest.param(SHARES, marks=pytest.mark.slow)]
-)
-def test_sweeps_have_an_axis_of_slow_workers(outputs, tmp_path):
-    options = {
-        "schedules": ["1f1b", "chimera"],
-        "workers": 4,
-        "microbatch_size": 2,
-        "models": "gpt-22b",
-        "systems": ["h100", "a100"],
-        "stragglers": ["", "2=1.5", "7=2"],
-        "outputs": outputs,
-        **MODEL,
-    }
-    result = pj.run_sweep(options, tmp_path / "sweep.zarr")
-    for name in options["schedules"]:
-        table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
-        for system in options["systems"]:
-            at = result.sel(schedule=name, system=system)
-            for text, stragglers in (("", {}), ("2=1.5", {2: 1.5})):
-                work = pj.Workload(pj.load_model("gpt-22b"), **MODEL, stragglers=stragglers)
-                run = pj.evaluate(table, pj.stage_costs(work, pj.load_system(system), table))
-                points = at.sel(stragglers=text)
-                assert float(points.step_time) == pytest.approx(run.makespan, rel=1e-9)
-                assert float(points.bubble_ratio) == pytest.approx(run.bubble_ratio, rel=1e-9)
-                if "share" not in outputs:
-                    continue
-                assert float(points.share.sum()) == pytest.approx(1.0)
-                share = pj.sensitivity(table, work, pj.load_system(system)).share
-                peak = float(points.share.sel(resource="compute.peak"))
-                assert peak == pytest.approx(share["compute.peak"], rel=1e-6)
-            assert "worker 7" in str(result.sel(schedule=name, stragglers="7=2").reason.values)
 
 
 def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):

@@ -1,6 +1,7 @@
 """Sweeps: the numbers against single evaluations, and mistakes in what is declared."""
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -102,6 +103,48 @@ def test_points_are_single_evaluations(data):
     assert RESOURCES[int(at.bound_by)] == answer.bound_by
 
 
+AXES = {  # of a sweep; `evaluate` says the same of every point
+    "slow workers": {"schedule": ["1f1b", "chimera"], "stragglers": ["", "2=1.5"]},
+    "updates in rows": {"schedule": "pipedream", "link": ["queued", "rendezvous"]},
+    "degrees": {"zero": [0, 3], "context_parallel": [1, 2], "data_parallel": 4, "overlap": 1.0},
+    "recomputation": {"schedule": "zb-h1", "recompute": ["none", "full", "block:3", "mlp"]},
+    "groups of layers": {"schedule": "zb-h1", "recompute": "uniform:4", "precision": "fp8"},
+    "software": {"stack": ["", "torchtitan-2024", "composer-2023"], "data_parallel": 4, "zero": 3},
+    "an option before software": {"stack": ["", "composer-2023"], "overlap": 0.5, "zero": 3}
+    | {"data_parallel": 4},
+    "parts of experts": {"model": "mixtral-8x7b", "expert_tensor_parallel": [0, 1, 2]},
+    # messages of 25 MB take 0.5 ms at 50 GB/s and 1 ms at 25 GB/s
+    "buffered messages": {"system": ["h100", "a100"], "eager_below": [0.0, 7.5e-4]}
+    | {"link": "rendezvous", "posting": ["early", "program"]},
+    "links of pairs": {"link": "rendezvous", "pair_links": ["", "0-1=queued"]}
+    | {"shared_links": ["", "pairs"]},
+}
+
+
+@pytest.mark.parametrize("case", AXES)
+def test_points_of_every_axis_are_evaluations(case, answer, tmp_path):
+    grid = {"schedule": "1f1b", "workers": 4, "minibatch": 8, "microbatches": 8}
+    grid |= {"model": "gpt-22b", "system": "h100", "tensor_parallel": 8} | AXES[case]
+    outputs = ["bubble_ratio", *["share"] * (case == "slow workers")]
+    lists = {f"{name}s": grid[name] for name in ("schedule", "model", "system")}
+    rest = {name: values for name, values in grid.items() if f"{name}s" not in lists}
+    data = run_sweep(lists | rest | {"outputs": outputs}, tmp_path / "out.zarr").load()
+    axes = {name: values for name, values in grid.items() if isinstance(values, list)}
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        options = [
+            (f"--{name.replace('_', '-')}", x) for name, x in (grid | point).items() if x != ""
+        ]
+        words = [word for option in options for word in option]
+        result, at = answer("evaluate", *words), data.sel(point).squeeze()
+        assert float(at.step_time) == pytest.approx(result["step_time"], rel=1e-12)
+        assert float(at.memory_bytes) == pytest.approx(max(result["memory_bytes"]), rel=1e-12)
+        assert float(at.bubble_ratio) == pytest.approx(result["bubble_ratio"], rel=1e-9)
+        if "share" in outputs:
+            share = answer("sensitivity", *words)["share"]
+            np.testing.assert_allclose(at.share, [*share.values()], atol=1e-6)
+
+
 def test_an_optimizer_on_the_host_needs_one_that_is_known(tmp_path):
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
     grid |= {"models": "gpt-22b", "optimizer_offload": [0.0, 0.5]}
@@ -144,6 +187,7 @@ def test_systems_without_the_peak_of_a_precision_are_illegal(schedule, tmp_path)
             [False, True, False, False],
             "dispatcher per-node: gpt-22b has no experts",
         ),
+        ({"stragglers": ["", "7=2"]}, [False, True], "factors: there is no worker 7"),
         # those of a stack that a model cannot have are not its own
         ({"models": ["gpt-22b", "mixtral-8x7b"], "stack": "megatron-core-2026"}, [False] * 2, ""),
         (

@@ -13,7 +13,6 @@ from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes, static_parts
-from pipejax.sweep import run_sweep
 
 LLAMA = pj.load_model("llama3-8b")
 BODY = dataclasses.replace(LLAMA, vocabulary=0)  # no embedding, no head
@@ -289,18 +288,6 @@ def test_launchers_are_told_the_form(recompute):
     else:
         interval = FLAGS[recompute]["recompute-num-layers"]
         assert f"activation_checkpoint_interval={interval}" in deepspeed.program
-
-
-@pytest.mark.slow
-def test_a_sweep_takes_forms(tmp_path):
-    ways = ["none", "full", "block:3", "uniform:4", "mlp"]
-    grid = {"schedules": "zb-h1", "workers": 4, "minibatch": 8, "microbatch_size": 1}
-    grid |= {"models": "llama3-8b", "systems": "h100", "recompute": ways}
-    data = run_sweep(grid, tmp_path / "out.zarr")
-    table = build("zb-h1", 4, 8)
-    for recompute in ways:
-        need = pj.memory_bytes(pj.Workload(LLAMA, 8, recompute=recompute), table).max()
-        assert float(data.memory_bytes.sel(recompute=recompute)) == pytest.approx(need, rel=1e-12)
 
 
 def test_a_plan_needs_what_evaluate_does():
