@@ -22,6 +22,7 @@ from pipejax.schedules.table.communication_cells import with_transfers
 from pipejax.schedules.table.links import LINK_MODELS
 from pipejax.search.remedies.candidates import first_candidate
 from pipejax.search.remedies.changes import schedules
+from pipejax.search.remedies.explain import shortens
 
 LINKS = list(LINK_MODELS)
 BUILT = [
@@ -1163,3 +1164,102 @@ def test_remedies_fit_by_the_rule_of_a_plan(answer, call, launcher, schedule, pr
     assert (f"this run fits by {100 * (1 - need / available):.3g} %; {words}" in text) == in_doubt
     if need > available:
         assert f"needs {need / 1e9:.1f} GB of {available / 1e9:.1f} GB" in text
+
+
+LEVELS = ("none", "selective", "full", "layernorm", "mlp", "moe", "moe_act", "half_products")
+SIZED = [  # launcher, model, system, microbatches, fields; most do not fit without recomputation
+    (
+        "Megatron-Bridge",
+        "qwen3-235b-a22b",
+        "gb200",
+        16,
+        {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"},
+    ),
+    ("Megatron-LM", "mixtral-8x7b", "h100", 16, {"expert_parallel": 8, "data_parallel": 8}),
+    (
+        "Megatron-LM",
+        "gpt3-175b",
+        "h100",
+        16,
+        {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 16, "zero": 1},
+    ),
+    ("torchtitan", "llama3-8b", "h100", 16, {"data_parallel": 8, "zero": 1}),
+]
+
+
+def fastest_level(launcher, workload, system, table, limit):
+    """The fastest recomputation that the launcher has and that fits, of all that there are."""
+    steps = {}
+    for level in (*LEVELS, *(f"block:{count}" for count in range(1, 24))):
+        try:
+            other = dataclasses.replace(workload, recompute=level)
+            (launch,) = pj.costing.launches(other, table, launcher)
+        except ValueError:  # the model has no such part
+            continue
+        if not launch.lacks and max(pj.memory_bytes(other, table)) <= limit:
+            costs = pj.stage_costs(other, system, table)
+            steps[level] = pj.evaluate(table, costs).step_time
+    return min(steps.items(), key=lambda item: item[1], default=(None, None))
+
+
+@pytest.mark.parametrize("case", SIZED, ids=lambda case: case[0])
+@pytest.mark.parametrize("doubled", [False, True])
+def test_no_recomputation_of_the_launcher_that_fits_is_faster(case, doubled):
+    launcher, model, name, count, fields = case
+    system = pj.load_system(name)
+    workload = pj.Workload(pj.load_model(model), minibatch=32, **fields)
+    schedule, stages = "interleaved-1f1b", {"stages_per_worker": 2}
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count, **stages)
+    start = pj.Scenario(
+        schedule,
+        num_workers=4,
+        num_microbatches=count * (1 + doubled),
+        options=stages,
+        costs=pj.costing.ModelCosts(workload, system),
+    )
+    result = pj.explain(start, launcher=launcher, schedules=[schedule])
+    limit = result.memory.limit
+    level, step = fastest_level(launcher, workload, system, table, limit)
+    rows = {row.what: row.step_time for row in result.remedies if row.shelf == "launcher"}
+    name = f"recomputation {level}"
+    if doubled:
+        name = f"2 times the microbatch size ({count} microbatches) with {name}"
+    if doubled and step > result.step_time and result.memory.fits(result.memory.begin):
+        assert name not in rows
+        return
+    assert rows[name] == pytest.approx(step, rel=1e-12)
+    remedy = next(row for row in result.remedies if row.what == name)
+    assert remedy.fits == (remedy.memory * result.memory.begin_needs.max() <= limit)
+
+
+def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
+    system = pj.load_system("gb200")
+    slow = system.host
+    quick = dict.fromkeys(("launch", "collective", "layer", "microbatch"), 0.0)
+    quick = dataclasses.replace(system, host=dataclasses.replace(slow, **quick))
+    model = pj.load_model("qwen3-235b-a22b")
+    fields = {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"}
+    workload = pj.Workload(model, minibatch=32, **fields)
+    start = pj.Scenario(
+        "interleaved-1f1b",
+        num_workers=4,
+        num_microbatches=32,
+        options={"stages_per_worker": 2},
+        costs=pj.costing.ModelCosts(workload, system),
+    )
+    names = ["interleaved-1f1b", "combined-1f1b"]
+    result = pj.explain(start, launcher="Megatron-Bridge", schedules=names)
+    assert result.bottleneck.kind == "host"
+
+    def host_seconds(scenario):
+        source = dataclasses.replace(scenario.source, system=quick)
+        return scenario.evaluate().step_time - scenario.replace(costs=source).evaluate().step_time
+
+    now = host_seconds(result.memory.begin.scenario)
+    assert result.bottleneck.seconds == pytest.approx(now, rel=1e-9)
+    verdicts = {
+        shortens(row, result): host_seconds(row.scenario) < 0.9 * now
+        for row in result.remedies
+        if row.kind in ("schedule", "microbatches")
+    }
+    assert verdicts == {True: True, False: False}  # larger microbatches, and combined-1f1b

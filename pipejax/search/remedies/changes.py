@@ -1,5 +1,6 @@
 """Changes that may shorten a step: functions from a candidate to changed candidates."""
 
+import bisect
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,12 @@ from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
 from pipejax.costs.model.launchers import COMBINED, LAUNCHERS
 from pipejax.costs.model.stack import load_stack
-from pipejax.costs.model.workload import Workload, assign_layers, with_stage_layers
+from pipejax.costs.model.workload import (
+    Workload,
+    assign_layers,
+    model_parts,
+    with_stage_layers,
+)
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.sources import HALVED
 from pipejax.costs.topology import places_on
@@ -148,9 +154,12 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
         yield HALVED
 
 
-def microbatches(run: Candidate) -> Iterator[Candidate]:
+def microbatches(
+    run: Candidate, memory: Memory | None = None, launcher: str | None = None
+) -> Iterator[Candidate]:
     """Yield candidates that divide the minibatch into more or into fewer microbatches."""
     # Only a model knows times at other sizes: kernels on small microbatches are less efficient.
+    # Larger ones that do not fit in memory are also tried with the recomputations that fit.
     scenario, table, workload = run.scenario, run.table, run.scenario.source.workload
     is_named = isinstance(scenario.schedule, str) and find(scenario.schedule).sizes is None
     # a schedule that is planned for a memory limit would be another one at another size
@@ -172,6 +181,13 @@ def microbatches(run: Candidate) -> Iterator[Candidate]:
         except ValueError:
             continue
         yield resized
+        if memory is None or memory.fits(resized):
+            continue
+        for level in recomputations(resized, memory, launcher):
+            title = f"{what} with recomputation {level}"
+            other = _with_fields(resized, workload, title, {"recompute": level})
+            if other is not None and memory.fits(other):
+                yield other
 
 
 def repairs(run: Candidate) -> Iterator[Candidate]:
@@ -364,14 +380,18 @@ def in_flight(run: Candidate) -> Iterator[Candidate]:
             return
 
 
-def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate]:
+def settings(
+    run: Candidate, memory: Memory | None = None, launcher: str | None = None
+) -> Iterator[Candidate]:
     """Yield candidates with other recomputation, sequence parallelism, overlap or kernels."""
     # Less recomputation that does not fit in memory is also tried with settings that save memory.
     workload = run.scenario.source.workload
     if workload is None:
         return
     yield from _compiled(run, workload)
-    for what, fields in _other_settings(workload, run.table.num_workers):
+    levels = recomputations(run, memory, launcher)
+    recompute = [(f"recomputation {level}", {"recompute": level}) for level in levels]
+    for what, fields in (*recompute, *_other_settings(workload, run.table.num_workers)):
         other = _with_fields(run, workload, what, fields)
         if other is None:
             continue
@@ -385,6 +405,41 @@ def settings(run: Candidate, memory: Memory | None = None) -> Iterator[Candidate
             if saved is not None and memory.fits(saved):
                 yield saved
                 break
+
+
+def recomputations(
+    run: Candidate, memory: Memory | None = None, launcher: str | None = None
+) -> Iterator[str]:
+    """Yield other recomputations: none, full, parts of layers, and the fewest layers that fit."""
+    workload: Any = run.scenario.source.workload
+    # flash attention recomputes anyway, so that "selective" adds nothing
+    has_scores = not workload.model.flash_attention
+    usual = ("none", *(["selective"] if has_scores else []), "full")
+    yield from (level for level in usual if level != workload.recompute)
+    layers = int(max(assign_layers(workload, run.table).layers))
+    parts = [part for part in model_parts(workload.model) if part != "core_attn"]
+
+    def with_level(level: str) -> Candidate:
+        fields = dataclasses.replace(workload, recompute=level)
+        return run.changed("", run.scenario.with_workload(fields))
+
+    blocks = [f"block:{count}" for count in range(1, layers)]
+    if memory is not None:  # needs fall with the number of layers
+        first = bisect.bisect_left(blocks, True, key=lambda level: memory.fits(with_level(level)))
+        parts += blocks[first : first + 1]
+    for level in parts:
+        if level != workload.recompute and _has_launcher(run, with_level(level), launcher):
+            yield level
+
+
+def _has_launcher(run: Candidate, other: Candidate, launcher: str | None) -> bool:
+    """Return whether the launcher, or without one any, runs the changed run if it runs this one."""
+    lacks = {launch.launcher: {*launch.lacks} for launch in run.launches}
+    return any(
+        lacks[launch.launcher].issuperset(launch.lacks)
+        for launch in other.launches
+        if launcher in (None, launch.launcher)
+    )
 
 
 def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
@@ -431,11 +486,6 @@ def _memory_savings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _other_settings(workload: Workload, num_workers: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a title and changed fields of the workload for each alternative setting."""
-    # flash attention recomputes anyway, so that "selective" adds nothing
-    has_scores = not workload.model.flash_attention
-    for recompute in ("none", *(["selective"] if has_scores else []), "full"):
-        if workload.recompute != recompute:
-            yield f"recomputation {recompute}", {"recompute": recompute}
     if workload.data_parallel * workload.context_parallel > 1:
         for zero in range(workload.zero + 1, 4):
             yield f"ZeRO {zero}", {"zero": zero}

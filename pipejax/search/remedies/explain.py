@@ -255,7 +255,9 @@ def explain(
         kinds["schedule"] = functools.partial(changes.schedules, names=[*map(named, names)])
     with telling("explain", on_progress) as report:
         for memory in _memories(memory_limit, base, launcher):
-            kinds["settings"] = functools.partial(changes.settings, memory=memory)
+            limited = {"memory": memory, "launcher": launcher}
+            kinds["settings"] = functools.partial(changes.settings, **limited)
+            kinds["microbatches"] = functools.partial(changes.microbatches, **limited)
             shelved = _Shelves(memory, launcher, kinds)
             if remedies := shelved.remedies(report):
                 break
@@ -314,9 +316,13 @@ def shortens(remedy: Remedy, explanation: Explanation) -> bool:
     fault, base = explanation.bottleneck, explanation.memory.begin
     if fault.kind == "recompute":
         return "recomputation" in remedy.what
+    if fault.kind in IN_LAYERS:
+        rest = _faults_of_layers(Candidate(remedy.scenario))
+        seconds = next((other.seconds for other in rest if other.kind == fault.kind), 0.0)
+        return fault.seconds - seconds > MIN_SHORTENED * fault.seconds
     names = CAUSE_PARTS.get(fault.kind, (fault.kind,))
     if remedy.kind in TREATMENTS.get(fault.kind, ()) or names[0] not in base.parts:
-        return True  # memory and exchanges inside layers are no parts
+        return True  # memory is no part
     parts = Candidate(remedy.scenario).parts
     saved = sum(base.parts[name] - parts.get(name, 0.0) for name in names)
     return saved > MIN_SHORTENED * fault.seconds
