@@ -173,7 +173,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
 def _reasons(rows: list[Row], slots: dict[str, float]) -> Iterator[object]:
     """Yield what the three bubbles of a row are, and why they differ."""
     ratio = ", ".join(f"{letter} = {time:.4g}" for letter, time in slots.items())
-    yield f"bubbles: by the published formula; of the table in slots of {ratio}; of the run"
+    yield f"bubbles: by the published formula; of the schedule if {ratio}; of the run"
     reasons = ((row["why"], row) for row in _ranked(rows) if "why" in row)
     yield from _by_text(reasons, _varying_sizes(rows))
 
@@ -386,10 +386,10 @@ def _run_table(
 ) -> TextTable:
     """Show the numbers of both runs side by side."""
     lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
-        ("makespan", "makespan", time, _ratio),
+        ("step time", "makespan", time, _ratio),
         ("bubble ratio", "bubble_ratio", percent, lambda a, b: f"{100 * (b - a):+.3g} points"),
-        ("largest span", "max_span", time, _ratio),
-        ("most in flight", "peak_in_flight", digits, lambda a, b: f"{b - a:+.0f}"),
+        ("longest from first to last op of a worker", "max_span", time, _ratio),
+        ("most microbatches in flight", "peak_in_flight", digits, lambda a, b: f"{b - a:+.0f}"),
     ]
     if "memory_bytes" in first:
         lines.append(("most memory", "memory_bytes", gigabytes, _ratio))

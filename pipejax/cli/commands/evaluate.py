@@ -214,7 +214,7 @@ def _view(
         need = gigabytes(result["memory_bytes"][fullest])
         room = gigabytes(float(scenario.system.memory_available))
         yield plain(
-            f"memory: an accelerator of worker {fullest} needs {need} of the {room} that are free: "
+            f"memory: an accelerator of worker {fullest} needs {need} ({room} are free): "
             f"{', '.join(texts)}"
         )
         size = scenario.workload.minibatch / result["microbatches"]

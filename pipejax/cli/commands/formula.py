@@ -188,7 +188,7 @@ def formula(
     labels: str | None = None,
     out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
-    """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
+    """Show the step time as an exact formula: the largest of a few sums, with a proof.
 
     It is of one order of ops: zb-v and others that are planned for times are planned once, for
     --slots and --planned-comm.

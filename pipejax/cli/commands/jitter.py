@@ -217,8 +217,9 @@ def _view(
     replicas = f", each the slowest of {run.replicas} replicas" if run.replicas > 1 else ""
     verdict = " is the fastest under jitter" if len(ranked) > 1 else " under jitter"
     yield (
-        f"[bold]{best.schedule}[/]{verdict}: {level} {seconds(best.makespan)}, "
-        f"{percent(best.slowdown - 1)} above its time without jitter"
+        f"[bold]{best.schedule}[/]{verdict}: {100 * quantile:g} % of its steps take "
+        f"{seconds(best.makespan)} or less; without jitter they are {percent(best.slowdown - 1)} "
+        "shorter"
     )
     yield f"{len(run.makespans)} sampled runs of each schedule{replicas}, seed {run.seed}"
     marks = ["[bold green]" if rank.makespan_rank == 1 and rank.fits else "" for rank in ranked]

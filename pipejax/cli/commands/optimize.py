@@ -256,7 +256,9 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
     if outcome.best_baseline is not None:
         name, other = outcome.best_baseline
         share = percent(saving(other, result.value))
-        saved = f": {share} less than {name} ({seconds(other)})"
+        saved = (
+            f": {share} less than {name} ({seconds(other)})" if other > value else f", as {name}"
+        )
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
     gap = f"at most {percent(result.gap)} above the lower bound of {seconds(result.lower_bound)}"
     ended = f"; stopped by {STOP_TEXTS[result.stopped]}" if result.stopped in STOP_TEXTS else ""

@@ -70,7 +70,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
     }
     selected = [option for option, (is_selected, *_) in lists.items() if is_selected]
     if selected[1:]:
-        raise ValueError(f"{selected[0]} and {selected[1]}: choose one")
+        raise ValueError(f"{selected[0]} and {selected[1]} are two lists: choose one")
     if selected:
         _, load, list_names = lists[selected[0]]
         rows = [{"name": name, **load(name)} for name in list_names]

@@ -18,7 +18,7 @@ from pipejax.cli.output.tables import facts
 def schema(
     *command: Annotated[str, Parameter(name="COMMAND", help="Command, as sweep show.")],
 ) -> Answer:
-    """Print the JSON Schema of what a command answers with `--json`; without one, their names.
+    """Print the JSON Schema of the `--json` of a command; without one, list the commands.
 
     Each key has its type, what it means and the unit of its number; `required` are those that every
     answer has. Keys are only added while `version` stays the same.

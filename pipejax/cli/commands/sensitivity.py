@@ -83,7 +83,7 @@ def sensitivity(
 def _end_columns(factors: Factors) -> Iterator[Column]:
     """Yield the columns of the step times at both factors."""
     for place, factor in enumerate(factors):
-        yield Column(f"step time at x {factor:g}", partial(_step_time, place))
+        yield Column(f"step time at {factor:g} times", partial(_step_time, place))
 
 
 def _step_time(place: int, row: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> 
         f"[bold]{seconds(run.step_time)}[/] per step; {first['what']} of {first['place']} matters "
         f"most: if it takes {factors[1]:g} times as long, the step takes "
         f"{seconds(first['step_times'][-1])}",
-        f"{first['place']} is {percent(first['share'])} of the critical path",
+        f"{first['place']} takes {percent(first['share'])} of the critical path",
     ]
     columns = (
         *(Column(name, name) for name in ("place", "what")),

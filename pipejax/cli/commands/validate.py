@@ -106,7 +106,8 @@ def _view(data: Mapping[str, Any], errors: Any) -> Iterator[object]:
         yield (
             f"the layout predicted fastest is the fastest in {ranking['best_found']:.0f} % of "
             f"{ranking['jobs']} jobs ({ranking['layouts']} layouts); it takes "
-            f"{ranking['regret']:.3g} % longer in the mean, {ranking['worst_regret']:.3g} % at most"
+            f"{ranking['regret']:.3g} % longer than the fastest on average, "
+            f"{ranking['worst_regret']:.3g} % at most"
         )
     if "out_of_memory" in data:
         verdicts = data["out_of_memory"]

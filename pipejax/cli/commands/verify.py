@@ -58,8 +58,10 @@ def verify(
 def _view(verdict: "pj.results.Verdict", problems: list[str]) -> Iterator[object]:
     """Yield whether the claims hold, and the first wrong claims."""
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
-    claims = "all claims hold" if verdict.ok else f"[red]{len(problems)} claims do not hold[/]"
-    makespan = "" if verdict.makespan is None else f": makespan {time(verdict.makespan)}"
+    claims = "a second calculation confirms all numbers"
+    if not verdict.ok:
+        claims = f"[red]{len(problems)} claims do not hold[/]"
+    makespan = "" if verdict.makespan is None else f": step time {time(verdict.makespan)}"
     yield f"{claims}{makespan}"
     if verdict.form:
         yield plain(f"the form is {verdict.form}")

@@ -315,7 +315,8 @@ def _remedy_text(
     saves = _with_share(abs(row["saves"]), explanation, step)
     what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
     name = what.replace(": ", " ").replace("; ", " together with ")
-    return f"{name.replace('order of', 'better order of')}: {verb} {saves}{needs}"
+    name = name.replace("order of", "a better order of").replace("over stages so", "moved so")
+    return f"{name}: {verb} {saves}{needs}"
 
 
 def advice_details(

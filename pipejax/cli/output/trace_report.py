@@ -313,14 +313,14 @@ def _replay(analysis: "pj.results.Analysis") -> Iterator[object]:
     replay = analysis.replay
     yield (
         f"mean error {percent(replay.mean_error)}, largest {percent(replay.worst_error)}, with "
-        f"{replay.links.model} links and {_time(replay.message_time)} per message"
+        f"link model {replay.links.model} and {_time(replay.message_time)} per message"
     )
     if replay.equivalent_models:
         yield f"these link models fit as well: {', '.join(replay.equivalent_models)}"
     for name, longest in replay.unobserved.items():
         yield f"messages {name} never delay an op: each takes under {seconds(longest)}"
     fits = [{"links": name, "error": error} for name, error in replay.fits.items()]
-    yield rows_table(fits, (Column("links", "links"), Column("mean error", "error", percent)))
+    yield rows_table(fits, (Column("link model", "links"), Column("mean error", "error", percent)))
 
 
 def _time(value: float) -> str:

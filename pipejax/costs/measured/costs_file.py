@@ -317,7 +317,8 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
     }
     given_sizes = {"bytes", "bandwidth"} & set(values)
     if given_sizes and ("transmit" in values or len(given_sizes) == 1):
-        raise ValueError(f'{where}: give "transmit", or "bytes" and "bandwidth" together')
+        why = f"{where} has {', '.join(values)}"
+        raise ValueError(f'{why}: give "transmit", or "bytes" and "bandwidth" together')
     zero = np.zeros((sizes.num_stages - 1, 1))
     transmit = scale * values.get("transmit", zero)
     if given_sizes:
