@@ -11,9 +11,6 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.table.held_activations import (
-    END,
-    START,
-    held_change,
     held_counts,
     held_in_rows,
     static_bytes,
@@ -65,19 +62,6 @@ def test_counts_price_many_sizes_at_once():
 @given(case=strategies.cases(pairs=True, step_end=True), seed=st.integers(0, 99))
 def test_random_rows_say_what_the_run_says(case, seed):
     check_rows_against_time(case.table, case.costs, seed)
-
-
-@pytest.mark.parametrize("life", ["FB", "FIW", "FOLB", "FOLIW"])
-def test_the_ledger_frees_what_it_takes(life):
-    changes = [
-        held_change(pj.Phase[letter], moment, whole=7, for_w=3)
-        for letter in life
-        for moment in (START, END)
-    ]
-    assert sum(changes) == 0
-    assert max(np.cumsum(changes)) == 7
-    assert held_change(pj.Phase.I, END, whole=7, for_w=3) == -4
-    assert held_change(pj.Phase.SEND_F, END, whole=7, for_w=3) == 0
 
 
 def get_memory(row, costs, **options):

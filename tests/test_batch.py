@@ -18,7 +18,6 @@ from pipejax.base.compiled import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans, unrolled as unrolled_form
 from pipejax.engine.batched.binary_program import (
-    NEVER_SLOT,
     NO_OPERAND,
     START,
     backward_program,
@@ -26,7 +25,7 @@ from pipejax.engine.batched.binary_program import (
     forward_program,
 )
 from pipejax.engine.batched.cost_rows import cost_rows
-from pipejax.engine.pricing import NodeCosts, cost_vector, price
+from pipejax.engine.pricing import NodeCosts, price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.links import LINK_MODELS
 
@@ -407,6 +406,8 @@ def test_programs_of_a_size_have_the_shapes_of_one():
             parts = forward_program(ops, rows), backward_program(ops, rows)
             shapes.add(str(jax.tree.map(np.shape, parts)))
     assert len(shapes) == 1
+    long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
+    assert binary_ops(pj.lower(long)).num_slots < 20  # slots are reused
 
 
 def test_the_environment_and_other_backends_go_before_options_of_the_compiler(monkeypatch):
@@ -425,26 +426,6 @@ def test_other_costs_compile_nothing(unroll):
     pj.makespans(program, make_batch(table, 50, 1), unroll=unroll)
     again = make_batch(table, 50, 2)
     assert compilations(lambda: pj.makespans(program, again, unroll=unroll)) == 0
-
-
-@given(data=st.data(), link=LINKS)
-@settings(max_examples=20)
-def test_slots_are_reused_and_never_too_early(data, link):
-    table, rows = data.draw(strategies.tables())
-    program = pj.lower(table, link=link)
-    ops = binary_ops(program)
-    costs = strategies.price(table, rows, np.random.default_rng(1)).costs
-    vector = np.asarray(cost_vector(program, costs))
-    state = np.zeros(ops.num_slots)
-    state[NEVER_SLOT] = -np.inf
-    first, second = ops.operand_slots()
-    for k in range(ops.num_ops):
-        value = max(state[first[k]], state[second[k]] + vector[ops.lag[k]])
-        assert ops.slot[k] not in (first[k], second[k])
-        state[ops.slot[k]] = value + vector[ops.duration[k]]
-    assert state[ops.slot[-1]] == pytest.approx(pj.evaluate(table, costs, link=link).makespan)
-    long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
-    assert binary_ops(pj.lower(long)).num_slots < 20
 
 
 @pytest.mark.parametrize("function", [pj.makespans, pj.makespans_and_grad])

@@ -91,9 +91,3 @@ def test_activations_are_those_of_the_picture():
         expected = [3 * p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]
         assert pj.schedules.peak_in_flight(built(p, m)).tolist() == expected
         assert p != 4 or expected == held
-
-
-def test_a_message_stays_on_its_worker_in_the_middle_of_a_v():
-    table = built(4, 4)
-    assert (table.placement[:, 3] == table.placement[:, 4]).all()
-    assert table.placement.tolist() == [[0, 1, 2, 3, 3, 2, 1, 0], [3, 2, 1, 0, 0, 1, 2, 3]]

@@ -17,7 +17,6 @@ from pipejax.schedules import REGISTRY
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
-MODEL = ["-m", "gpt-22b", "-y", "a100", "--minibatch", "8"]
 KEYS = {"schedule", "workers", "link", "makespan", "bubble_ratio", "busy", "peak_in_flight"}
 
 
@@ -42,27 +41,10 @@ def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
         assert answer("evaluate", *table, *link)["makespan"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["evaluate", *ONE, *TIMES],
-        ["evaluate", *ONE, *MODEL],
-        ["evaluate", *ONE, *TIMES, "--link", "rendezvous", "--queues", "pair"],
-        ["compare", "-S", "gpipe,chimera,hanayo", "-P", "4", "-M", "4,7", *TIMES],
-        ["compare", "-S", "1f1b", *ONE[2:], *MODEL],
-        ["show", *ONE],
-        ["show", *ONE, *TIMES, "--comm", "0.5", "--messages", "--width", "90"],
-        ["schedules"],
-        [],
-        ["evaluate", "--help"],
-    ],
-    ids=lambda a: " ".join(map(str, a[:3])),
-)
-def test_reports_are_readable(call, arguments):
-    code, out, _ = call(*arguments)
+def test_the_program_alone_names_the_first_commands(call):
+    code, out, _ = call()
     assert code == 0
-    assert len(out.splitlines()) > 3
-    assert max(map(len, out.splitlines())) <= 400
+    assert "more commands: pipejax --help-all" in out
 
 
 def test_models_and_systems_are_listed_with_their_sizes(answer, call, monkeypatch):

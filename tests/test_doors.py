@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 import sys
 import warnings
 
@@ -17,7 +16,6 @@ from pipejax.costs.system.system import data_file
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
-MODEL = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8"]
 
 
 def test_names_fold_case(answer):
@@ -120,23 +118,6 @@ def changed(folder, kind, name, **values):
     path = folder / f"{name}-changed.json"
     path.write_text(json.dumps(json.loads(data_file(kind, name, "file").read_text()) | values))
     return path
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"heads": 60, "kv_heads": 60}, "heads must divide hidden, 6144, got 60; .whole_heads.: f"),
-        ({"kv_heads": 128}, "kv_heads must divide heads, 64, got 128"),
-        ({"kv_heads": 24}, "kv_heads must divide heads, 64, got 24"),
-        ({"kv_heads": 24, "whole_heads": False}, "kv_heads must divide heads, 64, got 24"),
-        ({"whole_heads": 0}, "whole_heads must be true or false, got 0"),
-        ({"layers": True}, "layers must be a whole number of at least 1, got True"),
-    ],
-)
-def test_heads_share_the_hidden_units(mistake, tmp_path, values, message):
-    path = changed(tmp_path, "models", "gpt-22b", **values)
-    model = ["--model", path, *MODEL[2:]]
-    assert re.search(f"--model {path}: {message}", mistake("evaluate", *ONE, *model))
 
 
 def test_a_model_may_say_that_only_products_of_its_heads_are_meant(tmp_path):

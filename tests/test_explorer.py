@@ -164,16 +164,6 @@ def test_packed_arrays_are_read_back(arrays):
         assert result[name].tolist() == array.tolist()
 
 
-def test_numbers_take_as_few_bytes_as_they_need():
-    kinds = {
-        name: kind
-        for name, kind, *_ in pack(
-            {"a": np.array([127]), "b": np.array([128]), "c": np.array([-40_000])}
-        )["arrays"]
-    }
-    assert kinds == {"a": "int8", "b": "int16", "c": "int32"}
-
-
 def test_a_page_refers_to_nothing_outside():
     table, costs = build_case("alike")
     hostile = pj.ScheduleTable.from_rows(

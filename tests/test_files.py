@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from legal_sizes import WHOLE
 
 import pipejax as pj
-from pipejax.schedules.table.table_files import LossWarning, to_csv, to_json
+from pipejax.schedules.table.table_files import LossWarning, to_csv
 
 
 def same(first, second):
@@ -137,37 +137,11 @@ def test_what_spreadsheets_do_to_a_csv_is_read(tmp_path):
     assert pj.read_table(path).num_workers == 2
 
 
-GOOD = json.loads(to_json(pj.schedules.build("chimera", num_workers=2, num_microbatches=2)))
-BAD = {
-    "blank": (b" \n\n", "the file is empty"),
-    "empty cells": (b",,,\n,,,\n", "no cell holds an op"),
-    "spaces": (b" , \n", "no cell holds an op"),
-    "quotes": (b'""\n', "no cell holds an op"),
-    "a comment": (b"# the table\n,,\n", "no cell holds an op"),
-    "binary": (bytes(range(128, 256)), "not text"),
-    "zeros": (b"0F0\0,0B0", "binary data"),
-    "an image": (b"\x89PNG\r\n\x1a\n\0\0", "not text"),
-    "prose": (b"hello, world\n", "'hello' is not an op"),
-    "other json": (b'{"a": 1}', '"format": "pipejax-table"'),
-    "json list": (b"[1, 2]", "is not an op"),
-    "missing key": (
-        json.dumps({k: v for k, v in GOOD.items() if k != "rows"}).encode(),
-        "rows is missing",
-    ),
-    "rows of numbers": (json.dumps(GOOD | {"rows": [[1]]}).encode(), "lists of texts"),
-    "placement text": (json.dumps(GOOD | {"placement": "x"}).encode(), "placement must be lists"),
-    "ragged placement": (json.dumps(GOOD | {"placement": [[0, 1], [1]]}).encode(), "of one length"),
-    "key twice": (b'{"format": 1, "format": 2}', "key 'format' stands twice"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_files_are_refused_by_name(what, tmp_path):
-    content, message = BAD[what]
-    path = tmp_path / "bad.csv"
-    path.write_bytes(content)
-    with pytest.raises(pj.ScheduleError, match=message) as caught:
-        pj.read_table(path)
+@pytest.mark.parametrize("content", [bytes(range(128, 256)), b"\x89PNG\r\n\x1a\n\0\0"])
+def test_files_that_are_no_text_are_refused_by_name(content, tmp_path):
+    (tmp_path / "bad.csv").write_bytes(content)
+    with pytest.raises(pj.ScheduleError, match="not text") as caught:
+        pj.read_table(tmp_path / "bad.csv")
     assert "bad.csv" in caught.value.reason
 
 

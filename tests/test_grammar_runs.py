@@ -276,40 +276,12 @@ def make_table(rows, grammar, **more):
     return pj.ScheduleTable.from_rows(rows, grammar=pj.schedules.Grammar(**grammar), **more)
 
 
-N, S = {"N": kind("net")}, {"S": kind(scope="worker")}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "why"),
-    [
-        ("kinds", ["N"], "kinds must be a list of objects"),
-        ("kinds", [{"letters": "N"}, {"letters": "N"}], "letters of kinds stand once each"),
-        ("rules", [["F <- F"]], "rules must be a list of texts"),
-        ("rules", ["f <- B"], "unknown phase of 'f <- B' 'f'"),
-        ("items", [0.5], "items must be an object"),
-        ("slices", True, "slices must be a whole number"),
-        ("forward_only", 1, "forward_only must be true or false"),
-        ("graph", [[0]], "graph must be a list of pairs of stages"),
-    ],
-)
-def test_files_say_what_they_have_of_their_own_in_the_right_form(key, value, why):
-    data = json.loads(to_json(make_table([["0F0", "0B0"]], {})))
-    with pytest.raises(pj.ScheduleError, match=re.escape(why)):
-        from_json({**data, key: value})
-
-
 def test_a_microbatch_that_computes_nothing_has_a_pipe():
     rows = [["0F0", "0N1", "0F2"]]
     kinds = {"F_": kind(), "N": kind("net")}
     data = {"placement": [[0], [0]], "pipe_of_microbatch": [0, 1, 0]}
     table = make_table([[x.replace("F", "F_") for x in rows[0]]], {"kinds": kinds}, **data)
     assert table.pipe_of_microbatch.tolist() == [0, 1, 0]
-
-
-def test_a_table_computes_a_microbatch():
-    data = json.loads(to_json(make_table([["0F0"]], {"forward_only": True})))
-    with pytest.raises(pj.ScheduleError, match="no op of the table computes a microbatch"):
-        from_json({**data, "rows": [["0REDUCE_GRAD"]]})
 
 
 FORK, JOIN = [(1, 0), (1, 2)], [(0, 1), (2, 1)]  # an edge to a lower stage and one to a higher

@@ -58,20 +58,3 @@ def test_few_rows_are_drawn_many_times(rows):
     assert len({tuple(is_left_out) for is_left_out in folds.left_out}) > DRAWS / 2
     np.testing.assert_array_equal(read_folds(rows, "few:5").left_out, folds.left_out)
     assert (read_folds(rows, "few:5", seed=1).left_out != folds.left_out).any()
-
-
-@pytest.mark.parametrize(
-    ("hold_out", "message"),
-    [
-        ("half", "hold_out must be such as t=8"),
-        ("t=7", "t=7 leaves out 0 of 12 rows: nothing is predicted"),
-        ("p=2", "p=2 leaves out 12 of 12 rows: nothing is left to fit"),
-        ("group:width", "column must be one of"),
-        ("k-fold:1", "hold_out k-fold must be a whole number of at least 2, got 1"),
-        ("few:12", "hold_out few must be at most 11, got 12"),
-        ("model:x", "hold_out model takes nothing besides, got 'x'"),
-    ],
-)
-def test_mistakes_are_named(rows, hold_out, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        read_folds(rows, hold_out)

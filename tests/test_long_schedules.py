@@ -127,15 +127,6 @@ def test_an_update_belongs_to_no_pipe():
             assert far.tolist() == [3.0 * (1016 + 3)]
 
 
-@pytest.mark.parametrize("microbatches", [33, 100, 1023, pytest.param(4096, marks=slow)])
-def test_1f1b_at_many_microbatches(microbatches):
-    program = lowered("1f1b", 8, 32)
-    costs = random_costs(program, 2, microbatches)
-    grown = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=microbatches)
-    built = pj.makespans(lowered("1f1b", 8, microbatches), costs)
-    np.testing.assert_allclose(grown, built, rtol=1e-13)
-
-
 def test_cycle_time_without_messages_is_the_slowest_worker():
     program = lowered("1f1b", 4, 16)
     forward, backward = np.array([[1.0, 2.0, 1.5, 1.0]]), np.array([[2.0, 2.0, 3.0, 2.0]])
@@ -181,17 +172,3 @@ def test_a_default_without_float64_loses_no_digits(microbatches):
             assert far.dtype == np.float64
             assert far.tolist() == exact
         assert pj.cycle_time(program, pj.Costs(forward=0.1, backward=0.2)).tolist() == [0.1 + 0.2]
-
-
-def test_scalars_and_single_precision():
-    program = lowered("1f1b", 8, 32)
-    exact = 3.0 * (10**6 + 7)
-    costs = pj.Costs(forward=1.0, backward=2.0)
-    assert pj.analysis.extrapolated_makespans(program, costs, num_microbatches=10**6).tolist() == [
-        exact
-    ]
-    with jax.enable_x64(False):
-        single = pj.Costs(forward=np.ones(3, np.float32), backward=np.full(3, 2, np.float32))
-        values = pj.analysis.extrapolated_makespans(program, single, num_microbatches=10**6)
-    assert values.dtype == np.float64
-    assert values.tolist() == [exact] * 3
