@@ -641,7 +641,7 @@ def test_a_solved_problem_is_in_units(answer, call, tmp_path):
     message = answer("verify", path)
     assert (message["unit"], message["makespan"]) == ("units", 2 * best["makespan"])
     _, out, _ = call("verify", path)
-    assert f"confirms all numbers: step time {message['makespan']:g} units" in out
+    assert f"all claims hold: step time {message['makespan']:g} units" in out
     assert f"lower bound {message['makespan']:g} units by solver" in out
 
 

@@ -31,7 +31,7 @@ RIGHT = {  # what stands in an answer
     "drawing": "wrote x.svg",
     "named": "?.json",  # what has no letter in ASCII
     "plan": "per step",
-    "optimize": "optimal: no order of these stages on these workers is faster",
+    "optimize": "optimal: no other can be shorter",
 }
 # id -> (command, how the shell runs it, exit code, stderr)
 CASES = {

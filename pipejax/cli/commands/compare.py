@@ -22,7 +22,7 @@ from pipejax.cli.output.report import has_details, has_lines, pick, plain
 from pipejax.cli.output.runs import step_json
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.cells.ops import COMMUNICATION
-from pipejax.schedules.table.links import LINK_MODELS
+from pipejax.schedules.table.links import LINK_TEXTS
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison.table_difference import RowDifference, TableDifference
@@ -135,7 +135,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
     ranked = _ranked(rows)
     yield from _winners(ranked, best, compared)
     shared_sizes = [f"{rows[0][name]} {name}" for name in SIZES if name not in sizes]
-    yield plain(f"{', '.join(shared_sizes)}; {LINK_MODELS[link].text}")
+    yield plain(f"{', '.join(shared_sizes)}; {LINK_TEXTS[link]}")
     if "unequal_stages" in rows[0]:
         yield (
             "not ranked together: times are of a stage, and schedules with more stages do more "
@@ -356,7 +356,7 @@ def _difference_view(
     cells = "; the tables have the same cells in the same order" if differences.is_none else ""
     yield f"{names[1]} {verdict}{cells}"
     unit = ", in units of F = I = W = 1, B = 2: no times are given" if in_slots else ""
-    yield f"A is {names[0]}, B is {names[1]}; {LINK_MODELS[result['link']].text}{unit}"
+    yield f"A is {names[0]}, B is {names[1]}; {LINK_TEXTS[result['link']]}{unit}"
     yield _run_table(first, other, time)
     yield from map(plain, _sentences(differences, grammar))
 

@@ -188,10 +188,8 @@ def _view(
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
     yield f"{heading(result)}; {_link(evaluation.links)}"
-    path, words = (
-        dict(result["critical_path"]),
-        {k: v.replace("_", " ") for k, v in PHASE_FIELDS.items()},
-    )
+    path = dict(result["critical_path"])
+    words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
     if "W" in path and scenario.find_edit(pj.costing.RecomputedAgain):
         costs, name = evaluation.costs, "recompute in W"
         ratios = np.asarray(costs.recompute) / np.asarray(costs.weight_grad)

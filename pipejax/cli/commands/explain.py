@@ -29,7 +29,7 @@ from pipejax.cli.output.remedies import (
 from pipejax.cli.output.report import heading, plain, table_sizes
 from pipejax.cli.output.report_pages import report_page
 from pipejax.schedules.naming import find
-from pipejax.schedules.table.links import LINK_MODELS
+from pipejax.schedules.table.links import LINK_TEXTS
 
 # options of a run that `plan` has too
 PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)
@@ -146,7 +146,7 @@ def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> I
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
     files = [Path(str(name)).name for name in line.written("table").values()]
     names = [*files, result["schedule"]][0], f" (same rows as {schedule})" if is_named else ""
-    yield f"{heading(result | {'schedule': ''.join(names)})}; {LINK_MODELS[result['link']].text}"
+    yield f"{heading(result | {'schedule': ''.join(names)})}; {LINK_TEXTS[result['link']]}"
     yield from advice_view(explanation, result["remedies"])
 
 

@@ -22,16 +22,16 @@ from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.report import heading, pick, plain, table_sizes
 from pipejax.cli.output.tables import facts, grid
-from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named
-from pipejax.schedules.table.links import LINK_MODELS
+from pipejax.schedules.table.links import LINK_TEXTS
 
 if TYPE_CHECKING:
     from pipejax.analysis.formula.versus import RegimeMap
     from pipejax.plots.style import Paper
 
 
+LETTERS = "F forward, B backward (I input, W weight gradient), c message (c_F after F, c_B after B)"
 MAX_SUMS = 12  # sums, and regions, that are printed
 
 
@@ -67,21 +67,9 @@ def form_view(
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
     yield f"step time = {text}, {escape(_quality(form))}"
-    yield from filter(None, [_legend(form.parameters)])
-    yield f"{heading(table_sizes(table))}; {LINK_MODELS[form.program.links.model].text}"
+    yield LETTERS
+    yield f"{heading(table_sizes(table))}; {LINK_TEXTS[form.program.links.model]}"
     yield from map(plain, _plan_lines(plans))
-
-
-def _legend(parameters: Sequence[str]) -> str:
-    """Explain the letters of parameters: F is forward, and c_F a message after F."""
-    fields, texts = {"c": "message", **PHASE_FIELDS}, dict[str, str]()
-    for name in parameters:
-        letter, _, place = name.partition("_")
-        if letter in fields:
-            is_after = letter == "c" and place in ("F", "B")
-            key, after = (name, f" after {place}") if is_after else (letter, "")
-            texts[key] = f"{key} {fields[letter].replace('_', ' ')}{after}"
-    return ", ".join(texts.values())
 
 
 def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from pipejax.search.schedule.store import SolvedProblems
 
 
-# reasons to stop a search that could still improve, in words
-STOP_TEXTS = {"time": "time limit", "effort": "effort", "interrupted": "interrupted"}
-
-
 @options
 class StoreOptions:
     """Folder of solved problems."""
@@ -103,7 +99,7 @@ def optimize(
             next=() if rendezvous is None else _next_commands(scenario, out.path),
             details={
                 "workers": [_workers(outcome)],
-                "other schedules": [*baselines, *search_end(result, "plans")],
+                "other schedules": [baselines],
             },
         )
 
@@ -256,17 +252,9 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
     if outcome.best_baseline is not None:
         name, other = outcome.best_baseline
         share = percent(saving(other, result.value))
-        saved = (
-            f": {share} less than {name} ({seconds(other)})" if other > value else f", as {name}"
-        )
+        saved = f": {share} less than {name} ({seconds(other)})"
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
-    gap = f"at most {percent(result.gap)} above the lower bound of {seconds(result.lower_bound)}"
-    ended = f"; stopped by {STOP_TEXTS[result.stopped]}" if result.stopped in STOP_TEXTS else ""
-    yield (
-        f"optimal: no order of these stages on these workers is faster{ended}"
-        if result.gap <= 1e-12
-        else f"{gap}{ended}"
-    )
+    yield from search_end(result, "orders of these stages on these workers")
     unit = "" if stages.unit == "bytes" else f" {stages.unit}"
     worker = int(np.argmax(np.asarray(outcome.held.memory.peak) / outcome.room.limits))
     yield (

@@ -43,9 +43,7 @@ COLUMNS = (
     Column("options", "options", lambda options: ", ".join(map(option_text, options))),
     Column("source", "source"),
 )
-LETTERS = (
-    "P workers (r is one of them), M microbatches, V stages per worker, K slices of a microbatch"
-)
+LETTERS = "P workers (r is one), M microbatches, V stages per worker, K slices of a microbatch"
 SMALL_SIZE = {"num_workers": 4, "num_microbatches": 8}  # of which every built-in schedule exists
 
 
@@ -89,9 +87,8 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
         for name, builder in _builders().items()
     ]
     other_lists = (f"{option[2:]}: {', '.join(items)}" for option, (*_, items) in lists.items())
-    return Answer(
-        rows, [f"{len(rows)} schedules; {LETTERS}", rows_table(rows, COLUMNS), *other_lists]
-    )
+    lead = f"{len(rows)} schedules; {LETTERS}"
+    return Answer(rows, [lead, rows_table(rows, COLUMNS), *other_lists])
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:

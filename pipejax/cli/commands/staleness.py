@@ -15,17 +15,14 @@ from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.cli.output.report import heading, pick
 from pipejax.cli.output.tables import TextTable, grid
-from pipejax.schedules.table.links import LINK_MODELS
+from pipejax.schedules.table.links import LINK_TEXTS
 
 
 @options
 def staleness(
     *, run: RunOptions = RunOptions(), figure: Annotated[Output, DRAWING] = NO_OUTPUT
 ) -> Answer:
-    """Show how stale gradients of an asynchronous schedule are, and its versions of the weights.
-
-    The staleness counts weight updates. Without times, every op of the schedule takes one slot.
-    """
+    """Show how many updates old the gradients of an asynchronous schedule are."""
     from pipejax.costs.stage.stage_work import stage_bytes
 
     scenario = run.scenario()
@@ -58,7 +55,7 @@ def _view(
     table: pj.ScheduleTable, staleness: "pj.results.Staleness", data: Mapping[str, Any]
 ) -> Iterator[object]:
     """Yield the delay of gradients, the largest number of weight versions, and the sizes."""
-    links = LINK_MODELS[data["link"]].text if "link" in data else "every op takes one slot"
+    links = LINK_TEXTS[data["link"]] if "link" in data else "every op takes one slot"
     if table.updates_within:
         yield (
             f"a gradient is [bold]{staleness.mean_delay:.3g}[/] updates old in the mean, at "

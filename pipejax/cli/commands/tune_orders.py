@@ -142,7 +142,7 @@ def _messages_view(
         f"[bold]{seconds(result.value)}[/] per step {text} "
         f"({escape(data['schedule'])}, {data['workers']} workers, one queue per {data['queues']})"
     )
-    yield from savings("order of messages", "step time", times, result.value)
+    yield savings("order of messages", "step time", times, result.value)
     before = order if data["waits_of"] == "own" else BY_PRODUCER
     if data["waits"]:
         longest, (sum_before, sum_after) = data["waits"][0], data["wait"].values()
@@ -182,13 +182,10 @@ def _answer_permutation(
     in_file = {name: best[name] for name in ("order", "lengths", "places") if name in best}
     file_sizes = {name: size for name, size in sizes.items() if name != "stages"}
     out.save_json({**file_sizes, **in_file, "makespan": result.value})
-    saved_share = saving(result.baselines["given"], result.value)
-    text = f"the best {nouns[0]}, {percent(saved_share)} less than with the given {nouns[0]}"
-    if saved_share == 0:
-        text = f"the given {nouns[0]}, which no other improves"
+    saved_share = percent(saving(result.baselines["given"], result.value))
     first_lines = [
-        f"[bold]{seconds(result.value)}[/] per step with {text} "
-        f"({escape(table.name)}, {table.num_workers} workers, "
+        f"[bold]{seconds(result.value)}[/] per step with the best {nouns[0]}, {saved_share} less "
+        f"than with the given {nouns[0]} ({escape(table.name)}, {table.num_workers} workers, "
         f"{table.num_microbatches} microbatches, --link {link})",
         f"best {nouns[0]}: {','.join(map(str, permutation))}",
     ]

@@ -20,13 +20,7 @@ MAX_PROBLEMS = 10  # that the report lists
 
 @options
 def verify(
-    file: Annotated[
-        Path,
-        Parameter(
-            name="FILE",
-            help="What --certificate or formula --out saved; or a schedule, with costs.",
-        ),
-    ],
+    file: Annotated[Path, Parameter(name="FILE", help="What --certificate saved, or a schedule.")],
     /,
     *,
     run: SizedCostOptions = SizedCostOptions(),
@@ -58,9 +52,7 @@ def verify(
 def _view(verdict: "pj.results.Verdict", problems: list[str]) -> Iterator[object]:
     """Yield whether the claims hold, and the first wrong claims."""
     time = seconds if verdict.unit == "seconds" else lambda value: f"{value:g} {verdict.unit}"
-    claims = "a second calculation confirms all numbers"
-    if not verdict.ok:
-        claims = f"[red]{len(problems)} claims do not hold[/]"
+    claims = "all claims hold" if verdict.ok else f"[red]{len(problems)} claims do not hold[/]"
     makespan = "" if verdict.makespan is None else f": step time {time(verdict.makespan)}"
     yield f"{claims}{makespan}"
     if verdict.form:

@@ -133,5 +133,6 @@ def search_answer(
 ) -> Answer:
     """Answer with the result of a search, its baselines and why it ended."""
     baselines = savings(nouns[0], time, result.baselines, result.value)
-    view = [*first_lines, *baselines, *search_end(result, nouns[1]), *last_lines]
+    first_lines = [*first_lines, *([baselines] if result.baselines else [])]
+    view = [*first_lines, *search_end(result, nouns[1]), *last_lines]
     return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

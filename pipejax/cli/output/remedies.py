@@ -262,13 +262,9 @@ def _means(row: Mapping[str, Any], launcher: str | None) -> str:
     means = f"; set by {_needs(row)}"
     if not row["launchers"]:
         means = f"; no option of {launcher or 'a launcher'} does it: needs {_needs(row)}"
-    if _is_even_split(row):
+    if row["kind"] == "layers" and row["what"].endswith("equally long"):
         means = LAYERS_HINT
     return means + (f"; assumes {assumes}" if assumes else "")
-
-
-def _is_even_split(row: Mapping[str, Any]) -> bool:
-    return row["kind"] == "layers" and row["what"].endswith("equally long")
 
 
 def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
@@ -278,27 +274,15 @@ def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
 
 def effects_view(explanation: "Explanation") -> Iterator[object]:
     """Yield one line with the cause's time and the savings of remedies; equal ones stand once."""
-    if explanation.effects:
-        name = explanation.bottleneck.kind
-        distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
-        for effect in explanation.effects:
-            distinct.setdefault((effect.seconds, effect.part), effect)
-        yield plain("; ".join(_effect_text(effect, name) for effect in distinct.values()))
-
-
-def _effect_text(effect: "Effect", cause: str) -> str:
-    """Write the time of a cause, or what its removal or a remedy saves, and which part changes."""
-    time = seconds(effect.seconds)
-    texts = {"part": f"{cause} takes {time} of the step", "cause": f"its removal saves {time}"}
-    text = texts.get(effect.what, f"{effect.what} saves {time}")
-    if effect.part == cause and effect.grows > 0:
-        text += f"; {seconds(effect.grows)} of {cause} remain"
-    elif effect.part and effect.part != cause:
-        word = "longer" if effect.grows > 0 else "shorter"
-        text += f", with {effect.part} {seconds(abs(effect.grows))} {word}"
-    if effect.without is None:
-        return text
-    return f"{text} ({seconds(effect.without)} without {effect.part})"
+    leads = {"part": f"{explanation.bottleneck.kind} takes", "cause": "its removal saves"}
+    distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
+    for effect in explanation.effects:
+        distinct.setdefault((effect.seconds, effect.part), effect)
+    texts = (
+        f"{leads.get(e.what, f'{e.what} saves')} {seconds(e.seconds)}" for e in distinct.values()
+    )
+    if distinct:
+        yield plain("; ".join(texts))
 
 
 # of an even split, which no launcher runs

@@ -165,27 +165,17 @@ def heading(sizes: Mapping[str, Any]) -> str:
     )
 
 
-STOPPED = {  # why a search ended, by `stopped` of --json
-    "gap": "then the gap was below --gap",
-    "iterations": "then no step of the search was left",
-    "time": "then the time limit ended the search",
-    "effort": "then the work limit ended the search",
-    "interrupted": "then you interrupted the search",
-    "tolerance": "to the tolerance of the solver",
-}
+# reasons to stop a search that could still improve, by `stopped` of --json
+STOP_TEXTS = {"time": "--time-limit", "effort": "--effort", "gap": "--gap", "interrupted": "Ctrl-C"}
 SEARCH_FIELDS = "value lower_bound gap baselines evaluated stopped"  # of every search result
 
 
-def savings(
-    noun: str, time: str, times: Mapping[str, float | None], best: float
-) -> list[TextTable]:
-    """Make a table of the best candidate of a search and its baselines, if any, with times [s]."""
-    if not times:
-        return []
+def savings(noun: str, time: str, times: Mapping[str, float | None], best: float) -> TextTable:
+    """Make a table of the best candidate of a search and its baselines, with their times [s]."""
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
-    return [grid([(noun, all_times), (time, texts), ("the best is shorter by", shares)])]
+    return grid([(noun, all_times), (time, texts), ("the best is shorter by", shares)])
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:
@@ -198,7 +188,8 @@ def search_end(result: Any, candidates: str) -> Iterator[str]:
     else:
         bound = seconds(result.lower_bound)
         proof = f"lower bound {bound}, so at most {percent(result.gap)} more could be saved"
-    yield f"{proof}; {result.evaluated} {candidates} tried, {STOPPED[result.stopped]}"
+    ended = f"; stopped by {STOP_TEXTS[result.stopped]}" if result.stopped in STOP_TEXTS else ""
+    yield f"{proof} ({result.evaluated} {candidates} tried{ended})"
 
 
 def pick(record: Any, names: str) -> dict[str, Any]:

@@ -86,11 +86,6 @@ class LinkModel:
     is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
     meaning: str = ""  # how messages hold each other up, in words
 
-    @property
-    def text(self) -> str:
-        """Return the meaning, and the option that chooses the model."""
-        return f"{self.meaning} (--link {self.name})"
-
 
 SENDER_WAITS = "a sender waits until its message is transmitted"
 NO_WAITS = "messages run beside compute and never wait for each other"
@@ -106,6 +101,7 @@ LINK_MODELS: dict[str, LinkModel] = {
     )
 }
 LINKS = tuple(LINK_MODELS)
+LINK_TEXTS = {name: f"{model.meaning} (--link {name})" for name, model in LINK_MODELS.items()}
 MEETING = tuple(model.name for model in LINK_MODELS.values() if model.is_rendezvous)
 QUEUES = ("worker", "pair", "direction")
 POSTINGS = ("early", "program")

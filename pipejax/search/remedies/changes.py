@@ -202,11 +202,11 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
     is_slowed = workload is None or bool(run.scenario.edits) or bool(workload.stragglers)
     slow = slowest_place(run.run) if is_slowed else None
     if slow is not None:
-        place = f"worker {slow.worker}" if "worker" in slow.rules else f"stage {slow.stage}"
-        # both names of a place, as causes name the worker
-        where = place if "worker" in place else f"{place} (worker {slow.worker})"
+        place = f"worker {slow.worker}"
+        if "worker" not in slow.rules:
+            place = f"stage {slow.stage} ({place})"
         assumption = f"a faster machine for {place}, or less work on it"
-        yield run.scaled(f"{where} as fast as the others", [slow.rules], assumption)
+        yield run.scaled(f"{place} as fast as the others", [slow.rules], assumption)
 
 
 def balance(run: Candidate) -> Iterator[Candidate]:
