@@ -11,9 +11,8 @@ import pytest
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
 from pipejax.base.progress import Notice
-from pipejax.cli.app import run
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.measured.measured_rows import COLUMNS, OPS, joined
+from pipejax.costs.measured.measured_rows import COLUMNS, OPS
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import DATA
@@ -132,14 +131,6 @@ def test_defaults_are_said(tmp_path):
 def test_replicas_follow_from_the_accelerators(tmp_path):
     row = {name: text for name, text in GIVEN.items() if name != "data"}
     assert read_rows(write(tmp_path, row | {"accelerators": "128"})).data[0] == 2
-
-
-def test_files_are_put_together(tmp_path):
-    first = read_rows(write(tmp_path, GIVEN))
-    second = read_rows(write(tmp_path, {**GIVEN, "model": "gpt-22b", "pipeline": "2"}))
-    both = joined([first, second])
-    assert list(both.column("model")) == ["gpt3-175b", "gpt-22b"]
-    assert list(both.pipeline) == [8, 2]
 
 
 WRONG = [
@@ -401,12 +392,3 @@ def test_mistakes_are_named(cells, message, tmp_path):
     )
     with pytest.raises(ValueError, match=f"row 1: {message}"):
         read_rows(path)
-
-
-def test_a_profile_is_validated_by_the_command(a100, tmp_path, capsys):
-    rows = read(write_profile(tmp_path / "x.csv", profile()))
-    seconds = StepTimes(rows).predict(a100)
-    timed = [(*row[:8], s) for row, s in zip(profile(), seconds, strict=True)]
-    path = write_profile(tmp_path / "y.csv", timed)
-    assert run(["validate", str(path), "--system", "a100", "--tolerance", "0.01"]) == 0
-    assert "48" in capsys.readouterr().out

@@ -59,19 +59,6 @@ def test_the_search_equals_all_orders(case, tried, monkeypatch):
         assert (result.stopped, result.gap) == ("optimal", 0.0)
 
 
-def test_neighbours_are_all_swaps_and_insertions():
-    order = np.array([3, 0, 2, 1, 4])
-    places = np.indices((5, 5)).reshape(2, -1)
-    expected = set()
-    for first, second in itertools.permutations(range(5), 2):
-        swapped, moved = order.tolist(), order.tolist()
-        swapped[first], swapped[second] = swapped[second], swapped[first]
-        moved.insert(second, moved.pop(first))
-        expected |= {tuple(swapped), tuple(moved)}
-    result = permutation_search.neighbours(order, *places).tolist()
-    assert {tuple(entry) for entry in result} == expected
-
-
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     table, lengths = build("1f1b", 4, 12), draw_samples(12, 5)
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=lengths)

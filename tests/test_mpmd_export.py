@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from legal_sizes import WHOLE
 from mpmd_stand_ins import PipelineSchedule, executed, fragments, make_op, make_text, preprocessed
@@ -147,17 +146,6 @@ def test_any_name_of_a_table_is_a_comment(monkeypatch):
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"]], name='a """ \\ $ü\n name')
     for write in (to_jaxpp, to_shardy):
         assert executed(write(table), monkeypatch).schedule
-
-
-def test_the_command_writes_both(tmp_path, call, monkeypatch):
-    for name in ("jaxpp", "shardy"):
-        path = tmp_path / f"{name}.py"
-        code, _, err = call(
-            "export", "-s", "v-half", "-P", "2", "-M", "4", "--format", name, "--out", path
-        )
-        assert (code, "Traceback" in err) == (0, False)
-        placement = executed(path.read_text(), monkeypatch).PLACEMENT
-        assert np.array_equal(placement, [0, 1, 1, 0])
 
 
 def test_python_writes_what_the_command_writes(tmp_path, call):

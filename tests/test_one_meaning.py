@@ -280,6 +280,7 @@ def test_a_share_that_is_given_is_taken(answer, table):
 
 SHARES = {  # (model, how): bytes per token and hidden unit that W needs, of those that are kept
     ("gpt-22b", "none"): (32, 34 + 5 * 64 * 2048 / 6144),  # 5as/h
+    ("gpt3-175b", "none"): (32, 34 + 5 * 96 * 2048 / 12288),  # Zero Bubble, Table 1
     ("gpt-22b", "selective"): (32, 34),  # only the dropout masks go
     ("llama3-70b", "none"): (12 + 4 * 8 / 64 + 6 * 28672 / 8192,) * 2,  # no masks, no scores
 }

@@ -99,14 +99,6 @@ def test_the_same_problem_is_answered_at_once_in_any_unit_of_time(store):
     assert again.baselines == {"1f1b": None}  # is looked at in any case
 
 
-def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("PIPEJAX_CACHE", str(tmp_path / "cache"))
-    best(small(), None, 0.001)
-    assert not (tmp_path / "cache").exists()
-    best(small(), SolvedProblems(), 0.001)
-    assert len(list((tmp_path / "cache").glob("*.json"))) == 1
-
-
 def test_default_folder(monkeypatch):
     monkeypatch.setenv("PIPEJAX_CACHE", "/here")
     assert str(SolvedProblems().path) == "/here"

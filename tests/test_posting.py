@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from legal_sizes import WHOLE
 
 import pipejax as pj
@@ -19,7 +19,6 @@ from pipejax.schedules.table.links import (
     parse_pair_links,
     parse_pairs,
 )
-from pipejax.schedules.table.table import without
 
 F, B, X = 1.0, 2.0, 3.0
 COSTS = pj.Costs(forward=F, backward=B, transmit=X)
@@ -68,16 +67,6 @@ def test_wait_holds_the_row():  # 0F1 starts when the first activation has arriv
     assert int(np.isin(result.best.table.phase, WAIT_SEND).sum()) == 4
 
 
-def test_wait_at_the_end_of_a_row_is_no_op():
-    row = "1RECV_F0 1F0 1B0 1SEND_B0"
-    free, held = (table("0F0 0SEND_F0 0RECV_B0 0B0", r) for r in (row, row + " 1WAIT_SEND_B0"))
-    for link in ("delay", "queued", "blocking", "rendezvous", PROGRAM):
-        runs = [pj.evaluate(entry, COSTS, link=link) for entry in (free, held)]
-        assert runs[0].makespan == runs[1].makespan
-        assert runs[0].max_span == runs[1].max_span
-        assert runs[0].busy.tolist() == runs[1].busy.tolist()
-
-
 def test_a_wait_that_ends_last_does_not_lengthen_the_span():
     rows = [
         "0F0 0SEND_F0 0RECV_B0 0B0 1RECV_F1 1F1 1B1 1SEND_B1",
@@ -100,19 +89,6 @@ def test_an_offload_behind_a_wait():  # blocking holds the next op back, but no 
             held, pj.Costs(forward=F, backward=B, offload=1.0, transmit=X), link="blocking"
         )
         assert run.start[0][row.split().index("0O0")] == F
-
-
-@settings(max_examples=30)
-@given(data=st.data())
-def test_other_link_models_ignore_waits(data):
-    case = data.draw(strategies.cases(communication=True, step_end=True))
-    for link in ("delay", "queued", "blocking"):
-        runs = [
-            pj.evaluate(table, case.costs, link=link)
-            for table in (case.table, without(case.table, WAIT_SEND))
-        ]
-        assert runs[0].makespan == runs[1].makespan
-        assert runs[0].max_span == runs[1].max_span
 
 
 def test_both_directions_of_a_cable():
@@ -298,16 +274,6 @@ def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates i
         assert np.all(nodes >= program.preds)  # an order in which all can run
 
 
-def test_files_keep_waits(tmp_path):
-    row = "1RECV_F0 1F0 1B0 1SEND_B0 1WAIT_SEND_B0"
-    held = table("0F0 0SEND_F0 0WAIT_SEND_F0 0RECV_B0 0B0", row)
-    for name in ("held.csv", "held.json"):
-        pj.write_table(held, tmp_path / name)
-        read = pj.read_table(tmp_path / name)
-        assert list(read.rows()) == list(held.rows())
-    assert (tmp_path / "held.csv").read_text().splitlines()[1] == row.replace(" ", ",")
-
-
 RUN = ["evaluate", "--schedule", "gpipe", "--workers", "2", "--microbatches", "5"]
 RUN += ["--stage-times", "F=1,B=2", "--comm", "0.5"]
 
@@ -366,18 +332,6 @@ def test_each_pair_follows_its_own_model():
     assert makespan(THREE, "delay") < makespan(THREE, links) <= makespan(THREE, "queued")
 
 
-def test_a_pair_stands_for_both_directions_unless_the_other_is_named():
-    delay, queued = makespan(GPIPE, "delay"), makespan(GPIPE, "queued")
-    for pair in ((0, 1), (1, 0)):
-        assert makespan(GPIPE, pj.Links("delay", pair_links={pair: "queued"})) == queued
-    one_way = {(0, 1): "queued", (1, 0): "delay"}
-    result = makespan(GPIPE, pj.Links("blocking", pair_links=one_way))
-    assert result == makespan(
-        GPIPE, pj.Links("queued", pair_links={(1, 0): "delay", (0, 1): "queued"})
-    )
-    assert delay < result < queued
-
-
 def test_buffered_messages_do_not_meet():
     # activations are small and leave at once, gradients are posted by the program
     transmit = np.array([[[0.5]], [[X]]])
@@ -392,18 +346,6 @@ def test_buffered_messages_do_not_meet():
     assert makespan(GPIPE, at_it, costs) == makespan(GPIPE, met, costs)
     sent = pj.evaluate(GPIPE, costs, link=links).program.messages
     assert sent.eager.tolist() == [op == pj.Phase.SEND_F for op in sent.phase.tolist()]
-
-
-def test_buffered_messages_are_queued_among_themselves():
-    all_buffered = pj.Links("rendezvous", eager_below=2 * X)
-    assert makespan(GPIPE, all_buffered) == makespan(GPIPE, "queued")
-
-
-def test_no_row_waits_for_what_is_buffered():
-    rows = "0F0 0SEND_F0 0WAIT_SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
-    held = table(rows, "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1")
-    links = pj.Links("rendezvous", eager_below=2 * X)
-    assert makespan(held, "rendezvous") > makespan(held, links) == makespan(held, "queued")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
@@ -462,15 +404,6 @@ def test_each_microbatch_has_a_size_of_its_own():
         pj.makespan(
             pj.lower(GPIPE, link=EAGER, costs=costs), dataclasses.replace(costs, transmit=0.5)
         )
-
-
-def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
-    transmit = np.array([[[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [[2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]])
-    costs = pj.Costs(forward=F, backward=B, transmit=transmit)
-    fused = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
-    links = pj.Links("rendezvous", eager_below=1.5)
-    result = pj.makespan(pj.lower(fused, link=links, costs=costs), costs)
-    assert result == makespan(fused, links, costs)
 
 
 def test_what_a_trace_hides_is_refused():

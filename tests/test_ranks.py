@@ -13,7 +13,7 @@ from pipejax.costs.layers.collectives import layer_collectives
 from pipejax.costs.layers.formulas import layer_flop
 from pipejax.costs.layers.layer_ops import layer_ops
 from pipejax.costs.model.layout import Layout
-from pipejax.costs.model.model import LatentAttention, MixtureOfExperts, model_names
+from pipejax.costs.model.model import LatentAttention, MixtureOfExperts
 from pipejax.costs.stage.stage_work import stage_bytes, static_parts
 from pipejax.costs.system.system import data_file
 
@@ -413,7 +413,3 @@ def test_shapes_that_cannot_be_are_refused(name, changes, message, tmp_path):
     path.write_text(json.dumps(described))
     with pytest.raises(ValueError, match=message):
         pj.load_model(path)
-
-
-def test_all_that_the_measured_data_name_is_there():
-    assert set(PUBLISHED) <= set(model_names())

@@ -189,18 +189,6 @@ def test_what_is_read_is_the_last_model_that_holds_it(name, least, transmit):
     assert stale.delays.min() >= least
 
 
-def test_messages_change_the_delay():
-    table = build(p=8, m=320)
-    delays = {
-        c: pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=c)).mean_delay
-        for c in (0.0, 1.0, 10.0)
-    }
-    assert len(set(delays.values())) == 3
-    # own weights come in row order: no message changes them
-    slow = pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=10.0))
-    assert slow.own_lag.tolist() == pj.staleness(table).own_lag.tolist()
-
-
 @pytest.mark.parametrize(("p", "accumulation"), [(2, None), (4, None), (4, 6), (3, 3)])
 def test_double_buffering_needs_two_versions(p, accumulation):
     table = build("pipedream-2bw", p, 40 * p, accumulation=accumulation)

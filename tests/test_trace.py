@@ -278,14 +278,6 @@ def shares(job):
     return traces.attribute(job)
 
 
-def test_a_production_job_is_replayed(job):
-    assert traces.registered(job.pipelines.table) == ("1f1b", {})
-    assert len(job.errors) == 64
-    assert (job.pipelines.left_out, job.pipelines.odd_steps) == ((), [])
-    assert job.links.model == "blocking"
-    assert (job.mean_error, job.worst_error) == pytest.approx((0.00029, 0.00032), rel=0.05)
-
-
 def test_the_slowdown_of_a_job_is_as_published(shares, data):
     """A stage of the published analysis is all that its workers run, collectives too."""
     valid_names = json.loads((data / "traces" / "published_what_if.json").read_text())

@@ -49,16 +49,6 @@ def test_what_is_said_of_a_slow_stage_and_of_a_clock():
     assert stage.ratio == pytest.approx(1.3)
 
 
-def test_a_slow_worker_of_one_replica_is_no_slow_stage():
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-    healthy = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    slow = pj.evaluate(table, pj.Costs(forward=[1.0, 1.3], backward=[2.0, 2.6]))
-    result = faulty_runs.find_suspects(
-        pj.traces.record_runs([healthy, slow, healthy] * 2, replicas=3)
-    )
-    assert [(suspect.kind, suspect.name) for suspect in result] == [("worker", "1 of replica 1")]
-
-
 @pytest.mark.parametrize(("workers", "replicas"), [(2, 3), (4, 2), (4, 8)])
 def test_a_stage_that_is_slow_in_all_replicas_is_no_slow_worker(workers, replicas):
     # other machines hold it in each replica, and all of them cannot be slow
@@ -136,15 +126,6 @@ def test_one_pipeline_of_one_stage_has_nobody_beside():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
     run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
     assert not faulty_runs.find_suspects(pj.traces.record_runs([run]))
-
-
-def test_messages_of_first_ops_tell_what_a_link_takes():
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
-    costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.75, 0.5]).reshape(2, 1, 1))
-    pipelines = pj.traces.find_pipelines(pj.traces.record_runs([pj.evaluate(table, costs)]))
-    replayed = pj.traces.replay(pipelines)
-    assert replayed.link_times.tolist() == [0.75, 0.5]
-    assert replayed.worst_error < 1e-12
 
 
 def test_pytorchs_posting_is_among_the_link_models():

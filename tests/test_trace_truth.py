@@ -78,34 +78,6 @@ def test_of_all_runs_none_is_wrong_in_silence(tmp_path):
         assert answer.count("refused") <= (0.3 if "no chunk, no" in change else 0.05) * len(answer)
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "change"),
-    [
-        ("1f1b", "lists", "slow step"),
-        ("gpipe", "csv", "slow step"),
-        ("1f1b", "chrome", "two replicas"),
-        ("interleaved-1f1b", "csv", "two replicas"),
-        ("zb-h1", "csv", "own zeros"),
-    ],
-)
-def test_what_is_planted_is_named(name, form, change, tmp_path):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    replicas = 2 if change == "two replicas" else 1
-    slices, planted = truth.recorded(table, 1, change, steps=6, replicas=replicas)
-    truth.write(tmp_path, form, slices, table, change, 1)
-    _, _, (pipelines, offsets) = truth.outcome(tmp_path, slices, table, change)
-    assert len(pipelines.pipelines) == 6 * replicas
-    suspects = pj.traces.suspects(pj.traces.replay(pipelines), offsets)
-    kind = {"slow step": "step", "two replicas": "replica", "own zeros": "clock"}[change]
-    names = [suspect.name for suspect in suspects if suspect.kind == kind]
-    if change == "slow step":
-        assert [int(name) - min(pipelines.trace.steps) for name in names] == [planted["step"]]
-    elif change == "two replicas":
-        assert names == [str(planted["replica"])]
-    else:
-        assert names
-
-
 def paused_step(cell):
     """DualPipe of F = 20, B = 40 ms whose worker 0 pauses 0.5 s behind a cell; by the event loop."""
     table = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)

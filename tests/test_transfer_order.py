@@ -135,22 +135,6 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
         assert pj.evaluate(ordered, case.costs, link=links).makespan == makespan
 
 
-OFFLOADING = [
-    ["0F0", "", "", "0F1", "0O1", "0WAIT_O1", "0F2", "", "", "0L1", "0B0", "0B1", "0B2"],
-    ["", "1F0", "1O0", "1F1", "1F2", "", "", "1L0", "1B0", "1B1", "1B2"],
-]
-
-
-@pytest.mark.parametrize("groups", [(), ((0, 1),)])
-def test_orders_keep_the_order_on_a_shared_host_link(groups):
-    table, links = pj.ScheduleTable.from_rows(OFFLOADING), pj.Links("rendezvous", "worker", groups)
-    costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
-    graph = transfer_graph(table, costs, links)
-    for order in random_orders(graph, 20, seed=0):
-        ordered = pj.links.insert_transfers(table, order)
-        assert pj.evaluate(ordered, costs, link=links).makespan == order_makespan(graph, order)
-
-
 def test_random_orders_find_more_than_greedy_ones():
     table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=16)
     costs, links = (

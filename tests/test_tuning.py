@@ -172,7 +172,6 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
 
 
 SIZES = "microbatch_size microbatches step_time"
-KEYS = f"{SIZES} method exhaustive schedule workers minibatch seconds reason"
 COMMAND = shlex.split("tune --model gpt-22b --system h100 --tensor-parallel 8 --workers 4")
 
 
@@ -216,23 +215,6 @@ def test_microbatches_say_their_size_where_it_is_not_tuned(capsys, tmp_path):
         assert (code, message in err) == (2, True)
     code, _, err = call(capsys, *options)
     assert (code, "--microbatches 16 does not go with tune size" in err) == (2, True)
-
-
-def test_the_command_evaluates_every_size(capsys):
-    code, out, _ = call(capsys, "--minibatch", 32, "--method", "exhaustive", "--json")
-    result = json.loads(out)
-    assert code == 0
-    assert out.count("\n") == 1
-    assert set(result) >= set(KEYS.split())
-    assert (result["method"], result["reason"]) == ("exhaustive", "as asked for")
-    best = result["exhaustive"]
-    assert [best[key] for key in SIZES.split()] == [result[key] for key in SIZES.split()]
-    assert [size["microbatches"] for size in best["sizes"]] == [32, 16, 8, 4, 2, 1]
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=result["microbatches"])
-    workload = pj.Workload(pj.load_model("gpt-22b"), 32, tensor_parallel=8)
-    assert result["step_time"] == pytest.approx(
-        pj.evaluate(table, pj.stage_costs(workload, SYSTEM, table)).step_time
-    )
 
 
 @pytest.mark.parametrize("method", [None, "exhaustive", "local"])

@@ -231,12 +231,6 @@ def test_a_form_without_a_number_is_refused(text):
         pj.Workload(LLAMA, 16, recompute=text)
 
 
-@pytest.mark.parametrize("text", ["mlp+mlp", "mlp+layernorm+mlp", "core_attn+mlp+core_attn"])
-def test_a_part_that_stands_twice_is_refused(text):
-    with pytest.raises(ValueError, match="recompute must name a part of layers once, got"):
-        pj.Workload(LLAMA, 16, recompute=text)
-
-
 def test_an_unknown_form_names_the_forms(mistake):
     run = ["-s", "1f1b", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100", "--minibatch", 16]
     message = mistake("evaluate", *run, "--recompute", "blocks:2")

@@ -12,7 +12,6 @@ from compilations import compilations
 from step_flop import step_flop
 
 import pipejax as pj
-from pipejax.costs.layers.collectives import collective_time
 from pipejax.costs.layers.formulas import (
     boundary_bytes,
     edge_activation_bytes,
@@ -21,7 +20,7 @@ from pipejax.costs.layers.formulas import (
     layer_flop,
     layer_weight_grad_bytes,
 )
-from pipejax.costs.model.layout import Group, Layout
+from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import model_names
 from pipejax.costs.model.workload import Stages, stage_layers, stage_parameters
 from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
@@ -259,29 +258,6 @@ def test_workers_in_one_node_use_its_links():
     np.testing.assert_allclose(latency[0, 0], [near, far, near])
     alone = pj.stage_costs(pj.Workload(model, minibatch=8), system, table).latency
     np.testing.assert_allclose(np.asarray(alone)[0, 0], near)
-
-
-def test_parallelism_and_recomputation_move_costs_the_right_way():
-    model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
-
-    def total(**options):
-        costs = pj.stage_costs(pj.Workload(model, minibatch=8, **options), system, TABLE)
-        return [float(np.sum(np.asarray(x))) for x in (costs.forward, costs.backward)]
-
-    plain, full, selective = total(), total(recompute="full"), total(recompute="selective")
-    assert plain[0] == full[0] == selective[0]
-    assert plain[1] < selective[1] < full[1]
-    split = total(tensor_parallel=8)
-    assert plain[0] / 8 < split[0] < plain[0]  # the all-reduces of tensor parallelism cost time
-    forward, backward = total(tensor_parallel=8, recompute="full")
-    alone = collective_time(system, "all_reduce", 2048 * 6144 * 2, Group(8, 8))
-    exchange = 48 * 2 * float(alone)  # two per layer
-    assert forward == split[0]
-    assert backward - split[1] > exchange  # the forward again, its all-reduces too
-    across = total(tensor_parallel=16)  # more than a node holds: over the network
-    assert across[0] > split[0] / 2  # half the compute, and dearer exchanges
-    copies = pj.stage_costs(pj.Workload(model, minibatch=8, data_parallel=4), system, TABLE)
-    assert float(np.min(np.asarray(copies.all_reduce))) > 0
 
 
 @pytest.mark.slow
