@@ -20,6 +20,7 @@ from markupsafe import escape
 from matplotlib.collections import QuadMesh
 
 import pipejax as pj
+from pipejax.cli.output.numbers import seconds
 from pipejax.plots.heat_maps import HeatMap, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
@@ -812,6 +813,26 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
     times = pj.Costs(forward=1 / int(stages), backward=2 / int(stages), transmit=0.01)
     saving = 100 * (1 - pj.evaluate(table, times).makespan / run.makespan)
     assert float(percent) == pytest.approx(saving, rel=0.01)
+
+
+@pytest.mark.parametrize(("stage", "microbatch", "odd"), [(1, 6, 5), (3, 2, 2), (0, 4, 7)])
+def test_an_odd_step_names_the_command_that_finds_its_late_op(call, folder, stage, microbatch, odd):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    forward = np.ones((4, 8))
+    usual = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
+    forward[stage, microbatch] += 15.0
+    stalled = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
+    trace = traces.record_runs([stalled if step == odd else usual for step in range(8)])
+    # the op itself takes its usual time: the host launched it late
+    at_op = (trace.stage == stage) & (trace.microbatch == microbatch) & (trace.step == odd)
+    at_op &= trace.phase == [*trace.phases].index("F")
+    trace = dataclasses.replace(trace, start=np.where(at_op, trace.end - 1.0, trace.start))
+    write_csv(folder / "run.csv", trace)
+    (command,) = re.findall(rf"late in step {odd}: pipejax (.*)", call("trace", "run.csv")[1])
+    assert command == f"trace run.csv --only-steps {odd}"
+    lost = seconds(stalled.makespan - usual.makespan)
+    begin = f"late launch: {stage}F{microbatch} on worker {stage} starts 15 s late in the only step"
+    assert call(*shlex.split(command))[1].startswith(f"{begin}; it costs {lost} of ")
 
 
 @pytest.mark.parametrize(

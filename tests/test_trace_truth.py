@@ -261,3 +261,38 @@ def test_times_in_32_bits_since_1970_are_refused(tmp_path):
     rows = [[0, 0, "F", k, begin + 128 * k, begin + 128 * (k + 1)] for k in range(4)]
     with pytest.raises(ValueError, match="must have times in 64 bits"):
         pj.traces.read(write_rows(tmp_path / "run", [HEAD, *rows]))
+
+
+RUNS = [  # schedule, workers, microbatches, options, steps, columns that the files have
+    ("1f1b", 4, 12, {}, 8, ["worker"]),
+    ("1f1b", 4, 6, {}, 4, ["worker", "stage"]),
+    ("interleaved-1f1b", 4, 8, {"stages_per_worker": 2}, 3, ["worker"]),
+    ("gpipe", 2, 6, {}, 4, ["worker"]),
+    ("zb-h1", 4, 8, {}, 4, ["worker"]),
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run[0]} {'+'.join(run[-1])}")
+def test_the_number_of_microbatches_decides_between_numbers_of_steps(run, tmp_path):
+    name, workers, count, options, steps, columns = run
+    size = {"num_workers": workers, "num_microbatches": count}
+    table = pj.schedules.build(name, **size, **options)
+    slices, _ = truth.recorded(table, 1, "nothing", steps=steps)
+    head = [*columns, "phase", "start_s", "end_s"]
+    rows = [[*(getattr(s, c) for c in columns), s.phase, s.start, s.end] for s in slices]
+    path = write_rows(tmp_path / "run", [head, *rows])
+    stages = table.stages_per_worker
+    with pytest.raises(
+        ValueError, match=f"steps {steps}[;,)].* to choose, give --steps {steps} or"
+    ):
+        pj.traces.read(path)
+    # with the number of stages, each number of steps has its number of microbatches
+    text = f"steps {steps},.* microbatches {count}.* or --microbatches {count} or"
+    with pytest.raises(ValueError, match=text):
+        pj.traces.read(path, stages_per_worker=stages)
+    trace = pj.traces.read(path, microbatches=count)
+    assert [*trace.steps] == [*range(steps)]
+    assert trace.stages == workers * stages
+    assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == (name, options)
+    with pytest.raises(ValueError, match="no reading has these sizes"):
+        pj.traces.read(path, microbatches=7)

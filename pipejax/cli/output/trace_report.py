@@ -119,6 +119,8 @@ def trace_view(
         yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"against it: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
+        if finding is not None and finding.kind == "step" and "; " not in finding.why:
+            yield plain(f"the op that was late in step {finding.name}: {rows[0]['command']}")
     lead = "or instead: " if len(named) < len(rows) else ""
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
@@ -132,7 +134,8 @@ def trace_view(
     for fault in advice.faults:
         if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
             text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
-            text = text.replace("of the step", "of the step at mean times")
+            modelled, measured = (100 * fault.seconds / time for time in (advice.step_time, step))
+            text = text.replace(f"{modelled:.3g} % of the step", f"{measured:.3g} % of the step")
             yield plain(f"also: {text}; a trace does not say how much memory is free")
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step, lead)

@@ -166,9 +166,15 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
             steps
             for steps in _divisors(total, sizes.steps)
             if (np.diff(turn[rows] // (total // steps))[is_same_lane] >= 0).all()
+            and (total // steps) % max(sizes.microbatches, 1) == 0
         ]
-    if len(step_counts) > 1 and "microbatch" in missing:
-        ambiguous = [_Reading(steps, None, None, "", {}) for steps in step_counts]
+    if len(step_counts) > 1 and "microbatch" in missing and not sizes.microbatches:
+        stages = sizes.stages if "stage" in missing and "chunk" not in ops else 1
+        ambiguous = [
+            _Reading(steps, sizes.stages or None, stages and total // steps // stages, "", {})
+            for steps in step_counts
+            if total // steps % max(stages, 1) == 0
+        ]
         raise wrong("files", _why_ambiguous(missing, ambiguous, ambiguous))
     for steps in step_counts:
         turns_per_step, columns, step_turn = total, dict(ops), turn
@@ -199,7 +205,8 @@ def _step_readings(
     microbatches = turns if turn_column else None
     workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1
     if "stage" in missing and "chunk" not in columns and turn_column:
-        for stages in _divisors(turns, sizes.stages):
+        by_microbatches = turns // sizes.microbatches if sizes.microbatches else 0
+        for stages in _divisors(turns, sizes.stages or by_microbatches):
             yield from _order_readings(columns, turn, stages, turns // stages, workers)
     elif "stage" in missing:
         stages = int(columns["chunk"].max()) + 1 if "chunk" in columns else turns
