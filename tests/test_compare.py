@@ -98,7 +98,7 @@ def test_one_ratio_for_all_that_is_compared(answer, call):
     assert pipe["table_bubble_ratio"] == pytest.approx(7 / 23)
     assert looped["table_bubble_ratio"] == pytest.approx(7 / 39)
     _, printed, _ = call("compare", "--schedules", "chimera,1f1b", *options, "--details")
-    assert "in slots of F = 1, B = 2, I = 1, W = 1" in printed
+    assert "of the schedule if F = 1, B = 2, I = 1, W = 1" in printed
     assert "26.2 %" in printed
 
 
