@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -11,7 +12,8 @@ from daily import daily
 from legal_sizes import SLICED, at_least
 
 import pipejax as pj
-from pipejax.cli.app import COMMANDS, command_function, summary
+from pipejax.analysis.step.step_report import fitting_change
+from pipejax.cli.app import COMMANDS, command_function, run, summary
 from pipejax.cli.options.option import command_options, parser
 from pipejax.schedules import REGISTRY
 
@@ -185,3 +187,94 @@ def test_a_cold_process_answers_and_fails_cleanly(tmp_path):
     bad = subprocess.run([*command, "--stage-times", "F=x"], capture_output=True, text=True)
     assert (bad.returncode, bad.stdout) == (2, "")
     assert "Traceback" not in bad.stderr
+
+
+# files to begin with: each is accepted as it is by the command that its report names
+
+
+@pytest.mark.parametrize("kind", ["model", "system"])
+def test_a_copy_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, capsys):
+    monkeypatch.chdir(tmp_path)
+    built = answer("init", kind)
+    assert (tmp_path / built["out"]).exists()
+    program, *arguments = shlex.split(built["used_by"])
+    assert program == "pipejax"
+    assert run([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] > 0
+
+
+def test_copies_keep_numbers_and_source(tmp_path, answer, call):
+    path = tmp_path / "ours.json"
+    assert answer("init", "system", "--system", "B200", "--out", path)["out"] == str(path)
+    ours, b200 = pj.load_system(path), pj.load_system("b200")
+    assert (ours.name, ours.peak_flops, ours.network) == ("ours", b200.peak_flops, b200.network)
+    assert ours.source == f"A copy of b200, to be changed. {b200.source}"
+    code, _, err = call("init", "system", "--out", path)
+    assert (code, "exists" in err) == (2, True)
+    code, out, _ = call("init", "model", "--model", "gpt-22b", "--out", path, "--force")
+    assert code == 0
+    assert pj.load_model(path).layers == pj.load_model("gpt-22b").layers
+    for word in ("wrote", "next: pipejax evaluate", "--model"):
+        assert word in out
+
+
+# a run that does not fit says so first, with the least change that makes it fit
+
+
+GPT3 = ("-m", "gpt3-175b", "-y", "h100", "--tensor-parallel", 8)
+SIZES = ("-s", "1f1b", "-P", 8, "-M", 32, "--minibatch", 32)
+
+
+def test_what_does_not_fit_is_said_first_and_with_what_it_would(call, answer):
+    code, shown, _ = call("evaluate", *SIZES, *GPT3)
+    assert code == 0
+    assert shown.splitlines()[0].endswith(
+        "; does not fit: worker 0 needs 100.9 of 83.5 GB; with --sequence-parallel it would"
+    )
+    result = answer("evaluate", *SIZES, *GPT3)
+    assert (result["fits"], result["fits_with"]) == (False, {"sequence_parallel": True})
+    (line,) = result["next"]
+    again = answer(*line.split()[1:])
+    assert again["fits"]
+    assert max(again["memory_bytes"]) <= again["memory_room"] < max(result["memory_bytes"])
+    assert {"fits_with", "next"}.isdisjoint(again)
+    assert "fit" not in call("evaluate", *SIZES, *GPT3, "--sequence-parallel")[1]
+
+
+def test_what_nothing_makes_fit_is_said(call, answer):
+    few = ("-s", "1f1b", "-P", 2, "-M", 32, "--minibatch", 32, *GPT3)
+    code, shown, _ = call("evaluate", *few)
+    assert code == 0
+    assert "231.3 of 83.5 GB; no --sequence-parallel, --zero or --recompute makes it fit" in shown
+    assert answer("evaluate", *few)["fits_with"] is None
+
+
+@pytest.mark.parametrize("share", [0.99, 0.9, 0.8, 0.6, 0.4, 0.2, 0.01])
+def test_the_least_dear_change_is_taken(share):
+    """As one tries it by hand, in the order of what it costs."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    options = {"minibatch": 8, "tensor_parallel": 2, "data_parallel": 2}
+    model = pj.load_model("gpt-22b")
+
+    def need(**change):
+        return pj.memory_bytes(pj.Workload(model, **options, **change), table).max()
+
+    room = share * need()
+    change = fitting_change(pj.Workload(model, **options), table, room)
+    dear = {("zero", 1): 1, ("recompute", "selective"): 2, ("zero", 2): 4}
+    dear |= {("recompute", "full"): 8, ("zero", 3): 16}
+    costs = [
+        sum(dear.get(item, 0) for item in all_values.items())
+        for all_values in (
+            {"zero": zero, "recompute": recompute, "sequence_parallel": parallel}
+            for zero in (0, 1, 2, 3)
+            for recompute in ("none", "selective", "full")
+            for parallel in (False, True)
+        )
+        if need(**all_values) <= room
+    ]
+    if not costs:
+        assert change is None
+        return
+    assert need(**change) <= room
+    assert sum(dear.get(item, 0) for item in change.items()) == min(costs)

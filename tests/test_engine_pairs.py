@@ -85,6 +85,10 @@ WAYS = {  # how it is done, and which constants of the engine are other ones
         interpreted,
         {"interpreter.MIN_WORK_OF_THREAD": 1, "interpreter.os.cpu_count": lambda: 3},
     ),
+    "by level": (
+        interpreted,
+        {"makespans.MIN_LEVELS_WORK": 0, "interpreter.MAX_OPS_RATIO": float("inf")},
+    ),
     "counted": (with_counts, {}),
     "cached_method": (cached_method, {}),
 }

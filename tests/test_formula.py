@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import contextmanager
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from legal_sizes import at_least, is_legal
 import pipejax as pj
 from pipejax.analysis.formula.facets import Cone
 from pipejax.analysis.formula.parameters import default_parameters, named_parameters
+from pipejax.analysis.formula.versus import regime_map
+from pipejax.cli.app import run
 from pipejax.engine.lowering.program import run_on_host
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINK_MODELS
@@ -317,3 +320,262 @@ def test_the_command(answer, tmp_path):
     assert report["text"] == PUBLISHED["chimera", 4, 4]
     assert report["facets"] == [[6, 4, 4, 3], [4, 6, 3, 4]]
     assert answer("verify", path)["problems"] == []
+
+
+# families of closed forms, and schedules against each other
+
+
+def make_program(name, p, m, **options):
+    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    return pj.lower(table, step_end=False)
+
+
+def family(name, p, numbers, later, parameters=("F", "B", "c")):
+    return pj.analysis.formula_family(
+        lambda m: make_program(name, p, m), numbers, parameters, verify_on=later
+    )
+
+
+# DESIGN section 7: (M + P - 1) T + [2 (P - 1)(M / P + 1) - 2] c, and 2 (P - 1) c
+FORMS = {
+    ("1f1b", 2): "(M + 1)F + (M + 1)B + Mc for M >= 2, M mod 2 = 0",
+    ("1f1b", 4): "(M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0",
+    ("1f1b", 8): "(M + 7)F + (M + 7)B + (7/4 M + 12)c for M >= 8, M mod 8 = 0",
+    ("gpipe", 4): "(M + 3)F + (M + 3)B + 6c for M >= 4, M mod 4 = 0",
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_families_of_published_forms(case):
+    name, p = case
+    assert str(family(name, p, range(p, 7 * p, p), [9 * p])) == FORMS[case]
+
+
+def test_every_residue_has_its_form():
+    result = family("eager-1f1b", 4, range(1, 33), [35, 40])
+    assert (result.period, result.first) == (7, 1)
+    for m in (2, 35, 53):
+        assert [*map(tuple, result.facets(m))] == pj.formula(
+            make_program("eager-1f1b", 4, m), ("F", "B", "c")
+        ).facets
+
+
+def test_zb_h1_has_the_published_facet():
+    """DESIGN section 7: M T + (P - 1)(F + I - W) + 4 (P - 1) c is where c is small."""
+    result = family("zb-h1", 4, range(4, 40, 4), [52], ("F", "I", "W", "c"))
+    for m in (12, 48):
+        assert (m + 3, m + 3, m - 3, 12) in result.facets(m)
+        costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=0.01)
+        value = float(pj.makespan(make_program("zb-h1", 4, m), costs))
+        assert result(m)(F=1.0, I=1.0, W=1.0, c=0.01) == pytest.approx(value, rel=1e-12)
+
+
+def test_workers_may_be_the_number():
+    result = pj.analysis.formula_family(
+        lambda p: make_program("1f1b", p, 2 * p),
+        range(2, 9),
+        ("F", "B", "c"),
+        verify_on=[11],
+        symbol="P",
+        degree=2,
+    )
+    assert str(result) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
+
+
+def test_a_period_that_multiples_of_p_do_not_show_is_found(capsys):
+    """Eager 1F1B repeats itself after 2P - 1 microbatches."""
+    size = ["--workers", "2", "--microbatches", "4", "--family", "M"]
+    assert run(["formula", "--schedule", "eager-1f1b", *size, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["family"]
+    assert (result["period"], result["found_on"][:3]) == (3, [1, 2, 3])
+
+
+def get_forms(names, p, m, parameters=("F", "B", "c"), **options):
+    result = []
+    for name in names:
+        table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+        program = pj.lower(table, step_end=False)
+        shares = named_parameters(program, parameters, table.worker_parts)
+        result.append(pj.formula(program, shares, **options))
+    return result
+
+
+def within(regions, theta):
+    """Return whether each point lies in one of some regions."""
+    inside = np.zeros(len(theta), bool)
+    for region in regions:
+        counts = np.array(region.counts, float).reshape(-1, theta.shape[1])
+        inside |= (theta @ counts.T >= -1e-9).all(axis=1)
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("names", "p", "m", "box"),
+    [
+        (("chimera", "1f1b"), 4, 16, None),
+        (("interleaved-1f1b", "chimera"), 4, 8, None),
+        (("gpipe", "1f1b"), 4, 8, None),
+        (("chimera", "1f1b"), 4, 16, {"F": (1, 2), "B": (1, 4)}),
+    ],
+)
+def test_regions_are_where_each_is_faster(names, p, m, box):
+    first, second = get_forms(names, p, m, box=box)
+    result = pj.analysis.versus(first, second)
+    low, high = (1, 2) if box else (0, 4)
+    theta = np.random.default_rng(0).uniform(low, high, (500, 3))
+    ours, theirs = first(theta), second(theta)
+    sure = abs(ours / theirs - 1) > 1e-6
+    assert (within(result.one_at_most, theta) == (ours <= theirs))[sure].all()
+    assert (within(result.other_at_most, theta) == (ours >= theirs))[sure].all()
+    assert (ours / theirs).max() <= result.one_slower[1] * (1 + 1e-12)
+    assert (theirs / ours).max() <= result.other_slower[1] * (1 + 1e-12)
+    at, ratio = result.one_slower  # in the box, where the form takes it
+    assert first(**at) / second(**at) == pytest.approx(ratio, rel=1e-12)
+
+
+def test_a_verdict_is_a_proof_or_an_example():
+    assert pj.analysis.versus(*get_forms(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
+    result = pj.analysis.versus(*get_forms(("gpipe", "1f1b"), 8, 16))
+    assert result.verdict == "one is never slower"
+    assert result.one_at_most[0].texts == ()
+    result = pj.analysis.versus(*get_forms(("chimera", "1f1b"), 8, 32))
+    assert result.verdict == "it depends"
+    assert [r.texts for r in result.one_at_most] == [("8B + 9c >= 4F", "26F + 13c >= 17B")]
+
+
+def test_a_map_of_regimes_is_the_fastest_at_each_point():
+    names = "1f1b", "chimera", "zb-h1"
+    forms = dict(zip(names, get_forms(names, 4, 8), strict=True))
+    result = regime_map(forms)
+    draw = np.random.default_rng(0)
+    for j, k in draw.integers(0, len(result.up), (50, 2)).tolist():
+        times = {n: form(F=1.0, B=result.across[k], c=result.up[j]) for n, form in forms.items()}
+        fastest = result.names[result.codes[j, k]].split(" = ")
+        assert [n for n in names if times[n] <= min(times.values()) * (1 + 1e-9)] == fastest
+    assert sum(result.shares.values()) == pytest.approx(1)
+    assert list(result.shares.values()) == sorted(result.shares.values(), reverse=True)
+    alike = regime_map(dict(zip(("a", "b"), get_forms(("1f1b", "1f1b"), 4, 8), strict=True)))
+    assert alike.shares == {"a = b": 1.0}
+
+
+def test_a_map_has_three_parameters_and_the_first_is_one():
+    with pytest.raises(ValueError, match="parameters of a map must be three, as F,B,c, got F, B"):
+        regime_map({"1f1b": get_forms(("1f1b",), 4, 8, ("F", "B"))[0]})
+    with pytest.raises(ValueError, match="box F must hold 1"):
+        regime_map({"1f1b": get_forms(("1f1b",), 4, 8, box={"F": (2, 3)})[0]})
+    boxed = regime_map({"1f1b": get_forms(("1f1b",), 4, 8, box={"F": (1, 2), "c": (1, 3)})[0]})
+    assert 1 < boxed.up.min() < boxed.up.max() < 3
+
+
+def test_the_command_draws_who_is_fastest_of_several(call, answer, tmp_path):
+    size = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--per-worker"
+    plot = tmp_path / "map.svg"
+    result = answer(*size, "--versus", "chimera,zb-h1", "--figure", plot)
+    assert [pair["schedules"][1] for pair in result["versus"]] == ["chimera", "zb-h1"]
+    assert result["map"]["parameters"] == ["F", "B", "c"]
+    assert set(result["map"]["shares"]) >= {"chimera", "zb-h1"}
+    for text in ("B / F", "c / F", "chimera", "zb-h1"):
+        assert text in plot.read_text()
+    _, out, _ = call(*size[:-1], "--versus", "gpipe,interleaved-1f1b")
+    assert "gpipe is never slower" in out
+    assert "stages per worker differ: with --per-worker all do the same work" in out
+
+
+def test_a_family_is_found_on_numbers_that_are_given(call, answer):
+    size = "formula", "-s", "1f1b", "-P", 4, "--family"
+    result = answer(*size, "M=8:40:8")["family"]
+    assert (result["found_on"], result["verified_on"]) == ([8, 16, 24, 32], [40])
+    assert answer(*size, "M=8,16,24,32,64")["family"]["verified_on"] == [64]
+    code, _, err = call("formula", "-s", "hanayo", "-P", 2, "--family", "M=2,4,6,8")
+    assert (code, "no polynomials in M" in err) == (2, True)
+
+
+ZB_V = "formula", "-s", "1f1b", "-P", 2, "-M", 4, "--per-worker", "--parameters", "F,B,c"
+
+
+def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path):
+    plot = tmp_path / "map.svg"
+    box = "--box", "B=1:2,c=0:0.5"
+    result = answer(*ZB_V, *box, "--versus", "zb-v,gpipe", "--figure", plot)
+    assert result["planned_for"] == {"zb-v": {"F": 1.0, "I": 1.0, "W": 1.0, "c": 0.0}}
+    assert "zb-v planned for F=I=W=1, c=0" in plot.read_text()
+    _, out, _ = call(*ZB_V, *box, "--versus", "zb-v")
+    order = "zb-v: the order was planned for F=I=W=1, c=0 (--slots, --planned-comm); evaluate"
+    assert order in out
+    assert "1f1b against zb-v as planned for F=I=W=1, c=0: zb-v as planned is never slower" in out
+    assert "slower than zb-v as planned, at F=1, B=2" in out
+    _, out, _ = call("formula", "-s", "zb-v", *ZB_V[3:], *box, "--slots", "F=1,B=3")
+    assert "planned for F=1, I=1.5, W=1.5, c=0" in out
+    planned = answer("formula", "-s", "zb-1p", *ZB_V[3:7], "--planned-comm", 0.5)
+    assert planned["planned_for"]["zb-1p"]["c"] == 0.5
+    offloads = answer(
+        *("formula", "-s", "ada-offload", "-P", 2, "-M", 3, "--planned-offload", "1,2"),
+        *("--max-facets", 20),
+    )
+    assert offloads["planned_for"]["ada-offload"]["O"] == [1.0, 2.0]
+    assert answer("formula", "-s", "1f1b", "-P", 2, "-M", 2)["planned_for"] == {}
+
+
+def test_verdicts_and_picture_are_of_one_box(call, answer, tmp_path):
+    """Without a range the first parameter is 1, in times of which the others are."""
+    plot, versus = tmp_path / "map.svg", ("--versus", "zb-h1")
+    result = answer(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--figure", plot)
+    assert result["map"]["box"] == {"F": [1, 1], "B": [1, 3], "c": [0, 0.5]} == result["box"]
+    at = result["versus"]["one_slower"]["at"]
+    assert (at["F"], 1 <= at["B"] <= 3, 0 <= at["c"] <= 0.5) == (1, True, True)
+    for box in ("F=1,B=1:3,c=0:0.5", "F=1:1,B=1:3,c=0:0.5"):
+        again = answer(*ZB_V, *versus, "--box", box)
+        assert again["versus"] == result["versus"]
+    message = "F = 1, B from 1 to 3, c from 0 to 0.5"
+    path = tmp_path / "form.json"
+    _, out, _ = call(*ZB_V, *versus, "--box", "B=1:3,c=0:0.5", "--out", path)
+    assert f"exact for {message}" in out
+    assert f"is never slower, for {message}" in out
+    assert f"exact for {message}" in call("verify", path)[1]
+    assert answer("verify", path)["form"] == f"exact for {message}"
+    assert answer(*ZB_V, "--box", "F=1ms:2ms,c=0:1ms")["box"]["F"] == [0.001, 0.002]
+    assert " or multiples" in call(*ZB_V, *versus)[1]
+    assert "towards many times" in call(*ZB_V, "--versus", "gpipe", "--box", "F=1,B=1:2")[1]
+
+
+def test_a_map_is_drawn_for_a_paper(answer, tmp_path):
+    plot, versus = tmp_path / "map.svg", ("--versus", "gpipe,zb-v")
+    paper = "--size", "5in", "--font", "monospace", "--font-size", 9, "--labels", "Mine,Theirs,V"
+    result = answer(*ZB_V, *versus, "--figure", plot, *paper)
+    text = plot.read_text()
+    assert 'width="360pt"' in text
+    assert "monospace" in text
+    assert "V planned for F=I=W=1, c=0" in text
+    assert {*result["map"]["shares"]} <= {"Mine", "Theirs", "V", "Mine = Theirs"}
+
+
+def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
+    waited = []
+
+    @contextmanager
+    def waiting(what):
+        waited.append(what)
+        yield
+
+    monkeypatch.setattr("pipejax.cli.commands.formula.progress", waiting)
+    command = "formula", "-s", "1f1b", "-P", 4, "-M", 8, "--parameters", "F,B,c"
+    _, out, _ = call(*command, "--versus", "v-half,gpipe", "--per-worker")
+    assert "looking for the closed form of v-half" in waited
+    assert waited[-1] == "comparing"
+    union = out[out.index("1f1b is as fast or faster where") :].splitlines()
+    assert union[1].startswith("  or where")
+    _, out, _ = call("formula", "-s", "chimera", *command[3:], "--format", "latex")
+    assert r"step time & $\max\left(" in out
+
+
+def test_a_shorter_period_on_the_last_numbers_is_no_family():
+    """Within the fifth round of 1F1B each microbatch adds two messages, as if the period were 1."""
+    result = pj.analysis.formula_family(
+        lambda m: pj.lower(pj.schedules.build("1f1b", num_workers=6, num_microbatches=m)),
+        range(6, 30),
+        ("F", "B", "c"),
+    )
+    assert (result.period, result.first) == (6, 6)
+    later = pj.schedules.build("1f1b", num_workers=6, num_microbatches=32)
+    form = pj.formula(pj.lower(later), ("F", "B", "c"))
+    assert result.facets(32) == [tuple(facet) for facet in form.facets]
