@@ -635,7 +635,7 @@ def test_what_a_stranger_reads(answer, call, folder):
     assert "B of stage 0" in text
     assert "message stage 0 to 1" in text
     assert (
-        "two commands, in this order: the first writes the folder trace, the second reads it\n"
+        "two commands: the first writes the folder trace, the second evaluates a remedy with it\n"
         in text
     )
     # ops that do not scatter are not shaken
