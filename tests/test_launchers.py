@@ -1079,3 +1079,34 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     steps = [remedy.step_time for remedy in result.remedies if remedy.launchers]
     assert len(seconds) > 2 or workload.recompute == "full"  # which Megatron lacks here
     assert min(steps) <= min([result.step_time, *seconds]) * (1 + 1e-9)
+
+
+LONG = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
+PIPELINE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
+SHARDS = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["explain", *PIPELINE, *LONG, *SHARDS, "--schedules", "1f1b"],
+        ["tune", "layers", *PIPELINE, *LONG, *SHARDS, "--recompute", "full"],
+        ["plan", *LONG, "--gpus", 32, "--minibatch", 64, "--pipeline", 4, "--tensor", 8],
+    ],
+    ids=lambda line: line[0],
+)
+def test_a_long_value_is_cut_on_the_first_screen_alone(answer, call, line):
+    result, name = answer(*line), "parallelism.module_fqns_per_model_part"
+    launches = [row["launch"]["torchtitan"] for row in result.get("remedies", [result])]
+    values = [" ".join(map(",".join, launch["options"].get(name, ()))) for launch in launches]
+    first, details = (" ".join(call(*line, *more)[1].split()) for more in ([], ["--details"]))
+    head, rest = re.search(
+        rf"--{name} (.*?)\.\.\. \((\d+) more characters; --details", first
+    ).groups()
+    assert len(f"--{name} {head}") == 200
+    (value,) = {value for value in values if value.startswith(head)}
+    assert len(value) == len(head) + int(rest)
+    assert value in details
+    assert value not in first
+    if line[0] == "explain":
+        assert first.index(" next: ") < first.index(" torchtitan: ")

@@ -144,7 +144,7 @@ def plan(
         command_line("show", options | {"out": "plan.html"}),
     )
     details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
-    launcher_lines = launch_lines(launches if launcher is not None else ())
+    launcher_lines = launch_lines(launches if launcher is not None else (), short=True)
     view = chain(plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)
     return Answer(result, view, next=next_commands, details=details)
 

@@ -156,7 +156,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             tuned,
             ("setting", "settings"),
             time="step time",
-            last_lines=launch_lines(launch for launch in launches if not launch.lacks),
+            last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=next_commands,
             details=details,
         )
@@ -279,7 +279,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             result,
             ("split", "splits"),
             time="step time",
-            last_lines=launch_lines(launch for launch in launches if not launch.lacks),
+            last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=(command_line(split, "show", out="layers.html"),),
             details={
                 "stages": [_split_stages(table, system, result)],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
-MAX_OPTION_LETTERS = 2000  # longer options of a launcher are not printed
+MAX_OPTION_LETTERS = 200  # of an option with its value on a first screen
 
 
 def launch_json(launches: "Iterable[pj.results.Launch]") -> dict[str, Any]:
@@ -53,13 +53,21 @@ def layout_json(
     return {"layers_of_stages": layers} | ({"notes": notes} if notes else {})
 
 
-def launch_lines(launches: "Iterable[pj.results.Launch]", *, full: bool = False) -> Iterator[Text]:
-    """Yield the options of each launcher; of one that lacks a feature only with `full`."""
+def launch_lines(
+    launches: "Iterable[pj.results.Launch]", *, full: bool = False, short: bool = False
+) -> Iterator[Text]:
+    """Yield the options of each launcher; of one that lacks a feature only with `full`.
+
+    With `short`, for a first screen, long values are cut.
+    """
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if full or not lacks else ""
-        if len(options) > MAX_OPTION_LETTERS:
-            options = f"{len(options)} characters of options, which --json prints"
+        for name, value in launch.options.items() if short else ():
+            text = launch._replace(options={name: value}, program="").text
+            if (rest := len(text) - MAX_OPTION_LETTERS) > 0:
+                note = f"... ({rest} more characters; --details or --json has all)"
+                options = options.replace(text, text[:MAX_OPTION_LETTERS] + note)
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")
 
 

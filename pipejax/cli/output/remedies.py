@@ -195,9 +195,9 @@ def remedies_view(
     for row in best_rows:
         yield plain(lead + _remedy_text(row, explanation, step) + _means(row, explanation.launcher))
     place = rows.index(best_rows[0]) if best_rows else 0
-    yield from launch_lines(_able_launches(explanation.remedies[place]))
     yield from before_command
     yield plain(f"next: {rows[place]['command']}")
+    yield from launch_lines(_able_launches(explanation.remedies[place]), short=True)
 
 
 def _memory_doubt(

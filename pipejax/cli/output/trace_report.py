@@ -131,12 +131,7 @@ def trace_view(
     yield from _budget(analysis.pipelines.trace.budgets)
     yield _mean_step(advice, step)
     min_saving = MIN_SAVING * advice.step_time
-    for fault in advice.faults:
-        if fault.kind == "memory" and fault.seconds > min_saving and fault is not advice.bottleneck:
-            text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
-            modelled, measured = (100 * fault.seconds / time for time in (advice.step_time, step))
-            text = text.replace(f"{modelled:.3g} % of the step", f"{measured:.3g} % of the step")
-            yield plain(f"also: {text}; a trace does not say how much memory is free")
+    yield from _ruled_out(advice, step)
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
@@ -166,6 +161,17 @@ def _mean_step(advice: "pj.results.Explanation", step: float) -> object:
     is_shorter = step > (1 + MIN_SAVING) * mean
     why = f", not {seconds(step)}, as means hide differences" if is_shorter else ""
     return plain(f"the step at mean times takes {seconds(mean)}{why}: {', '.join(texts)}")
+
+
+def _ruled_out(advice: "pj.results.Explanation", step: float) -> Iterator[object]:
+    """Yield a line if memory rules out a schedule; its share is of the measured step [s]."""
+    for fault in advice.faults:
+        is_large = fault.seconds > MIN_SAVING * advice.step_time
+        if fault.kind == "memory" and is_large and fault is not advice.bottleneck:
+            text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
+            modelled, measured = (100 * fault.seconds / time for time in (advice.step_time, step))
+            text = text.replace(f"{modelled:.3g} % of the step", f"{measured:.3g} % of the step")
+            yield plain(f"also: {text}; a trace does not say how much memory is free")
 
 
 def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object]:
