@@ -1263,3 +1263,39 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
         if row.kind in ("schedule", "microbatches")
     }
     assert verdicts == {True: True, False: False}  # larger microbatches, and combined-1f1b
+
+
+@pytest.mark.parametrize(
+    ("base", "slow"),
+    [
+        ("1f1b", (1, 2)),  # a loop's last worker sends to the first one, too
+        ("zb-v", (0, 1)),
+        ("dualpipe-v", (2, 3)),
+        ("interleaved-1f1b", (0, 1)),
+        ("interleaved-1f1b", (0, 3)),  # which no V has
+    ],
+)
+def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
+    more = {"stages_per_worker": 2} if base == "interleaved-1f1b" else {}
+    table = pj.schedules.build(base, num_workers=4, num_microbatches=12, **more)
+
+    def message_times(place):
+        pairs = itertools.pairwise(place.tolist())
+        times = [0.0 if a == b else 1.2 if {a, b} == {*slow} else 0.1 for a, b in pairs]
+        return np.array(times)
+
+    stage = 4 / table.num_stages
+    phases = dict.fromkeys(("forward", "input_grad", "weight_grad"), stage)
+    costs = pj.Costs(**phases, transmit=message_times(table.placement[0]))
+    names = ["1f1b", "zb-v", "v-half", "dualpipe-v"]
+    names += ["interleaved-1f1b", "looped-bfs"] if base in ("1f1b", "interleaved-1f1b") else []
+    run = first_candidate(pj.Scenario(table, costs=costs))
+    assert [fault.link for fault in run.faults if fault.kind == "link"] == [slow]
+    others = [other for other in schedules(run, names) if other.table.num_stages <= 8]
+    assert len(others) >= 3
+    for other in others:
+        stage = 4 / other.table.num_stages
+        phases = dict.fromkeys(("forward", "input_grad", "weight_grad"), stage)
+        alike = pj.Costs(**phases, transmit=message_times(other.table.placement[0]))
+        step = pj.evaluate(other.table, alike).step_time
+        assert other.step_time == pytest.approx(step, rel=1e-9), other.what

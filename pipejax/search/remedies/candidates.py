@@ -111,14 +111,14 @@ class Candidate:
             self, what=what, scenario=scenario, assumes=assumptions, **fields
         )
 
-    def scaled(self, what: str, rules: Sequence[str], assumption: str) -> "Candidate":
+    def scaled(self, what: str, rules: Sequence[str], *assumes: str) -> "Candidate":
         """Return the candidate with scaled costs and the same table."""
         edit = self.scenario.find_edit(ScaledTimes)
         if edit is not None:
             edit.check_places(self.table)
         old_rules = () if edit is None else (edit.rules,)
         edit = ScaledTimes(",".join((*old_rules, *rules)), self.table.num_stages)
-        return self.changed(what, self.scenario.pinned().with_edit(edit), assumption)
+        return self.changed(what, self.scenario.pinned().with_edit(edit), *assumes)
 
     def rebuilt(self, what: str, *assumes: str, **schedule: Any) -> "Candidate":
         """Return the candidate with another schedule or another number of microbatches."""

@@ -2,13 +2,14 @@
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import activation_memory, evaluate
-from pipejax.analysis.step.faults import ComputeTimes, slowest_place
+from pipejax.analysis.step.faults import ComputeTimes, message_times, slowest_place
 from pipejax.analysis.step.step_report import WAITS, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
@@ -81,8 +82,10 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
                 if other.table.updates_within:
                     continue
                 rules = _edge_rules(run, other)
+                assumptions = [WHOLE_EDGES] if rules else []
+                rules += _link_rules(run, other)
                 if rules:
-                    other = other.scaled(other.what, rules, WHOLE_EDGES)
+                    other = other.scaled(other.what, rules, *assumptions)
                 other.run  # noqa: B018 - evaluated here for its errors
             except ValueError:  # it does not exist for these numbers, or deadlocks over these links
                 continue
@@ -140,6 +143,27 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
             if factor != 1
         ]
     return rules
+
+
+def _link_rules(old: Candidate, new: Candidate) -> list[str]:
+    """Return rules that keep a slow measured link between its two workers; none without one."""
+    # Measured messages go with stage boundaries. If the link between workers 1 and 2 is slow, a V
+    # of 8 stages on 4 workers has it at boundaries 1 and 5, a loop too; that between workers 0 and
+    # 1 is at 0 and 6 of the V, but at 0 and 4 of the loop.
+    slow = next((fault.link for fault in old.faults if fault.kind == "link"), None)
+    scenario = old.scenario
+    is_measured = scenario.source.workload is None and scenario.placed is None
+    if slow is None or not is_measured or new.table.num_pipes > 1:
+        return []
+    old_times = message_times(old.table, old.table_costs)
+    seconds = {pair: max(times.values()) for pair, times in old_times.items()}
+    usual = max((time for pair, time in seconds.items() if pair != slow), default=0.0)
+    return [
+        f"message@boundary{boundary}*{seconds.get(pair, usual) / time:.12g}"
+        for pair, times in message_times(new.table, new.table_costs).items()
+        for boundary, time in times.items()
+        if time > 0 and not math.isclose(seconds.get(pair, usual), time)
+    ]
 
 
 def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
