@@ -97,10 +97,7 @@ def optimize(
             as_json(outcome) | more,
             _view(outcome, rendezvous),
             next=() if rendezvous is None else _next_commands(scenario, out.path),
-            details={
-                "workers": [_workers(outcome)],
-                "other schedules": [baselines],
-            },
+            details={"workers": [_workers(outcome)], "other schedules": [baselines]},
         )
 
     try:

@@ -64,11 +64,7 @@ def sensitivity(
     ]
     listed = [item for item in ranked if abs(item[1]) >= MIN_ELASTICITY] or ranked[:1]
     rows = [
-        {
-            "name": name,
-            "elasticity": value,
-            "step_times": ends.get(name, (None, None)),
-        }
+        {"name": name, "elasticity": value, "step_times": ends.get(name, (None, None))}
         for name, value in listed
     ]
     columns = (

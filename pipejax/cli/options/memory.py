@@ -150,9 +150,7 @@ class MemoryLimit(NamedTuple):
         sizes = [read_quantity(entry, "B", option) for entry in entries]
         in_bytes = [size for size in sizes if size is not None]
         if in_bytes and len(in_bytes) < len(entries):
-            raise ValueError(
-                f"{option} {text!r} mixes two units: give all entries in bytes or none"
-            )
+            raise ValueError(f"{option} {text!r} mixes units: give all in bytes or none")
         values = in_bytes or parse_list(text, option)
         if min(values) == 0:
             raise ValueError(f"{option} must be above 0, got {text!r}")

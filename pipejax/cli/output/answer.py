@@ -132,7 +132,6 @@ def search_answer(
     details: Mapping[str, Iterable[object]] = {},
 ) -> Answer:
     """Answer with the result of a search, its baselines and why it ended."""
-    baselines = savings(nouns[0], time, result.baselines, result.value)
-    first_lines = [*first_lines, *([baselines] if result.baselines else [])]
-    view = [*first_lines, *search_end(result, nouns[1]), *last_lines]
+    tables = [savings(nouns[0], time, result.baselines, result.value)] if result.baselines else []
+    view = [*first_lines, *tables, *search_end(result, nouns[1]), *last_lines]
     return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

@@ -121,16 +121,14 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
-        evidence = entry.evidence
-        software = f" with {request.stack}" if request.stack else ""
-        why = f"not ranked, as we know no measured run of its kind ({entry.regime}) "
-        why += f"on {request.system.name}{software}"
+        evidence, kind, system = entry.evidence, f"({entry.regime})", request.system.name
+        why = f"not ranked, as we know no measured run of its kind {kind} on {system}"
         if best.evidence is not None and best.evidence.differs:
-            why = f"not ranked, as measured runs differ more from it ({entry.regime}) "
-            why += "than from the first layout"
+            why = f"not ranked, as measured runs differ more from it {kind} than from the first"
         if evidence is not None and evidence.is_many and not evidence.differs:
-            why = f"not ranked, because predictions of such runs ({entry.regime}) are "
-            why += f"{evidence.mean_error:.3g} % off"
+            why = (
+                f"not ranked, as predictions of its kind {kind} are {evidence.mean_error:.3g} % off"
+            )
         if best.memory_bytes <= request.sure_room < entry.memory_bytes:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
@@ -157,8 +155,7 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     if units := layout["embedding_units"]:
         sizes.append(f"embedding and head count as layers ({units} each)")
-    is_recomputed = layout["recompute"] != "none"
-    recompute = f", recompute {layout['recompute']}" if is_recomputed else ""
+    recompute = "" if layout["recompute"] == "none" else f", recompute {layout['recompute']}"
     schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
     return f"{schedule}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
 
@@ -194,9 +191,8 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     if record is None:
         yield plain(f"extrapolated: nobody measured such runs ({regime}) on machines like {system}")
         return
-    sources = ", ".join(record["sources"])
-    if len(record["sources"]) > MAX_SOURCES:
-        sources = f"{len(record['sources'])} sources"
+    names = record["sources"]
+    sources = ", ".join(names) if len(names) <= MAX_SOURCES else f"{len(names)} sources"
     differs = f"; your run differs: {', '.join(record['differs'])}" if record["differs"] else ""
     expected = "extrapolated: no range is known"
     if record["range"] is not None:

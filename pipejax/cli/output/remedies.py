@@ -317,9 +317,7 @@ def advice_details(
         Column("meaning", "meaning"),
     )
     details: dict[str, list[object]] = {
-        "parts of the step": [
-            rows_table((part._asdict() for part in parts), columns),
-        ],
+        "parts of the step": [rows_table((part._asdict() for part in parts), columns)],
         "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults],
     }
     if not rows:

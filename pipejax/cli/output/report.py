@@ -183,8 +183,7 @@ def search_end(result: Any, candidates: str) -> Iterator[str]:
     if not result.lower_bound:
         proof = "no lower bound is known, so a much shorter time may be possible"
     elif result.gap <= 1e-12 or result.stopped == "optimal":
-        yield f"optimal: no other can be shorter ({result.evaluated} {candidates} tried)"
-        return
+        proof = "optimal: no other can be shorter"
     else:
         bound = seconds(result.lower_bound)
         proof = f"lower bound {bound}, so at most {percent(result.gap)} more could be saved"

@@ -349,10 +349,7 @@ def _compile(
         run = jax.shard_map(
             _run,
             mesh=sharding.mesh,
-            in_specs=(
-                replicated,
-                tuple(replicated if shared else split for shared in is_shared),
-            ),
+            in_specs=(replicated, tuple(replicated if shared else split for shared in is_shared)),
             out_specs=(split, PartitionSpec(None, *split)),
             check_vma=False,
         )

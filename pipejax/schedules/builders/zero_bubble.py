@@ -19,13 +19,7 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
     per_entry,
     zero_bubble_starts,
 )
-from pipejax.schedules.heuristics.timeline import (
-    Time,
-    TimedOps,
-    Work,
-    rows_from_starts,
-    run_rows,
-)
+from pipejax.schedules.heuristics.timeline import Time, TimedOps, Work, rows_from_starts, run_rows
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts
 from pipejax.schedules.table.slot_simulation import check_host_groups, spread_rows
 from pipejax.schedules.table.table import ScheduleTable

@@ -236,7 +236,7 @@ STAGE_OPTIONS: Mapping[str, Collection[str]] = {
     "torchtitan": {
         "parallelism.pipeline_parallel_layers_per_stage",
         "parallelism.module_fqns_per_model_part",
-    },
+    }
 }
 
 

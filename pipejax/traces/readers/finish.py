@@ -15,16 +15,7 @@ from pipejax.traces.readers.parts import (
 )
 from pipejax.traces.readers.readings import KINDS, RunSizes, complete
 from pipejax.traces.readers.sources import Request
-from pipejax.traces.record import (
-    INTEGERS,
-    MESSAGES,
-    NONE,
-    OP_INPUTS,
-    OPS,
-    TIMES,
-    Trace,
-    transfers,
-)
+from pipejax.traces.record import INTEGERS, MESSAGES, NONE, OP_INPUTS, OPS, TIMES, Trace, transfers
 
 _OP_ROLES = ("stage", "microbatch", "chunk")
 _MAX_NUMBER = 1e9  # a larger number of a step, worker, .. is damage

@@ -18,13 +18,7 @@ from pipejax.base.checks import MAX_LISTED, is_number, wrong
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import Columns, empty_trace
 from pipejax.traces.readers.readings import RunSizes
-from pipejax.traces.readers.sources import (
-    HEAD_BYTES,
-    Reader,
-    Request,
-    read_head,
-    read_texts,
-)
+from pipejax.traces.readers.sources import HEAD_BYTES, Reader, Request, read_head, read_texts
 from pipejax.traces.record import TIMES, LeftOut, Trace
 
 _SERIES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
@@ -89,11 +83,7 @@ def _read_ranks(paths: Sequence[Path], request: Request) -> dict[int, dict[str, 
 
 
 def check_ranks(
-    ranks: Collection[int],
-    file_world: int,
-    user_world: int,
-    request: Request,
-    hint: str = "",
+    ranks: Collection[int], file_world: int, user_world: int, request: Request, hint: str = ""
 ) -> list[str]:
     """Check that every rank has a readable file; return a note if no file states the world size.
 
