@@ -130,7 +130,10 @@ def test_the_command_prints_it(call):
     assert (code, err) == (0, "")
     assert json.loads(out) == read_schema("sweep show")
     code, out, _ = call("schema")
-    assert (code, out.split("\n")) == (0, [*COMMANDS, ""])
+    first, *lines = out.splitlines()
+    assert (code, first.split()[0]) == (0, str(len(COMMANDS)))
+    names = [line[2:].partition("  ")[0] for line in lines if line[2] != " "]  # a phrase may wrap
+    assert names == [*COMMANDS]
 
 
 def test_an_unknown_command_is_named(mistake):

@@ -455,6 +455,6 @@ def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):
     line += ["-T", "F=1,B=2", "--comm", 1.7]
     text = answer(*line, "--gap", "5%")
     assert (text["stopped"], text["value"]) == ("gap", result_case.value)
-    assert "search ended: gap" in call(*line, "--gap", 0.2, "--details")[1]
+    assert "tried; stopped by --gap)" in call(*line, "--gap", 0.2, "--details")[1]
     code, _, message = call(*line, "--gap", "120%")
     assert (code, "--gap must be a share from 0 to 1, as 0.1 or 10%" in message) == (2, True)
