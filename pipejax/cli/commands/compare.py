@@ -430,7 +430,7 @@ def _sentences(differences: "TableDifference", grammar: "Grammar") -> list[str]:
     if differences.rows:
         count = sum(row.reordered for row in differences.rows)
         note = f"; at least {count} of their ops run in another order" if count else ""
-        sentences.append(f"rows that differ: {len(differences.rows)}{note}")
+        sentences.append(f"workers whose rows differ: {len(differences.rows)}{note}")
     return sentences
 
 
