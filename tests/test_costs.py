@@ -166,16 +166,6 @@ class TestTrees:
         names = [jax.tree_util.keystr(path) for path, _ in paths]
         assert names[:4] == [".forward", ".backward", ".input_grad", ".weight_grad"]
 
-    @pytest.mark.parametrize(
-        "again", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
-    )
-    def test_copies(self, again):
-        costs = pj.Costs(forward=1.0, input_grad=[1.0, 2.0], weight_grad=jnp.ones(2))
-        other = again(costs)
-        assert jax.tree.structure(other) == jax.tree.structure(costs)
-        for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(costs), strict=True):
-            np.testing.assert_array_equal(a, b)
-
     def test_transformations_of_functions_that_make_costs(self):
         table = TABLES["zb-h1"]
         program = pj.lower(table)

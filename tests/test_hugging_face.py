@@ -2,38 +2,20 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 import pipejax as pj
 from pipejax.costs.model.hugging_face import model_of_config
 
-COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-COMMON = (*COMMON, "vocab_size", "max_position_embeddings")
-
-
-def sized(model_type, *sizes, **more):
-    return {"model_type": model_type, **dict(zip(COMMON, sizes, strict=True)), **more}
-
-
-LLAMA = sized("llama", 80, 8192, 64, 28672, 128256, 8192, num_key_value_heads=8)
-MIXTRAL = sized(
-    *("mixtral", 32, 4096, 32, 14336, 32000, 32768),
-    **{"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
-    sliding_window=None,
-)
-QWEN3 = sized(
-    *("qwen3_moe", 48, 2048, 32, 6144, 151936, 40960),
-    **{"num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8},
-    **{"moe_intermediate_size": 768, "mlp_only_layers": [], "decoder_sparse_step": 1},
-)
-DEEPSEEK = sized(
-    *("deepseek_v3", 61, 7168, 128, 18432, 129280, 163840),
-    **{"num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536},
-    **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-    **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8},
-    **{"moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1},
-)
+# keys of published config.json files that say what a model computes
+CONFIGS = json.loads((Path(__file__).parent / "data" / "hugging_face.json").read_text())
+LLAMA, MIXTRAL, QWEN3 = (CONFIGS[name] for name in ("llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b"))
+DEEPSEEK, GPT_OSS, KIMI = (CONFIGS[name] for name in ("deepseek-v3", "gpt-oss-120b", "kimi-k2"))
+GLM, SCOUT = CONFIGS["glm-4.5-air"], CONFIGS["llama-4-scout-text"]
+SMALL = {"qwen2": "qwen2-7b", "qwen3": "qwen3-8b", "mistral": "mistral-7b"}
+SMALL = {architecture: CONFIGS[name] for architecture, name in SMALL.items()}
 KNOWN = {
     "llama3-70b": LLAMA,
     "mixtral-8x7b": MIXTRAL,
@@ -63,13 +45,6 @@ def test_a_config_gives_the_model_that_comes_with_pipejax(name, tmp_path, answer
     assert ours.gradient_bytes == 4
     assert dataclasses.replace(ours, **alike) == theirs
     assert ours.source == f"config.json of Hugging Face, architecture {KNOWN[name]['model_type']}."
-
-
-SMALL = {
-    "qwen2": sized("qwen2", 28, 3584, 28, 18944, 152064, 131072, num_key_value_heads=4),
-    "qwen3": sized("qwen3", 36, 4096, 32, 12288, 151936, 40960, num_key_value_heads=8),
-    "mistral": sized("mistral", 32, 4096, 32, 14336, 32000, 32768, num_key_value_heads=8),
-}
 
 
 def test_what_a_config_leaves_out_is_as_its_architecture_has_it(tmp_path):
@@ -127,29 +102,6 @@ def test_heads_of_keys_are_stated_where_the_default_is_another(config, tmp_path,
     assert model_of_config(null)[0]["kv_heads"] == config["num_attention_heads"]
 
 
-GPT_OSS = sized(
-    *("gpt_oss", 36, 2880, 64, 2880, 201088, 131072),
-    **{"architectures": ["GptOssForCausalLM"], "num_key_value_heads": 8, "head_dim": 64},
-    **{"num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True},
-    **{"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18},
-)
-KIMI = DEEPSEEK | {
-    **{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"},
-    **{"num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840},
-    **{"n_routed_experts": 384, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
-}
-GLM = sized(
-    *("glm4_moe", 46, 4096, 96, 10944, 151552, 131072),
-    **{"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "use_qk_norm": False},
-    **{"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8},
-    **{"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1},
-)
-SCOUT = sized(
-    *("llama4_text", 48, 5120, 40, 8192, 202048, 262144),
-    **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384},
-    **{"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1},
-    **{"use_qk_norm": True, "attention_chunk_size": 8192},
-)
 # parameters, counted by hand: matrices of a layer, its norms (n), embedding and head
 COUNTED = {
     # queries 2880 x 4096, keys and values 2880 x 512, out 4096 x 2880, each with its biases, two
@@ -208,29 +160,14 @@ COUNTED = {
     ),
     # published to the digit
     "mistral-7b": (SMALL["mistral"], 7241732096, 7241732096),
-    "llama-3.1-8b": (
-        sized("llama", 32, 4096, 32, 14336, 128256, 131072, num_key_value_heads=8),
-        8030261248,
-        8030261248,
-    ),
-    "qwen2.5-7b": (
-        sized("qwen2", 28, 3584, 28, 18944, 152064, 32768, num_key_value_heads=4),
-        7615616512,
-        7615616512,
-    ),
+    "llama-3.1-8b": (CONFIGS["llama-3.1-8b"], 8030261248, 8030261248),
+    "qwen2.5-7b": (CONFIGS["qwen2.5-7b"], 7615616512, 7615616512),
     "qwen3-8b": (SMALL["qwen3"], 8190735360, 8190735360),
     "mixtral-8x7b": (MIXTRAL, 46702792704, 46702792704),
-    "phi-3-mini": (
-        sized("phi3", 32, 3072, 32, 8192, 32064, 4096, num_key_value_heads=32),
-        3821079552,
-        3821079552,
-    ),
+    "phi-3-mini": (CONFIGS["phi-3-mini"], 3821079552, 3821079552),
     # a tied embedding; two of four norms of a layer, 2 x 42 x 3584, are left out
     "gemma-2-9b": (
-        sized(
-            *("gemma2", 42, 3584, 16, 14336, 256000, 8192),
-            **{"num_key_value_heads": 8, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"},
-        ),
+        CONFIGS["gemma-2-9b"],
         9241705984 - 2 * 42 * 3584,
         9241705984 - 2 * 42 * 3584,
     ),

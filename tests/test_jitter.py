@@ -2,15 +2,13 @@
 
 import csv
 import json
-import sys
 
 import jax
 import numpy as np
 import pytest
 import scipy.stats
 from daily import daily
-from jitter_cases import ALL, LINKS, ONE, D, S, build, make_costs, sample_costs
-from legal_sizes import at_least
+from jitter_cases import ALL, ONE, D, S, build, make_costs, sample_costs
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -24,25 +22,6 @@ from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.cells.ops import format_cell
-
-
-@pytest.mark.parametrize(
-    ("name", "link", "queues"),
-    daily(
-        [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])],
-        total=6,
-    ),
-)
-def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
-    table = build(name, m=at_least(name, 4, 4))
-    costs = make_costs(table)
-    run = pj.jitter(table, costs, pj.analysis.Jitter(), samples=3, link=pj.Links(link, queues))
-    expected = pj.evaluate(table, costs, link=pj.Links(link, queues))
-    assert run.makespans.tolist() == [expected.makespan] * 3
-    assert (run.mean, run.slowdown(0.99)) == (expected.makespan, 1.0)
-    assert run.node_share.tolist() == expected.critical.astype(float).tolist()
-    assert run.message_share.tolist() == expected.message_critical.astype(float).tolist()
 
 
 @pytest.mark.parametrize("link", daily(["delay", "queued", "blocking", "rendezvous"]))
@@ -272,26 +251,6 @@ def test_samples_are_drawn(call, tmp_path):
         assert word in picture
 
 
-@pytest.mark.parametrize("link", ["delay", "rendezvous"])
-def test_slack_on_the_command_line(call, link):
-    line = ["evaluate", "--schedule", "1f1b", *SIZE[:-2], "--comm", "0.1", "--link", link]
-    before, text = (json.loads(call(*line, *more, "--json")[1]) for more in ([], ["--slack"]))
-    listed = text.pop("slack")
-    assert text == before
-    assert len(listed) == 64
-    run = pj.evaluate(build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1), link=link)
-    late = pj.analysis.slack(run.program, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
-    for op in listed[:16:5]:
-        worker, slot = next(
-            at
-            for at in np.ndindex(*run.table.cells.phase.shape)
-            if run.table.cell(*at) and format_cell(run.table.cell(*at)) == op["op"]
-        )
-        assert op["slack"] == pytest.approx(float(late[run.program.node_of_cell[worker, slot]]))
-    _, table, _ = call(*line, "--slack")
-    assert "most slack" in table
-
-
 def test_a_spread_may_be_percent(answer):
     result = answer(*J, "--op", "lognormal:5%", "--straggler", "1%:2")["jitter"]
     assert (result["op"], result["straggler"]) == ("lognormal:0.05", "0.01:2")
@@ -444,25 +403,3 @@ def test_who_has_which_factor(link):
         assert len({round(factor, 9) for factor in ones}) == len(ones)
     both = factors(op=D("gamma", 0.3), message=D("gamma", 0.3)).values()
     assert len({round(factor, 9) for factor in both}) == len(both)
-
-
-def test_lookup_is_a_line_between_knots():
-    table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
-    scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
-    result = sys.modules["pipejax.analysis.uncertainty.jitter"]._look_up(table, scores[None])
-    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
-    assert result[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
-
-
-def test_quantiles_of_a_known_case():
-    w = 0.3 * 3**0.5
-    run = pj.jitter(
-        ONE,
-        pj.Costs(forward=10.0, backward=0.0),
-        pj.analysis.Jitter(op=D("uniform", 0.3)),
-        samples=COUNT,
-    )
-    for level in (0.05, 0.5, 0.95, 0.99):
-        assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)
-        assert run.quantile(level) == pytest.approx(10 * run.slowdown(level))
-    assert run.quantile(1.0) == run.makespans.max()

@@ -1,7 +1,5 @@
 """Schedules with more microbatches than they were lowered with, against building them in full."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,23 +86,6 @@ def test_every_schedule_grows_as_it_is_built(name, link):
         whole = lowered(name, 4, 32 + more, links)
         built = run_on_host(whole, np.asarray(cost_vector(whole, costs))).finish.max()
         assert float(grown[0]) == pytest.approx(built, rel=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("name", "link"),
-    daily(itertools.product(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)), LINKS), total=24),
-)
-def test_cycle_time_is_the_growth_of_the_makespan(name, link):
-    program = lowered(name, 4, 32, LINKS[link])
-    costs, step = all_costs(program), steady_state(program).microbatches
-    few, many = (
-        np.asarray(pj.analysis.extrapolated_makespans(program, costs, num_microbatches=count))
-        for count in (
-            32 + step * k for k in (2520 * 1000, 2520 * 2000)
-        )  # periods up to 10 divide it
-    )
-    slope = (many - few) / (2520 * 1000 * step)
-    np.testing.assert_allclose(pj.cycle_time(program, costs), slope, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", daily(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR))))

@@ -130,6 +130,12 @@ def alone(tmp_path_factory):
     return path, shown.run
 
 
+@pytest.fixture
+def opened(alone, visit):
+    """The page of one schedule, open."""
+    return visit(alone[0])
+
+
 @pytest.fixture(scope="session")
 def large(tmp_path_factory):
     """A page of 64 workers and 1024 microbatches."""

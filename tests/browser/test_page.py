@@ -40,16 +40,14 @@ def pixels(opened, selector="canvas.bars"):
     return (matplotlib.image.imread(io.BytesIO(picture))[..., :3] * 255).reshape(-1, 3)
 
 
-def test_it_opens_from_a_file_and_draws(alone, visit):
-    opened = visit(alone[0])
+def test_it_opens_from_a_file_and_draws(opened):
     assert opened.page.url.startswith("file:///")
     assert opened.page.title() == "1f1b, 4 workers, 8 microbatches"
     assert len(np.unique(pixels(opened), axis=0)) > 10
     assert opened.page.locator("#notice").inner_text() == ""
 
 
-def test_the_wheel_zooms_about_the_pointer_and_dragging_moves(alone, visit):
-    opened = visit(alone[0])
+def test_the_wheel_zooms_about_the_pointer_and_dragging_moves(opened):
     whole = seen(opened)
     over_bars(opened, 0.25)
     under = whole[0] + 0.25 * (whole[1] - whole[0])
@@ -115,8 +113,7 @@ def test_the_pointer_over_an_op_says_what_it_is(op, alone, visit):
     assert not tip.is_visible()
 
 
-def test_a_click_chooses_an_op_and_says_what_it_waits_for(alone, visit):
-    opened = visit(alone[0])
+def test_a_click_chooses_an_op_and_says_what_it_waits_for(opened):
     opened.page.mouse.click(*opened.place("2B3"))
     opened.settle()
     text = opened.page.locator("#op").inner_text()
@@ -128,8 +125,7 @@ def test_a_click_chooses_an_op_and_says_what_it_waits_for(alone, visit):
     assert not opened.page.locator("#op").is_visible()
 
 
-def test_search_finds_and_goes_on(alone, visit):
-    opened = visit(alone[0])
+def test_search_finds_and_goes_on(opened):
     plain = pixels(opened)
     opened.page.keyboard.press("/")
     opened.page.keyboard.type("m3 B")
@@ -148,8 +144,7 @@ def test_search_finds_and_goes_on(alone, visit):
     )
 
 
-def test_what_is_shown_can_be_switched(alone, visit):
-    opened = visit(alone[0])
+def test_what_is_shown_can_be_switched(opened):
     for name in ("critical path", "messages"):
         before = pixels(opened)
         box = opened.page.get_by_label(name, exact=True)
@@ -197,8 +192,7 @@ def test_keys(alone, visit):
     assert not opened.page.locator("#keys").is_visible()
 
 
-def test_all_can_be_reached_and_has_a_name(alone, visit):
-    opened = visit(alone[0])
+def test_all_can_be_reached_and_has_a_name(opened):
     nameless = opened(
         """[...document.querySelectorAll("input, button, canvas:not([aria-hidden])")].filter(e =>
           !(e.ariaLabel || e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim()))
@@ -388,8 +382,7 @@ def test_a_link_model_that_deadlocks_says_why(tmp_path, visit):
     assert opened.page.locator("canvas.bars").is_visible()
 
 
-def test_a_time_can_be_typed(alone, visit):
-    opened = visit(alone[0])
+def test_a_time_can_be_typed(opened):
     field = opened.page.locator("[data-factor=transmit]")
     for text, factor in (("500 ms", 2.0), ("0.75s", 3.0), ("1,5", 1.5), ("x2", 2.0)):
         field.fill(text)
