@@ -53,13 +53,6 @@ def test_rows_say_what_the_run_says(name):
         check_rows_against_time(table, pj.Costs(update=0.5), seed)
 
 
-def test_counts_price_many_sizes_at_once():
-    held = held_counts(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
-    sizes = np.random.default_rng(0).integers(1, 9, (6, 5, 4)).astype(float)  # parts, batch, stages
-    expected = [held.activation_bytes(tuple(part_sizes)) for part_sizes in sizes.swapaxes(0, 1)]
-    assert np.array_equal(held.activation_bytes(tuple(sizes)), expected)
-
-
 @settings(max_examples=60)
 @given(case=strategies.cases(pairs=True, step_end=True), seed=st.integers(0, 99))
 def test_random_rows_say_what_the_run_says(case, seed):
@@ -243,11 +236,6 @@ def test_a_table_of_ones_own_without_slices():
     memory = stage_bytes(workload, table)
     zeros = memory.gradients, memory.optimizer, memory.version, *memory.at_work
     assert not np.any(zeros)
-
-
-def test_training_of_the_same_model_is_unchanged():
-    table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
-    assert "gradients" in static_parts(pj.Workload(LLAMA, 8), table)
 
 
 def test_the_report_says_what_is_held(answer, call):

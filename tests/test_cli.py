@@ -59,18 +59,6 @@ def test_models_and_systems_are_listed_with_their_sizes(answer, call, monkeypatc
         assert ",source\n" in call("schedules", option, "-f", "csv")[1]
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf", "svg", "html"])
-def test_show_draws(call, answer, suffix, tmp_path):
-    out = tmp_path / f"timeline.{suffix}"
-    code, text, _ = call("show", *ONE, *TIMES, "--comm", "0.2", "--messages", "--out", out)
-    assert code == 0
-    assert str(out) in text.replace("\n", "")
-    head = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "html": b"<!doctype html>"}
-    assert out.read_bytes().startswith(head[suffix])
-    if suffix == "svg":
-        assert "forward" in out.read_text()
-
-
 def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
     table = tmp_path / r"mine[red]$\frac$.csv"
     table.write_text("0F0,0B0\n")

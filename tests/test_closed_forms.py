@@ -155,16 +155,6 @@ def test_the_published_bubble_is_that_of_the_worker_that_waits_longest(name, wei
         assert idle[p // 2 if name == "dualpipe" else p - 1] == idle.max()
 
 
-@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
-@pytest.mark.parametrize(("p", "m"), FUSED_SIZES)
-def test_every_worker_holds_what_is_published(name, p, m):
-    table = build(name, p, m)
-    form, shape = closed_form(table)
-    assert peak_in_flight(table).tolist() == [form.in_flight[1](shape, r) for r in range(p)]
-    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
-    assert run.bubble_ratio == pytest.approx(form.bubble_ratio[1](shape), abs=1e-15)
-
-
 def test_a_makespan_of_another_program():
     """66 slots at P = 8, M = 20, F = 1, B = 2, F&B = 3, by PP-Schedule-Visualization."""
     run = pj.evaluate(build("dualpipe", 8, 20), pj.Costs(forward=1.0, backward=2.0, pair=3.0))

@@ -122,6 +122,7 @@ def sample(ways, step):
 
 CASES = [*sample([*WAYS][:1], 6), *sample([*WAYS][1:], 12)]
 CASES += sample(COMPILED, 24)[::2]  # compiled for each: half of them
+CASES += [("by level", LINKS[1], ["zb-h1", "zb-v"])]  # levels drop a W that only adds its time
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in sample(ALL, 1)]
 
 

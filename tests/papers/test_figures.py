@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.collections import PolyCollection
 
 from figures import __main__ as command
 from figures.design import (
@@ -173,29 +172,10 @@ def test_the_front_equals_brute_force(seed):
     assert not all(expected)
 
 
-def test_tornado(elasticity):
+def test_elasticities(elasticity):
     assert elasticity.swing.attrs["units"] == "s"
     assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
     np.testing.assert_allclose(elasticity.share.sum("resource"), 1)
-    axes = tornado.draw(elasticity)["tornado"].axes[0]
-    row = [text.get_text() for text in axes.get_yticklabels()].index("network bandwidth")
-    ends = elasticity.swing.sel(parameter="network.bandwidth") / elasticity.step_time
-    widths = [bars.patches[row].get_width() for bars in axes.containers]
-    np.testing.assert_allclose(widths, 100 * (ends.values.ravel() - 1))
-
-
-def test_timelines(runs):
-    assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(
-        timelines_sweep.COLUMNS
-    )
-    figure = timelines.draw(runs)["timelines"]
-    ordered = runs.sortby("makespan", ascending=False)
-    for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):
-        is_case = (runs.case == name).values
-        more = int(runs.is_critical.values[is_case].sum() + runs.is_upward.values[is_case].sum())
-        collections = [c for c in axes.collections if isinstance(c, PolyCollection)]
-        # frames and strokes
-        assert sum(len(c.get_paths()) for c in collections) == is_case.sum() + more
 
 
 def test_strokes_mark_what_runs_from_the_last_worker_to_the_first(runs):
@@ -214,12 +194,6 @@ def test_schedule_tables(runs):
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles[:2] == [f"{name}: 14 slots, idle 42.9 %" for name in ("GPipe", "1F1B")]
     assert "Chimera: 10 slots, idle 20.0 %" in titles
-
-
-def test_both_ops_of_a_fused_pair_are_drawn(runs):
-    two = runs.isel(op=[0, 1]).assign(part=("op", [0, 1]), is_pair=("op", [True, True]))
-    (bar,), _ = timelines.read_run(two, runs.schedule.values[0])
-    assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
 
 
 @pytest.fixture

@@ -245,15 +245,6 @@ def test_an_order_is_open_where_a_best_step_size_is_the_last_that_was_tried(data
     assert "local-sgd H=8 may end lower beyond the step sizes that were tried" in row["reason"]
 
 
-def test_an_order_is_told_with_its_lead(data):
-    (row,) = judged(data, ("4, winner",))
-    assert row["verdict"] == "reproduced"
-    assert row["reason"] == (
-        "the order only: 1.3 times below, published are 2.5 and 2.65; at its published step size "
-        "pipedream ends at 1.5 (1.4 to 1.7; 1/16)"
-    )
-
-
 def test_a_winner_that_hangs_on_the_seed_is_told_by_seed(data):
     other = data["pipedream_scaling"].copy(deep=True)
     close = {"scheme": "local-sgd H=5", "stages": 4, "setting": AS_RUN}

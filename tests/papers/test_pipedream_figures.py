@@ -124,33 +124,6 @@ def test_captions_have_the_numbers_of_the_table():
     np.testing.assert_allclose(by_updates.median, np.exp(-4))
 
 
-def test_a_step_size_at_the_edge_is_said():
-    data = store("pipedream_nesterov", make_input({"pipedream": 1.0}).isel(step=[1, 2]))
-    figure = pipedream_curves.draw(data)["pipedream_nesterov"]
-    assert set(get_lines(figure.axes[0])) == {"PipeDream (1/4*)"}
-    assert figure_caption(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
-
-
-def test_match(matched):
-    figure = pipedream_match.draw(matched)["pipedream_match"]
-    (axes,) = figure.axes
-    lines = get_lines(axes)
-    assert list(lines) == list(pipedream_match.LABELS.values())
-    gap = matched.shown.sel(scheme="rpd").median("seed")
-    np.testing.assert_array_equal(lines["RPD, batches drawn"].get_ydata(), gap)
-    turn, chance = (float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn"))
-    words = figure_caption(figure)
-    assert f"at most {turn:.2g} times apart" in words
-    assert f"at most {chance:.2g} times where" in words
-
-
-def test_scaling(scaled):
-    (axes,) = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes
-    (curve,) = [line for line in axes.lines if line.get_label() == "RPD"]
-    np.testing.assert_allclose(curve.get_ydata(), np.exp([-4, -1.6, -0.8]))
-    assert "PipeDream ends lowest with every seed at S = 2, 4, 8." in figure_caption(axes.figure)
-
-
 def test_map_of_winners(machines):
     figure = pipedream_machines.draw(machines)["pipedream_machines_logistic"]
     table = figure.axes[0]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.published.forms import FORMS, judge, main, rows
+from sweeps.published.forms import FORMS, judge, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "formula.md"
 
@@ -21,8 +21,3 @@ def test_another_sum_is_none_of_the_form(k):
     counts = FORMS[k].counts
     wrong = FORMS[k]._replace(counts=lambda p, m: [counts(p, m)[0] + 1, *counts(p, m)[1:]])
     assert not judge(wrong._replace(is_facet=True), 4, 8).holds
-
-
-def test_the_command(capsys):
-    assert main() == 0
-    assert "zb-h1" in capsys.readouterr().out

@@ -69,17 +69,6 @@ def test_staleness_under_messages(stale):
         assert at.mean_delay_under_messages == expected.mean_delay
 
 
-def test_figure_of_staleness(stale):
-    figure = staleness.draw(stale)["staleness"]
-    depth, _, messages = figure.axes
-    law, counted = depth.lines[0], depth.lines[1]
-    np.testing.assert_array_equal(law.get_ydata(), stale.max_delay_law)
-    np.testing.assert_array_equal(counted.get_ydata(), stale.max_delay)
-    lines = {line.get_label(): line.get_ydata() for line in messages.lines}
-    for link in stale.link.values:
-        np.testing.assert_array_equal(lines[link], stale.mean_delay_under_messages.sel(link=link))
-
-
 def test_divergence_is_data_and_never_a_number(runs):
     quadratic = runs.sel(objective="random quadratic")
     assert quadratic.diverged.sel(step_size=8.0, delta=0).all()
@@ -126,27 +115,6 @@ def test_the_law_has_power_four(runs):
     by_updates = runs.law_delay.isel(law_stages=0) * runs.law_updates
     np.testing.assert_allclose(by_updates, by_updates[0])
     assert (runs.law_delay_tuned < runs.law_delay).all()
-
-
-def test_figure_of_the_bound(runs):
-    figure = convergence_bound.draw(runs)["convergence_bound"]
-    scatter, terms, _ = figure.axes
-    points = [line for line in scatter.lines if line.get_linestyle() == "None"]
-    late, cut = points[-2:]
-    x, y = (
-        np.concatenate([getattr(line, f"get_{axis}data")() for line in points[:-2]])
-        for axis in "xy"
-    )
-    assert np.isfinite(y).sum() == int(runs.measured.notnull().sum())
-    assert (y <= x)[np.isfinite(y)].all()
-    np.testing.assert_array_equal(late.get_xdata(), runs.late_total)
-    np.testing.assert_array_equal(cut.get_xdata(), runs.late_total_without_delay)
-    lines = {line.get_label(): line for line in terms.lines}
-    case = runs.sel(convergence_bound.CASE)
-    np.testing.assert_array_equal(lines["bound"].get_ydata(), case.total)
-    np.testing.assert_array_equal(lines["delay"].get_ydata(), case.delay)
-    assert float(np.squeeze(lines["least bound"].get_xdata())) == float(case.best_step_size)
-    assert float(np.squeeze(lines["least measured"].get_xdata())) == float(case.best_measured)
 
 
 @pytest.fixture(scope="module")
