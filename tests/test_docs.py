@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import jupytext
@@ -18,8 +19,10 @@ from public_names import NAMES, public
 import pipejax as pj
 from pages import gallery
 from pages.commands import check_line, check_mention, command_lines, mentions
+from pages.input_files import FILES, SCHEMA, input_file_pages
 from pages.links import faults
 from pages.notebooks import notebook_files, scripts
+from pages.repository import ROOT
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base.data_files import UNITS
 from pipejax.base.file_fields import NEEDED
@@ -239,3 +242,50 @@ def test_examples_show_the_numbers_of_their_text(script, data, tmp_path):
     """The text tells of numbers; here they stand, so that a change of them is seen."""
     expected = json.loads((data / "examples.json").read_text())
     assert shown_by(script, tmp_path) == expected[script.stem]
+
+
+# schemas of input files: they are right, and the files that come with pipejax keep them
+
+
+jsonschema = pytest.importorskip("jsonschema")
+DATA = ROOT / "pipejax" / "costs" / "data"
+MISTAKES = json.loads((ROOT / "tests" / "data" / "mistakes.json").read_text())["files"]
+INPUT_PAGES = input_file_pages()
+FOLDERS = {"system": "hardware", "model": "models", "stack": "stacks"}
+CASES = [(name, p) for name, folder in FOLDERS.items() for p in (DATA / folder).glob("*.json")]
+CASES += [("sweep", path) for path in sorted((ROOT / "examples").rglob("*.toml"))]
+BAD = [
+    *("system-unit", "system-zero", "system-eff", "system-name", "system-less"),
+    *("model-flag", "model-less", "cost-key"),
+]
+
+
+def validator(name):
+    schema = json.loads(INPUT_PAGES[f"reference/{name}.schema.json"])
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_schema_is_one(name):
+    assert validator(name).schema["$schema"] == SCHEMA
+
+
+@pytest.mark.parametrize(("name", "path"), CASES, ids=lambda part: getattr(part, "stem", part))
+def test_files_that_come_with_pipejax_keep_the_schema(name, path):
+    text = path.read_text()
+    validator(name).validate(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_schema_refuses_what_the_reader_refuses(name):
+    kind = name.partition("-")[0].replace("cost", "costs")
+    assert not validator(kind).is_valid(json.loads(MISTAKES[f"{name}.json"]))
+
+
+def test_the_page_has_every_field_once():
+    page = INPUT_PAGES["reference/files.md"]
+    for kind in FILES.values():
+        section = page.partition(f"## {kind.title}\n")[2].partition("\n## ")[0]
+        for name in kind.fields:
+            assert section.count(f"\n| `{name}` |") == 1, name

@@ -20,6 +20,7 @@ from markupsafe import escape
 from matplotlib.collections import QuadMesh
 
 import pipejax as pj
+from pipejax.cli.output.numbers import seconds
 from pipejax.plots.heat_maps import HeatMap, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
@@ -276,14 +277,6 @@ def job():
 @pytest.fixture(scope="module")
 def shares(job):
     return traces.attribute(job)
-
-
-def test_a_production_job_is_replayed(job):
-    assert traces.registered(job.pipelines.table) == ("1f1b", {})
-    assert len(job.errors) == 64
-    assert (job.pipelines.left_out, job.pipelines.odd_steps) == ((), [])
-    assert job.links.model == "blocking"
-    assert (job.mean_error, job.worst_error) == pytest.approx((0.00029, 0.00032), rel=0.05)
 
 
 def test_the_slowdown_of_a_job_is_as_published(shares, data):
@@ -634,13 +627,17 @@ def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     write_csv(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
-    sizes = "4 workers, 4 stages, 8 microbatches: 1 step of 1 replica"
-    assert f"based on gpipe, {sizes}; our replay of them " in text
+    assert (
+        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; our replay "
+        in text
+    )
     assert " per step; 8 microbatches are few for" not in text
     assert "B of stage 0" in text
     assert "message stage 0 to 1" in text
-    order = "the first writes the folder trace, the second evaluates a remedy with it"
-    assert f"two commands: {order}\n" in text
+    assert (
+        "two commands: the first writes the folder trace, the second evaluates a remedy with it\n"
+        in text
+    )
     # ops that do not scatter are not shaken
     (alone,) = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")["next"]
     assert alone.startswith("pipejax evaluate ")
@@ -807,13 +804,35 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
     text = call("trace", "run.csv", "--launcher", "torchtitan")[1]
     (line,) = re.findall(r"also: (memory rules out .*)", text)
     assert line.endswith("; a trace does not say how much memory is free")
-    name, stages = re.search(r"schedule (\S+), stages per worker (\d+), which needs", line).groups()
+    name, stages = re.search(
+        r"schedule (\S+), stages per worker (\d+) .*, which needs", line
+    ).groups()
     need, percent = re.search(r"--memory-limit ([\d.]+)\) and would save ([\d.]+) %", line).groups()
     assert (name, float(need)) == ("looped-bfs", count)  # which holds all microbatches
     table = pj.schedules.build(name, **size, stages_per_worker=int(stages))
     times = pj.Costs(forward=1 / int(stages), backward=2 / int(stages), transmit=0.01)
     saving = 100 * (1 - pj.evaluate(table, times).makespan / run.makespan)
     assert float(percent) == pytest.approx(saving, rel=0.01)
+
+
+@pytest.mark.parametrize(("stage", "microbatch", "odd"), [(1, 6, 5), (3, 2, 2), (0, 4, 7)])
+def test_an_odd_step_names_the_command_that_finds_its_late_op(call, folder, stage, microbatch, odd):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    forward = np.ones((4, 8))
+    usual = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
+    forward[stage, microbatch] += 15.0
+    stalled = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
+    trace = traces.record_runs([stalled if step == odd else usual for step in range(8)])
+    # the op itself takes its usual time: the host launched it late
+    at_op = (trace.stage == stage) & (trace.microbatch == microbatch) & (trace.step == odd)
+    at_op &= trace.phase == [*trace.phases].index("F")
+    trace = dataclasses.replace(trace, start=np.where(at_op, trace.end - 1.0, trace.start))
+    write_csv(folder / "run.csv", trace)
+    (command,) = re.findall(rf"late in step {odd}: pipejax (.*)", call("trace", "run.csv")[1])
+    assert command == f"trace run.csv --only-steps {odd}"
+    lost = seconds(stalled.makespan - usual.makespan)
+    begin = f"late launch: {stage}F{microbatch} on worker {stage} starts 15 s late in the only step"
+    assert call(*shlex.split(command))[1].startswith(f"{begin}; it costs {lost} of ")
 
 
 @pytest.mark.parametrize(
