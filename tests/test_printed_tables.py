@@ -96,7 +96,7 @@ def test_every_table_is_printed_in_every_format(call, name, format):
 def test_a_csv_keeps_what_lines_say_elsewhere(call):
     _, out, _ = call("compare", "-S", "gpipe,chimera", "-P", "4", "-M", "3", *TIMES, "-f", "csv")
     gpipe, chimera = csv.DictReader(out.strip().splitlines())
-    assert (gpipe["bubble: table"], chimera["bubble: table"]) == ("50 %", "-")
+    assert (gpipe["bubble: schedule"], chimera["bubble: schedule"]) == ("50 %", "-")
     assert chimera["reason"].startswith("not evaluated: ")
     assert "even" in chimera["reason"]
 

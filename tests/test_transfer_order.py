@@ -419,7 +419,7 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert result["waits_of"] == "by producer"
     assert (result["gain"], result["own_order"]) == (None, "cells")
     assert run(["tune", "messages", "--table", str(path), *TIMES]) == 0
-    assert "while the table's own order deadlocks" in capsys.readouterr().out
+    assert "while the file's own order deadlocks" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -432,7 +432,7 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     assert answer("tune", "messages", "--table", path, *words)["gain"] == 1 - plan.value / default
     _, out, _ = call("tune", "messages", "--table", path, *words)
     text, gain = " ".join(out.split()), 100 * (1 - plan.value / default)
-    assert f"in the best order of messages, {gain:.3g} % less than in the table's own order" in text
+    assert f"in the best order of messages, {gain:.3g} % less than in the file's own order" in text
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
     ).transfers[0]

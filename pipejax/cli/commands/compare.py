@@ -191,7 +191,7 @@ SIZES = ("workers", "microbatches")
 LABELS = {"workers": "P", "microbatches": "M", "unequal_stages": "S"}
 LEVELS = (
     Column("bubble: formula", "formula_bubble_ratio", percent),
-    Column("bubble: table", "table_bubble_ratio", percent),
+    Column("bubble: schedule", "table_bubble_ratio", percent),
     Column("weight copies", "weight_copies"),
     Column("bound by", "bound_by"),
 )
@@ -353,7 +353,7 @@ def _difference_view(
     verdict = f"takes {time(other['makespan'])}, {names[0]} {time(first['makespan'])} ({change})"
     if change == "=":
         verdict = f"is as fast as {names[0]}: {time(first['makespan'])}"
-    cells = "; the tables have the same cells in the same order" if differences.is_none else ""
+    cells = "; the schedules have the same cells in the same order" if differences.is_none else ""
     yield f"{names[1]} {verdict}{cells}"
     unit = ", in units of F = I = W = 1, B = 2: no times are given" if in_slots else ""
     yield f"A is {names[0]}, B is {names[1]}; {LINK_TEXTS[result['link']]}{unit}"

@@ -57,7 +57,7 @@ def explain(
     Every cause is undone and every remedy applied, and the run repeated.
     """
     if run.repair is not None:
-        raise ValueError(f"--repair {run.repair}: write the table with `pipejax export` first")
+        raise ValueError(f"--repair {run.repair}: write the schedule with `pipejax export` first")
     has_limit = run.memory_limit is not None and run.schedule is not None
     # a schedule may be planned for the limit too
     is_planned_for_limit = has_limit and "memory_limit" in find(run.schedule or "").options

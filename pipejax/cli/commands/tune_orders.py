@@ -130,7 +130,7 @@ def _messages_view(
     data: Mapping[str, Any], result: "Found[pj.results.TransferOrder]"
 ) -> Iterator[object]:
     """Yield the best order's makespan, its gain, the longest wait and the lower bound."""
-    order = "the default order" if data["own_order"] == "default" else "the table's own order"
+    order = "the default order" if data["own_order"] == "default" else "the file's own order"
     times = {order: result.baselines["own"], BY_PRODUCER: result.baselines["by producer"]}
     if data["gain"] is None:
         text = f"in the best order of messages, while {order} deadlocks"

@@ -141,7 +141,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
     extra = [flag(name) for name in SIZES if getattr(run, name) is not None]
     extra += [option_text(name) for name in settings.options if name not in settings.run_options]
     if extra:
-        raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
+        raise ValueError(f"{extra[0]} belongs to --schedule: the file of --table states it itself")
     repair = None if run.repair is None else resolve_choice(run.repair, REPAIRS, "--repair")
     return {"schedule": pj.costing.TableFile(run.table, repair)}
 

@@ -37,7 +37,7 @@ def program_help(about: str, num_commands: int) -> str:
     lines += [
         "",
         "  $ pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms",
-        "  $ pipejax schedule.csv costs.json     evaluates a table at measured costs",
+        "  $ pipejax schedule.csv costs.json     evaluates a schedule file at measured costs",
         "",
         f"{num_commands - len(FIRST_QUESTIONS)} more commands: pipejax --help-all",
         "Options of a command: pipejax COMMAND --help",
