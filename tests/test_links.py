@@ -247,8 +247,7 @@ def test_an_export_for_pytorch_has_no_offloads(call, written, tmp_path):
     code, _, err = call("export", "--table", written, "--format", "torch-csv", "--out", out)
     assert code == 0
     assert (
-        err
-        == "warning: 2 O, 2 L cells are left out, PyTorch has none; --format json keeps them\n"
+        err == "warning: 2 O, 2 L cells are left out, PyTorch has none; --format json keeps them\n"
     )
     assert out.read_bytes() == b"0F0,,,,0B0\r\n,1F0,1B0,,\r\n"
 

@@ -164,15 +164,13 @@ RUN = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "h100", "--minibat
 
 
 def test_lists_come_in_by_every_door(answer, mistake, tmp_path):
-    content = [
-        ["embedding"] + ["decoder"] * 11,
-        *[["decoder"] * 13] * 2,
-        ["decoder"] * 11 + ["loss"],
-    ]
+    content = [["embedding"] + ["decoder"] * 11, *[["decoder"] * 13] * 2]
+    content += [["decoder"] * 11 + ["loss"]]
     expected = answer("evaluate", *RUN, "--pipeline-layout", "Et*11|t*13|t*13|t*11L")
     assert expected["layers_of_stages"] == [11, 13, 13, 11]
     assert expected["notes"] == ["layers of stages: 11 13 13 11 (as --pipeline-layout has them)"]
     assert answer("evaluate", *RUN, "--pipeline-layout", LISTS) == expected
+    assert "--model" in mistake("evaluate", *RUN[:6], "--pipeline-layout", LISTS)
     for suffix, text in {
         "json": json.dumps({"pipeline_layout": content}),
         "toml": f"pipeline_layout = {json.dumps(content)}",
@@ -194,6 +192,7 @@ def test_a_sweep_takes_a_layout_in_lists_and_several():
         json.dumps([stages, other]): ["Et*24|t*24L", "E|t*48L"],
         json.dumps(["Et*24|t*24L", other]): ["Et*24|t*24L", "E|t*48L"],
         json.dumps([[stage] for stage in stages]): ["Et*24|t*24L"],  # ranks of one virtual stage
+        '["", "Et*13 | t*13, t*0|t*13|t*9L"]': ["", "Et*13|(t*13|)*2t*9L"],
     }.items():
         sweep = pj.read_sweep(grid | {"pipeline_layout": json.loads(text)})
         (axis,) = (axis for axis in sweep.axes if axis.name == "pipeline_layout")
@@ -203,21 +202,23 @@ def test_a_sweep_takes_a_layout_in_lists_and_several():
         pj.read_sweep(grid | {"pipeline_layout": [["embedding"], ["lost"]]})
 
 
+FOUR_EACH = "--stages-per-worker", 4
 UNEVEN = {  # layers over stages, 30 on 4, on 3 + 2 units, 48 on 32, 4 on 3
     "7 8 8 7": (30, ("-s", "1f1b", "-P", 4)),
     "5 5 6 5 5 4": (30, ("-s", "gpipe", "-P", 6, "--loss-units", 1, "--embedding-units", 0)),
-    f"{'1 ' * 8}{'2 ' * 16}{'1 ' * 7}1": (
-        48,
-        ("-s", "interleaved-1f1b", "-P", 8, "--stages-per-worker", 4),
-    ),
+    " ".join("1" * 8 + "2" * 16 + "1" * 8): (48, ("-s", "interleaved-1f1b", "-P", 8, *FOUR_EACH)),
     "1 2 1": (4, ("-s", "zb-h1", "-P", 3)),
 }
 
 
+def own_model(name):
+    return json.loads((Path(pj.__file__).parent / f"costs/data/models/{name}.json").read_text())
+
+
 def small_file(path, layers):
     sizes = {"layers": layers, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn_hidden": 256}
-    more = json.loads((Path(pj.__file__).parent / "costs/data/models/gpt-22b.json").read_text())
-    path.write_text(json.dumps(more | sizes | {"vocabulary": 1000, "sequence_tokens": 128}))
+    sizes |= {"vocabulary": 1000, "sequence_tokens": 128}
+    path.write_text(json.dumps(own_model("gpt-22b") | sizes))
     return path
 
 
@@ -376,76 +377,35 @@ def test_work_of_a_layout_is_priced_alike_from_its_distinct_stages():
     np.testing.assert_array_equal(costs.transmit[:, 0, places.boundary], expected.transmit)
 
 
-SIZE = ("-P", 4, "-M", 8, "--minibatch", 8, "--tensor-parallel", 8)
-ARGUMENTS = ("-m", "gpt-22b", "-y", "h100", *SIZE)
-
-
-def test_commands_take_the_layout(answer, mistake):
-    layout = "--pipeline-layout", "Et*13|t*13|t*13|t*9L"
-    message = answer("evaluate", "-s", "1f1b", *ARGUMENTS, *layout)
-    workload = pj.Workload(DENSE, 8, tensor_parallel=8, pipeline_layout=layout[1])
-    costs = pj.stage_costs(workload, pj.load_system("h100"), TABLE)
-    exact = pj.evaluate(TABLE, costs).step_time
-    assert message["step_time"] == exact
-    np.testing.assert_array_equal(message["memory_bytes"], pj.memory_bytes(workload, TABLE))
-    plain = answer("evaluate", "-s", "1f1b", *ARGUMENTS)
-    assert plain["step_time"] != exact
-    assert "--model" in mistake("evaluate", "-s", "1f1b", "-P", "4", "-M", "8", *layout)
-    grid = {
-        "schedules": "1f1b",
-        "models": "gpt-22b",
-        "systems": "h100",
-        "workers": 4,
-        "minibatch": 8,
-        "microbatches": 8,
-        "tensor_parallel": 8,
-        "pipeline_layout": ["", "Et*13 | t*13, t*0|t*13|t*9L", "E|L"],
-    }
-    sweep = pj.read_sweep(grid)
-    assert [axis.values for axis in sweep.axes if axis.name == "pipeline_layout"] == [
-        ("", "Et*13|(t*13|)*2t*9L", "E|L")
-    ]
-
-
 @pytest.mark.parametrize(
-    ("model", "options", "cuts"),
+    ("model", "degrees", "cuts"),
     [
-        ("llama3-8b", ("--tensor-parallel", 8, "--context-parallel", 2), ""),
-        (
-            "llama3-8b",
-            ("--tensor-parallel", 3),
-            "3-way tensor parallelism does not divide 32 heads",
-        ),
+        ("llama3-8b", {"tensor": 8, "context": 2}, ""),
+        ("llama3-8b", {"tensor": 3}, "3-way tensor parallelism does not divide 32 heads"),
         # 8 divides 96 heads of queries, but not 12 of keys and values
-        ("grouped.json", ("--tensor-parallel", 4), ""),
+        ("grouped.json", {"tensor": 4}, ""),
         (
             "grouped.json",
-            ("--tensor-parallel", 8),
-            "8-way tensor parallelism does not divide 12 heads of keys and values",
+            {"tensor": 8},
+            "8-way tensor parallelism does not divide 12 heads of keys",
         ),
-        ("grouped.json", ("--tensor-parallel", 32), "does not divide 28688 columns of the MLP"),
-        ("llama3-8b", ("--tensor-parallel", 16), ""),
-        (
-            "llama3-8b",
-            ("--context-parallel", 7),
-            "7-way context parallelism does not divide 8192 tok",
-        ),
+        ("grouped.json", {"tensor": 32}, "does not divide 28688 columns of the MLP"),
+        ("llama3-8b", {"tensor": 16}, ""),
+        ("llama3-8b", {"context": 7}, "7-way context parallelism does not divide 8192 tok"),
         (
             "mixtral-8x7b",
-            ("--expert-parallel", 3, "--data-parallel", 3),
-            "3-way expert parallelism does not divide 8 experts",
+            {"expert": 3, "data": 3},
+            "3-way expert parallelism does not divide 8 exp",
         ),
     ],
 )
 def test_degrees_that_cut_unequal_parts_are_named(
-    model, options, cuts, answer, call, tmp_path, monkeypatch
+    model, degrees, cuts, answer, call, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     grouped = {"heads": 96, "kv_heads": 12, "hidden": 12288, "ffn_hidden": 28688}
-    model_file = json.loads(
-        (Path(pj.__file__).parent / "costs/data/models/llama3-8b.json").read_text()
-    )
-    Path("grouped.json").write_text(json.dumps(model_file | grouped))
+    Path("grouped.json").write_text(json.dumps(own_model("llama3-8b") | grouped))
+    options = [word for key, n in degrees.items() for word in (f"--{key}-parallel", n)]
     line = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8, *options)
     notes = " ".join(answer("evaluate", *line).get("notes", ()))
     assert cuts in notes

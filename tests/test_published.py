@@ -33,20 +33,10 @@ def records(prefix):
 
 def gpt(setting):
     """A GPT of the published shape, on the frame of the one that comes with pipejax."""
-    frame = vars(pj.load_model("gpt3-175b"))
-    hidden = setting["hidden"]
-    return pj.Model(
-        **{
-            **frame,
-            "layers": setting["layers"],
-            "hidden": hidden,
-            "heads": setting["heads"],
-            "kv_heads": setting["heads"],
-            "ffn_hidden": 4 * hidden,
-            "vocabulary": setting["vocab"],
-            "sequence": setting["seq"],
-        }
-    )
+    sizes = {name: setting[name] for name in ("layers", "hidden", "heads")}
+    sizes |= {"kv_heads": setting["heads"], "ffn_hidden": 4 * setting["hidden"]}
+    sizes |= {"vocabulary": setting["vocab"], "sequence": setting["seq"]}
+    return dataclasses.replace(pj.load_model("gpt3-175b"), **sizes)
 
 
 @pytest.mark.parametrize("record", records("mg.params."))
@@ -108,11 +98,8 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
     setting = record["setting"]
     mode = {"TP baseline": "tensor parallel"}.get(setting["mode"], setting["mode"])
     interleave, p = setting["interleave"], setting["p"]
-    table = (
-        build("interleaved-1f1b", p, 2 * p, stages_per_worker=interleave)
-        if interleave > 1
-        else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
-    )
+    options = {"stages_per_worker": interleave} if interleave > 1 else {}
+    table = build("interleaved-1f1b" if options else "1f1b", p, 2 * p, **options)
     layout, recompute = MODES[mode]
     layout = dataclasses.replace(layout, microbatch_size=setting["b"])
     per_layer = layer_activation_bytes(gpt(setting), layout, recompute)

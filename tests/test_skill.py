@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from test_hugging_face import KIMI
-from test_megatron_log import log
+from test_megatron_log import PLAIN, log
 
 from pipejax.cli.app import COMMANDS, SKILL
 from pipejax.cli.output.schemas import inner_schema, read_schema, split_path
@@ -51,6 +51,9 @@ TITAN = "".join(
 LAYOUT = '[["embedding","decoder"],["decoder"],["decoder"],["decoder","loss"]]'
 
 
+FIRST = {"place": 0, "near": 1e-3}
+
+
 class Task(NamedTuple):
     """A question with its answer."""
 
@@ -68,6 +71,7 @@ WEIGHTS, ACTIVATIONS = (
     f"How {text}?"
     for text in ("many parameters has an accelerator", "much memory do activations take")
 )
+PARAMETERS, KEPT = "memory_parts.parameters", "memory_parts.activations"
 LAYERS, ROWS = "How are layers spread over stages?", "What run is in this log?"
 LOG = "What does this log say about the model?"
 TASKS = {
@@ -83,46 +87,39 @@ TASKS = {
     ),
     # attention (2 h h + 2 h kv)/t, experts 8 x 3 h f / etp, 2 h of norms, 8 h of the router, V h/t
     "experts cut by tensor parallelism": Task(
-        WEIGHTS,
-        "1f1b 2 8 mixtral-8x7b h100 8 8",
-        "memory_parts.parameters",
-        2 * 2919497728,
-        place=0,
+        WEIGHTS, "1f1b 2 8 mixtral-8x7b h100 8 8", PARAMETERS, 2 * 2919497728, place=0
     ),
     # the same with t 2, e 4, and experts cut in 2
     "experts over replicas": Task(
-        *(WEIGHTS, "1f1b 2 8 mixtral-8x7b h100 16 2", "memory_parts.parameters", 2 * 3220307968),
+        *(WEIGHTS, "1f1b 2 8 mixtral-8x7b h100 16 2", PARAMETERS, 2 * 3220307968),
         "--expert-parallel 4 --data-parallel 4",
         place=0,
     ),
     # a layer 12 h h/2 + (3 h + 4 h)/2 + 2 h + 4 h, 18 of them; V h/2 and 1024 h of positions: as a
     # public log of this layout prints it
     "parameters that a rank prints": Task(
-        WEIGHTS, "1f1b 2 4 large.json a100 4 2", "memory_parts.parameters", 2 * 210753280, place=0
+        WEIGHTS, "1f1b 2 4 large.json a100 4 2", PARAMETERS, 2 * 210753280, place=0
     ),
     # the last rank: a copy of the embedding, and 2 h of the last norm
     "parameters of the last rank": Task(
-        WEIGHTS, "1f1b 2 4 large.json a100 4 2", "memory_parts.parameters", 2 * 209445120, place=1
+        WEIGHTS, "1f1b 2 4 large.json a100 4 2", PARAMETERS, 2 * 209445120, place=1
     ),
     # F keeps c, I adds a - c, W frees a, along the row; c 0.537 GB, a 9.127, head 4.33 and 2.17
     "recomputation of split backwards": Task(
-        *(ACTIVATIONS, "zb-h1 4 16 llama3-8b h100 16 full", "memory_parts.activations", 47.35e9),
-        place=3,
-        near=1e-3,
+        *(ACTIVATIONS, "zb-h1 4 16 llama3-8b h100 16 full", KEPT, 47.35e9),
+        **FIRST | {"place": 3},
     ),
     # 8 x 4 checkpoints of 2 x 65536 x 4096 B, and one layer whole: 9.127 - 0.537 GB
     "the layer at work": Task(
-        *(ACTIVATIONS, "1f1b 8 16 llama3-8b h100 16 full", "memory_parts.activations", 25.77e9),
+        *(ACTIVATIONS, "1f1b 8 16 llama3-8b h100 16 full", KEPT, 25.77e9),
         "--sequence 65536",
-        place=0,
-        near=1e-3,
+        **FIRST,
     ),
     # 4 in flight of 7 checkpoints (0.0671 GB) and a whole layer (1.141), and one layer at work
     "some layers recomputed": Task(
-        *(ACTIVATIONS, "1f1b 4 16 llama3-8b h100 16 block:7", "memory_parts.activations"),
+        *(ACTIVATIONS, "1f1b 4 16 llama3-8b h100 16 block:7", KEPT),
         4 * (7 * 0.0671e9 + 1.141e9) + 1.141e9 - 0.0671e9,
-        place=0,
-        near=1e-3,
+        **FIRST,
     ),
     # a server keeps weights alone: 10 layers of 70 billion parameters
     "a stage of a server": Task(
@@ -140,9 +137,8 @@ TASKS = {
     ),
     # published: 1.026e12 parameters; 2 bytes of each on one accelerator
     "parameters of a config": Task(
-        *(WEIGHTS, "1f1b 1 1 kimi.json h100 1 1", "memory_parts.parameters", 2 * 1.026e12),
-        place=0,
-        near=1e-3,
+        *(WEIGHTS, "1f1b 1 1 kimi.json h100 1 1", PARAMETERS, 2 * 1.026e12),
+        **FIRST,
     ),
     # num_key_value_heads of Megatron-DeepSpeed is what groups of queries are elsewhere
     "groups of queries in a log": Task(LOG, "deepspeed.log out.json", "kv_heads", 4),
@@ -159,10 +155,6 @@ TASKS = {
         "recompute=full",
         near=1e-5,
     ),
-}
-SMALL = {
-    "num_layers_per_virtual_pipeline_stage": None,
-    "virtual_pipeline_model_parallel_size": None,
 }
 STEPS = [(1, 9100.5), (2, 4000.5), (3, 4000.5)]
 
@@ -183,19 +175,13 @@ def folder(tmp_path_factory):
     (folder / "pasted.csv").write_text("0F0 0F1 . 0B0 . 0B1\n. 1F0 1B0 1F1 1B1 .\n")
     (folder / "titan.log").write_text(TITAN)
     (folder / "config.json").write_text(json.dumps(KIMI))
-    log(folder / "equal.log", lines, **SMALL)
-    old = {
-        "recompute_granularity": "left out",
-        "checkpoint_activations": True,
-        "checkpoint_num_layers": 1,
-    }
-    log(folder / "old.log", lines, **SMALL, **old)
-    queries = {
-        **dict.fromkeys(("group_query_attention", "num_query_groups"), "left out"),
-        "num_key_value_heads": 4,
-        "zero_stage": 1,
-    }
-    log(folder / "deepspeed.log", lines, **SMALL, **queries, num_experts="[1]")
+    log(folder / "equal.log", lines, **PLAIN)
+    old = {"checkpoint_activations": True, "checkpoint_num_layers": 1}
+    old |= {"recompute_granularity": "left out"}
+    log(folder / "old.log", lines, **PLAIN, **old)
+    queries = dict.fromkeys(("group_query_attention", "num_query_groups"), "left out")
+    queries |= {"num_key_value_heads": 4, "zero_stage": 1}
+    log(folder / "deepspeed.log", lines, **PLAIN, **queries, num_experts="[1]")
     return folder
 
 

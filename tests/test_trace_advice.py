@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 import pytest
-from test_trace_suspects import write_csv
+import trace_truth as truth
 
 import pipejax as pj
 
@@ -114,7 +114,7 @@ def test_layers_do_not_move_away_from_one_machine_of_one_replica(slow):
 
 
 def test_the_report_begins_with_the_late_launch(tmp_path, call):
-    write_csv(tmp_path / "run.csv", record({(0, "F", 1): 3.0}))
+    truth.write_trace(tmp_path / "run.csv", record({(0, "F", 1): 3.0}))
     _, text, _ = call("trace", str(tmp_path / "run.csv"), "--schedules", "1f1b")
     lines = text.splitlines()
     assert lines[0] == (
@@ -130,7 +130,7 @@ def test_savings_are_shares_of_the_measured_step_and_files_are_written_before_th
 ):
     """A step takes 15 s and the stall of 3 s; zb-h1 waits F + B - 2 W instead of F + B."""
     monkeypatch.chdir(tmp_path)
-    write_csv(tmp_path / "run.csv", record({(0, "F", 2): 3.0}))
+    truth.write_trace(tmp_path / "run.csv", record({(0, "F", 2): 3.0}))
     _, text, _ = call("trace", "run.csv", "--schedules", "zb-h1")
     (line,) = [line for line in text.splitlines() if "schedule zb-h1" in line and "saves" in line]
     assert "saves 2 s (11.1 % of the step)" in line
@@ -184,7 +184,7 @@ def record_slow_worker(name, factors):
 def test_remedies_leave_a_slow_machine_slow(name, factors, mean_factor, tmp_path, answer):
     """Each promised step is that of the remedy's schedule with the same machine slow."""
     trace, table = record_slow_worker(name, factors)
-    write_csv(tmp_path / "run.csv", trace)
+    truth.write_trace(tmp_path / "run.csv", trace)
     folder = tmp_path / "saved"
     schedules = "zb-v,interleaved-1f1b,interleaved-zb,zb-h1"
     result = answer("trace", tmp_path / "run.csv", "--schedules", schedules, "--save", folder)

@@ -1,6 +1,5 @@
 """Files that contradict or repeat themselves: a reader names the wrong part and uses the rest."""
 
-import csv
 import json
 from collections import Counter
 
@@ -25,9 +24,7 @@ def write_csv(path, slices, duration=None, unit="s", head="duration"):
     if duration is not None:
         names = [*names, head]
         rows = [[*row, duration(s) / SECONDS[unit]] for row, s in zip(rows, slices, strict=True)]
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([names, *rows])
-    return path
+    return truth.write_rows(path, [names, *rows])
 
 
 def reasons(trace):

@@ -6,10 +6,10 @@ import json
 import faulty_runs
 import numpy as np
 import pytest
+import trace_truth as truth
 from daily import daily
 
 import pipejax as pj
-from pipejax.traces.record import INTEGERS, TIMES
 
 SEEDS = 2  # of ten tables
 
@@ -136,13 +136,6 @@ def test_pytorchs_posting_is_among_the_link_models():
     assert replayed.fits["rendezvous pair posting program"] == pytest.approx(0, abs=1e-9)
 
 
-def write_csv(path, trace):
-    columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
-    columns["phase"] = [trace.phases[code] for code in columns["phase"]]
-    rows = [[*INTEGERS, "start_s", "end_s"], *zip(*columns.values(), strict=True)]
-    path.write_text("\n".join(",".join(map(str, row)) for row in rows))
-
-
 def test_the_command_names_suspects(call, tmp_path):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     cost = np.array([1.0, 1.0, 1.3, 1.0])
@@ -150,7 +143,7 @@ def test_the_command_names_suspects(call, tmp_path):
         [pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2
     )
     path = tmp_path / "run.csv"
-    write_csv(path, trace)
+    truth.write_trace(path, trace)
     code, out, _ = call("trace", str(path), "--schedules", "gpipe")
     assert code == 0
     assert out.startswith("straggler: worker 2 (stage 2) takes 1.3 times the others in all")
@@ -172,7 +165,7 @@ def test_many_microbatches_are_one_line(call, tmp_path):
         seconds = usual * factor
         runs.append(pj.evaluate(table, pj.Costs(forward=seconds[:2], backward=2 * seconds[2:])))
     path = tmp_path / "run.csv"
-    write_csv(path, pj.traces.record_runs(runs))
+    truth.write_trace(path, pj.traces.record_runs(runs))
     _, out, _ = call("trace", str(path), "--schedules", "gpipe")
     message = [line for line in out.splitlines() if "also:" in line]
     assert [" ".join(line.split()) for line in message] == [

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 import pipejax as pj
+from pipejax.traces.record import INTEGERS, TIMES
 
 SCHEDULES = (
     ("gpipe", 4, 8),
@@ -131,22 +132,11 @@ def _loop(table, draw, factor, noise, message, pause, slow=lambda **place: 1.0):
                 )
                 end = start + took * float(draw.lognormal(0.0, noise)) + 1e-7
                 for op in cell:
-                    kind = "D" if op.phase.name in "BI" else op.phase.name
-                    key = kind, op.stage, op.microbatch
+                    name = op.phase.name
+                    key = "D" if name in "BI" else name, op.stage, op.microbatch
                     ended[key], op_workers[key] = end, worker
-                    slices.append(
-                        Slice(
-                            0,
-                            0,
-                            worker,
-                            op.stage,
-                            op.phase.name,
-                            op.microbatch,
-                            start,
-                            end,
-                            position[worker],
-                        )
-                    )
+                    place = worker, op.stage, name, op.microbatch
+                    slices.append(Slice(0, 0, *place, start, end, position[worker]))
                 free[worker] = end
                 if pause is not None and pause[:2] == (worker, position[worker]):
                     slices.append(Slice(0, 0, worker, -1, "gc", -1, end, end + pause[2], -1))
@@ -185,16 +175,26 @@ def write(folder, form, slices, table, change, seed):
     writer(folder, moved, table, change, form)
 
 
+def write_rows(path, rows):
+    """Write a CSV file, and return its path."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def write_trace(path, trace):
+    """Write all columns of a trace as CSV."""
+    columns = {name: getattr(trace, name).tolist() for name in (*INTEGERS, *TIMES)}
+    columns["phase"] = [trace.phases[code] for code in columns["phase"]]
+    write_rows(path, [[*INTEGERS, "start_s", "end_s"], *zip(*columns.values(), strict=True)])
+
+
 def _columns(folder, slices, table, change, form):
     several = len({piece.replica for piece in slices}) > 1
     names = ["step", "worker", "stage", "phase", "microbatch", "start", "end"]
     names += ["replica"] * several
-    for name, column in (
-        ("no step", "step"),
-        ("no chunk", "stage"),
-        ("no microbatch", "microbatch"),
-    ):
-        if name in change:
+    for name, column in {"step": "step", "chunk": "stage", "microbatch": "microbatch"}.items():
+        if f"no {name}" in change:
             names.remove(column)
     called = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
     if change == "unknown phase":
@@ -207,8 +207,7 @@ def _columns(folder, slices, table, change, form):
         for piece in sorted(slices, key=lambda piece: (piece.start, piece.worker))
     ]
     if form == "csv":
-        with open(folder / "run.csv", "w", newline="") as file:
-            csv.writer(file).writerows([names, *rows])
+        write_rows(folder / "run.csv", [names, *rows])
         return
     import pyarrow
     from pyarrow import parquet
