@@ -11,36 +11,17 @@ from grammar_tables import TABLES, grammar_table
 import pipejax as pj
 from pipejax.plots.explorer.payload import Explored
 
+TIMES = {"forward": 1.0, "backward": 2.0}
+BY_STAGE = {"forward": [1.0, 1.5, 2.0], "input_grad": 1.1, "weight_grad": 0.7, "latency": 0.1}
+BY_MICROBATCH = {"forward": np.arange(1.0, 13.0).reshape(3, 4), "backward": 2.0}
 BUILT = {
-    "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),
-    "tiny": ("gpipe", {}, {"forward": 1e-300, "backward": 2e-300}),
-    "free messages": ("gpipe", {}, {"forward": 1.0, "backward": 2.0}),
-    "by stage": (
-        "zb-h1",
-        {},
-        {
-            "forward": [1.0, 1.5, 2.0],
-            "input_grad": 1.1,
-            "weight_grad": 0.7,
-            "latency": 0.1,
-            "transmit": 0.3,
-        },
-    ),
-    "by microbatch": (
-        "1f1b",
-        {},
-        {"forward": np.arange(1.0, 13.0).reshape(3, 4), "backward": 2.0, "transmit": 0.5},
-    ),
-    "an update": (
-        "1f1b",
-        {},
-        {"forward": 1.0, "backward": 2.0, "transmit": 0.5, "all_reduce": 3.0, "update": 0.5},
-    ),
-    "within": (
-        "pipedream",
-        {},
-        {"forward": 1.0, "backward": 2.0, "update": 0.5, "all_reduce": 0.25, "transmit": 0.1},
-    ),
+    "alike": ("1f1b", {**TIMES, "transmit": 0.25}),
+    "tiny": ("gpipe", {"forward": 1e-300, "backward": 2e-300}),
+    "free messages": ("gpipe", TIMES),
+    "by stage": ("zb-h1", {**BY_STAGE, "transmit": 0.3}),
+    "by microbatch": ("1f1b", {**BY_MICROBATCH, "transmit": 0.5}),
+    "an update": ("1f1b", {**TIMES, "transmit": 0.5, "all_reduce": 3.0, "update": 0.5}),
+    "within": ("pipedream", {**TIMES, "update": 0.5, "all_reduce": 0.25, "transmit": 0.1}),
 }
 ROWS = {
     "pairs": (
@@ -48,11 +29,11 @@ ROWS = {
             ["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
             ["", "1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
         ],
-        {"forward": 1.0, "backward": 2.0, "transmit": 0.3},
+        {**TIMES, "transmit": 0.3},
     ),
     "offloads": (
         [["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]],
-        {"forward": 1.0, "backward": 2.0, "offload": 1.5},
+        {**TIMES, "offload": 1.5},
     ),
 }
 GIVEN = [*BUILT, *ROWS, *TABLES]  # fused pairs, host links and grammars of their own among them
@@ -78,8 +59,8 @@ def build_case(name):
     if name in ROWS:
         rows, costs = ROWS[name]
         return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)
-    schedule, options, costs = BUILT[name]
-    table = pj.schedules.build(schedule, num_workers=3, num_microbatches=4, **options)
+    schedule, costs = BUILT[name]
+    table = pj.schedules.build(schedule, num_workers=3, num_microbatches=4)
     return table, pj.Costs(**costs)
 
 

@@ -42,37 +42,18 @@ seconds = st.lists(st.just(0.0) | st.floats(1e-300, 1e6), min_size=2, max_size=2
 def test_what_follows_is_filled_in(single, other, kind):
     kind_fields = KINDS[kind]
     whole, part = np.maximum(single, other), np.minimum(single, other)
+    half, both = np.multiply(single, 0.5), np.add(single, other)
     cases = [
-        (
-            {"backward": kind_fields(single)},
-            {"input_grad": kind_fields(single), "weight_grad": kind_fields(single)},
-            0.5,
-        ),
-        (
-            {"input_grad": kind_fields(single), "weight_grad": kind_fields(other)},
-            {"backward": kind_fields([a + b for a, b in zip(single, other, strict=True)])},
-            1.0,
-        ),
-        (
-            {"backward": kind_fields(whole), "input_grad": kind_fields(part)},
-            {"weight_grad": kind_fields(whole - part)},
-            1.0,
-        ),
-        (
-            {"backward": kind_fields(whole), "weight_grad": kind_fields(part)},
-            {"input_grad": kind_fields(whole - part)},
-            1.0,
-        ),
+        ({"backward": single}, {"input_grad": half, "weight_grad": half}),
+        ({"input_grad": single, "weight_grad": other}, {"backward": both}),
+        ({"backward": whole, "input_grad": part}, {"weight_grad": whole - part}),
+        ({"backward": whole, "weight_grad": part}, {"input_grad": whole - part}),
     ]
-    for arguments, expected, factor in cases:
+    for times, expected in cases:
+        arguments = {name: kind_fields(time) for name, time in times.items()}
         costs = pj.Costs(forward=1.0, **arguments)
-        for name, value in {
-            **{k: (v, 1.0) for k, v in arguments.items()},
-            **{k: (v, factor) for k, v in expected.items()},
-        }.items():
-            np.testing.assert_array_equal(
-                getattr(costs, name), value[1] * np.asarray(value[0]), err_msg=name
-            )
+        for name, time in (times | expected).items():
+            np.testing.assert_array_equal(getattr(costs, name), kind_fields(time), err_msg=name)
 
 
 def test_what_is_not_given_and_does_not_follow_is_unknown():

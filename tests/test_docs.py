@@ -205,22 +205,6 @@ def code_cells(script):
     return [cell.source for cell in cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize("script", scripts(), ids=lambda path: path.stem)
-def test_every_cell_of_an_example_has_its_output_on_record(script, data):
-    """Running them takes twenty seconds: see below."""
-    recorded = json.loads((data / "examples.json").read_text())[script.stem]
-    for source, lines in zip(code_cells(script), recorded, strict=True):
-        assert shows(source) or not lines
-
-
-def shows(source):
-    """Return whether a cell prints, or ends in a value."""
-    tree = ast.parse(source)
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    prints = any(getattr(function, "id", "") == "print" for function in calls)
-    return prints or isinstance(tree.body[-1], ast.Expr)
-
-
 def shown_by(script, folder):
     """Return the output of each cell of a script, as a notebook shows it."""
     names, shown = {"__name__": "__main__"}, []

@@ -72,15 +72,8 @@ def test_more_samples_parts_and_precision_change_no_sample():
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     done = []
     whole = pj.jitter(table, costs, ALL, samples=2800, link="queued")
-    parts = pj.jitter(
-        table,
-        costs,
-        ALL,
-        samples=2800,
-        link="queued",
-        max_bytes=4 * 10**5,
-        on_progress=lambda *progress: done.append(progress),
-    )
+    in_parts = {"max_bytes": 4 * 10**5, "on_progress": lambda *progress: done.append(progress)}
+    parts = pj.jitter(table, costs, ALL, samples=2800, link="queued", **in_parts)
     few = pj.jitter(table, costs, ALL, samples=70, link="queued")
     assert done[-1] == (2800, 2800, "samples")
     assert done == sorted(done)
@@ -318,13 +311,8 @@ WHERE += [("worker", "gamma")]  # they come from the same table
 @pytest.mark.parametrize(("where", "name"), daily(WHERE))
 def test_factors_have_the_named_distribution(where, name):
     spread = DISTRIBUTIONS[name].largest / 2
-    run = pj.jitter(
-        ONE,
-        pj.Costs(forward=1.0, backward=0.0),
-        pj.analysis.Jitter(**{where: D(name, spread)}),
-        samples=COUNT,
-        seed=3,
-    )
+    jitter = pj.analysis.Jitter(**{where: D(name, spread)})
+    run = pj.jitter(ONE, pj.Costs(forward=1.0, backward=0.0), jitter, samples=COUNT, seed=3)
     assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
     assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
     assert run.makespans.std() == pytest.approx(spread, rel=0.1)
@@ -332,21 +320,13 @@ def test_factors_have_the_named_distribution(where, name):
 
 def test_stragglers_strike_as_often_as_stated():
     for where, ops in (("straggler", 1), ("op_straggler", 2)):
-        run = pj.jitter(
-            ONE,
-            pj.Costs(forward=1.0, backward=1.0),
-            pj.analysis.Jitter(**{where: S(0.1, 3.0)}),
-            samples=COUNT,
-        )
+        jitter = pj.analysis.Jitter(**{where: S(0.1, 3.0)})
+        run = pj.jitter(ONE, pj.Costs(forward=1.0, backward=1.0), jitter, samples=COUNT)
         struck = (run.makespans - 2) / 2 * ops / 2  # 0, or all ops at once; 0, 1 or 2 of them
         assert set(np.unique(struck)) == ({0, 1} if ops == 1 else {0, 1, 2})
         assert struck.mean() == pytest.approx(0.1 * ops, abs=4 * (0.09 * ops / COUNT) ** 0.5)
-    always = pj.jitter(
-        ONE,
-        pj.Costs(forward=1.0, backward=0.0),
-        pj.analysis.Jitter(straggler=S(1.0, 2.5)),
-        samples=5,
-    )
+    jitter = pj.analysis.Jitter(straggler=S(1.0, 2.5))
+    always = pj.jitter(ONE, pj.Costs(forward=1.0, backward=0.0), jitter, samples=5)
     assert always.makespans.tolist() == [2.5] * 5
 
 
