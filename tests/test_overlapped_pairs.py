@@ -95,33 +95,19 @@ def test_the_option(answer, call):
         assert message in text
 
 
+ONE, SPLIT = "0F0,(0F1;0B0)OVERLAP_F_B,0B1", "0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1"
+TWO = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1"
 PAIR_TIMES = {  # rows, options and the makespan by hand
     # 0F0 1, the pair 2.5, 0B1 2
-    "of a stage": ("0F0,(0F1;0B0)OVERLAP_F_B,0B1", "--stage-times F=1,B=2,pair=2.5", 5.5),
+    "of a stage": (ONE, "--stage-times F=1,B=2,pair=2.5", 5.5),
     # 0F0 1, the pair 1.5, then 0W0, 0I1 and 0W1 of 1 each; units may differ
-    "with a split backward": (
-        "0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1",
-        "--stage-times F=1s,I=1,W=1,pair=1500ms",
-        5.5,
-    ),
+    "with a split backward": (SPLIT, "--stage-times F=1s,I=1,W=1,pair=1500ms", 5.5),
     # two stages on the worker take half each: F 1, B 2, pair 2.5; 1 + 1 + 2.5 + 2 + 1 + 2 + 2
-    "of a worker": (
-        "0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1",
-        "--worker-times F=2,B=4,pair=5",
-        11.5,
-    ),
+    "of a worker": (TWO, "--worker-times F=2,B=4,pair=5", 11.5),
     # measured in one stage, so that each of two takes half: as above
-    "of other stages": (
-        "0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1",
-        "--stage-times F=2,B=4,pair=5 --measured-stages 1",
-        11.5,
-    ),
+    "of other stages": (TWO, "--stage-times F=2,B=4,pair=5 --measured-stages 1", 11.5),
     # all that the slow worker does takes twice as long: 2 (1 + 2.5 + 2)
-    "on a slow worker": (
-        "0F0,(0F1;0B0)OVERLAP_F_B,0B1",
-        "--stage-times F=1,B=2,pair=2.5 --stragglers 0=2",
-        11,
-    ),
+    "on a slow worker": (ONE, "--stage-times F=1,B=2,pair=2.5 --stragglers 0=2", 11),
 }
 
 
@@ -154,20 +140,10 @@ def test_compare_takes_the_time_of_a_pair_where_any_schedule_has_one(answer):
 
 @pytest.mark.slow
 def test_sweeps_take_it(tmp_path):
-    swept = pj.run_sweep(
-        {
-            "schedules": "dualpipe",
-            "models": "gpt-22b",
-            "systems": "h100",
-            "workers": 4,
-            "minibatch": 8,
-            "microbatch_size": 1,
-            "pair_factor": [0.25, 1.0],
-            "tensor_parallel": 8,
-            "outputs": ["bubble_ratio"],
-        },
-        tmp_path / "out.zarr",
-    ).load()
+    grid = {"schedules": "dualpipe", "models": "gpt-22b", "systems": "h100", "workers": 4}
+    grid |= {"minibatch": 8, "microbatch_size": 1, "tensor_parallel": 8}
+    grid |= {"pair_factor": [0.25, 1.0], "outputs": ["bubble_ratio"]}
+    swept = pj.run_sweep(grid, tmp_path / "out.zarr").load()
     system, model = pj.load_system("h100"), pj.load_model("gpt-22b")
     for k, factor in enumerate((0.25, 1.0)):
         workload = pj.Workload(model, 8, tensor_parallel=8, pair_factor=factor)

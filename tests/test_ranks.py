@@ -57,8 +57,10 @@ MIXTRAL_WHOLE = 2 * 4096 + 8 * 4096  # norms and the router
 HALF, EDGE = (ATTENTION + MLP) // 2 + NORMS, 1000 * 64 // 2  # of a layer; of embedding or head
 WORDS, PLACES = 1024 * 64, 32 * 64  # of a small GPT
 SPARSE = (UP + EXPERT) // 4 + DOWN + NORMS + 8 * 64 + 8 * EXPERT // 2  # one latent layer
-T2, T4 = {"tensor_parallel": 2}, {"tensor_parallel": 4}
+T2, T4, T8 = ({"tensor_parallel": t} for t in (2, 4, 8))
+HEADLESS = dataclasses.replace(llama(), vocabulary=0)
 MTP = 2 * 64 * 64 // 2 + 3 * 64  # what a layer for a further token has more
+FURTHER, LAST = llama(mtp_layers=1), 3 * HALF + MTP
 
 CASES = {
     "log, 36 layers, t 2 p 2": (gpt(36, 1280, 50432, 1024), 2, T2, (210_753_280, 209_445_120)),
@@ -86,10 +88,7 @@ CASES = {
         gpt(2, 64, 1024, 32, biases=False, norm_biases=True),
         2,
         T2,
-        (
-            12 * 64 * 64 // 2 + 4 * 64 + WORDS // 2 + PLACES,
-            12 * 64 * 64 // 2 + 4 * 64 + WORDS // 2 + 2 * 64,
-        ),
+        tuple(12 * 64 * 64 // 2 + 4 * 64 + WORDS // 2 + more for more in (PLACES, 2 * 64)),
     ),
     "grouped queries, no biases": (llama(), 2, T2, (2 * HALF + EDGE, 2 * HALF + EDGE + 64)),
     "biases of queries, keys and values, norms of a head": (
@@ -98,28 +97,14 @@ CASES = {
         T2,
         (4 * ((ATTENTION + MLP + 64 + 2 * 16) // 2 + NORMS + 2 * 8) + 1000 * 64 + 64,),
     ),
-    "no head, no norm before it": (
-        dataclasses.replace(llama(), vocabulary=0),
-        2,
-        T2,
-        (2 * HALF,) * 2,
-    ),
-    "mixtral, t 8: experts cut in 8": (
-        MIXTRAL,
-        2,
-        {"tensor_parallel": 8},
-        (2_919_497_728, 2_919_501_824),
-    ),
+    "no head, no norm before it": (HEADLESS, 2, T2, (2 * HALF,) * 2),
+    "mixtral, t 8: experts cut in 8": (MIXTRAL, 2, T8, (2_919_497_728, 2_919_501_824)),
     "mixtral, t 2 e 4 etp 2": (
-        MIXTRAL,
-        2,
-        T2 | {"expert_parallel": 4, "data_parallel": 4},
+        *(MIXTRAL, 2, T2 | {"expert_parallel": 4, "data_parallel": 4}),
         (3_220_307_968, 3_220_312_064),
     ),
     "mixtral, t 2 e 4 etp 1": (
-        MIXTRAL,
-        2,
-        T2 | {"expert_parallel": 4, "data_parallel": 2} | {"expert_tensor_parallel": 1},
+        *(MIXTRAL, 2, T2 | {"expert_parallel": 4, "data_parallel": 2, "expert_tensor_parallel": 1}),
         (6_038_880_256, 6_038_884_352),
     ),
     "mixtral, t 4 e 2 etp 2": (
@@ -160,23 +145,14 @@ CASES = {
     ),
     # a layer for a further token has a projection 2 h x h, split, and three norms; its stage looks
     # up tokens, in a copy of the embedding
-    "MTP behind an untied head": (
-        llama(mtp_layers=1),
-        2,
-        T2,
-        (2 * HALF + EDGE, 3 * HALF + MTP + 2 * EDGE + 64),
-    ),
+    "MTP behind an untied head": (FURTHER, 2, T2, (2 * HALF + EDGE, LAST + 2 * EDGE + 64)),
     "MTP with a tied head: one copy serves both": (
-        llama(mtp_layers=1, tied_embeddings=True),
-        2,
-        T2,
-        (2 * HALF + EDGE, 3 * HALF + MTP + EDGE + 64),
+        *(dataclasses.replace(FURTHER, tied_embeddings=True), 2, T2),
+        (2 * HALF + EDGE, LAST + EDGE + 64),
     ),
     "MTP on a stage of its own": (
-        llama(mtp_layers=1),
-        3,
-        T2 | {"pipeline_layout": "Ett|ttm|L"},
-        (2 * HALF + EDGE, 3 * HALF + MTP + EDGE, EDGE + 64),
+        *(FURTHER, 3, T2 | {"pipeline_layout": "Ett|ttm|L"}),
+        (2 * HALF + EDGE, LAST + EDGE, EDGE + 64),
     ),
 }
 
@@ -206,15 +182,8 @@ def test_optimizer_state_is_split_by_replicas_of_experts():
     """t 2, d 4: e 2 of etp 2 leave 2 replicas of experts, of etp 1 four; 4 of the rest."""
     table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
     for parts, replicas in ((2, 2), (1, 4)):
-        workload = pj.Workload(
-            MIXTRAL,
-            minibatch=1,
-            tensor_parallel=2,
-            expert_parallel=2,
-            expert_tensor_parallel=parts,
-            data_parallel=4,
-            zero=1,
-        )
+        degrees = T2 | {"expert_parallel": 2, "expert_tensor_parallel": parts, "data_parallel": 4}
+        workload = pj.Workload(MIXTRAL, minibatch=1, **degrees, zero=1)
         experts = 32 * MIXTRAL_EXPERTS / (2 * parts)
         rest = 32 * (MIXTRAL_LAYER / 2 + MIXTRAL_WHOLE) + 2 * 32000 * 4096 / 2 + 4096
         memory = stage_bytes(workload, table)

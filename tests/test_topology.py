@@ -55,6 +55,10 @@ def test_messages_take_what_the_link_between_two_places_does(case, link, data):
     assert pj.evaluate(table, costs, link=link).makespan == expected.makespan
 
 
+def evaluated(table, machine):
+    return pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine))
+
+
 def test_times_of_links_are_differentiable():
     table = build("interleaved-1f1b", 4, 4)
     program = pj.lower(table)
@@ -63,9 +67,7 @@ def test_times_of_links_are_differentiable():
         machine = pj.Topology(2, transmit=(0.125, far))
         return pj.makespan(program, pj.costing.topology_costs(COSTS, table, machine))
 
-    run = pj.evaluate(
-        table, pj.costing.topology_costs(COSTS, table, pj.Topology(2, transmit=(0.125, 0.5)))
-    )
+    run = evaluated(table, pj.Topology(2, transmit=(0.125, 0.5)))
     with jax.enable_x64(True):
         slope = jax.grad(total)(0.5)
     assert slope == (run.makespan - total(0.5 - 2**-10)) * 2**10
@@ -105,32 +107,28 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
     assert result.baselines["in order"] == pytest.approx(times[0], rel=1e-12)
     assert all(result.value <= time * (1 + 1e-12) for time in result.baselines.values())
     there = pj.Topology(sizes, transmit=transmit, places=result.best.places.tolist())
-    assert (
-        pj.evaluate(table, pj.costing.topology_costs(COSTS, table, there)).makespan == result.value
-    )
+    assert evaluated(table, there).makespan == result.value
     if tried == "all":
         assert (result.stopped, result.gap) == ("optimal", 0.0)
 
 
+STARTS = {
+    "in order": range(16),
+    "round robin": [*range(0, 16, 2), *range(1, 16, 2)],
+    "scattered": np.random.default_rng(1).permutation(16).tolist(),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "start"),
-    daily(
-        itertools.product(
-            ["1f1b", "interleaved-1f1b", "chimera"], ["in order", "round robin", "scattered"]
-        )
-    ),
+    daily(itertools.product(["1f1b", "interleaved-1f1b", "chimera"], STARTS)),
 )
 def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
     monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)  # 6435 placements in place of these
     table = build(name, 16, 16)
-    places = {
-        "in order": range(16),
-        "round robin": [*range(0, 16, 2), *range(1, 16, 2)],
-        "scattered": np.random.default_rng(1).permutation(16).tolist(),
-    }[start]
-    machine = pj.Topology(8, transmit=(0.05, 0.5), places=places)
+    machine = pj.Topology(8, transmit=(0.05, 0.5), places=STARTS[start])
     result = pj.search.places(table, COSTS, machine, iterations=6)
-    in_order = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
+    in_order = evaluated(table, machine).makespan
     assert result.baselines["given"] == pytest.approx(in_order, rel=1e-12)
     assert result.value <= min(result.baselines.values()) * (1 + 1e-12)
 
@@ -207,17 +205,10 @@ def test_a_model_is_placed():
     model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
     work = pj.Workload(model, minibatch=4, tensor_parallel=4, worker_places=(0, 2, 1, 3))
     result = pj.search.places(table, work, system)
-    times = {
-        order: pj.evaluate(
-            table,
-            pj.stage_costs(
-                pj.Workload(model, minibatch=4, tensor_parallel=4, worker_places=order),
-                system,
-                table,
-            ),
-        ).makespan
-        for order in itertools.permutations(range(4))
-    }
+    times = {}
+    for order in itertools.permutations(range(4)):
+        there = dataclasses.replace(work, worker_places=order)
+        times[order] = pj.evaluate(table, pj.stage_costs(there, system, table)).makespan
     assert result.value == pytest.approx(min(times.values()), rel=1e-12)
     assert result.baselines["given"] == pytest.approx(times[0, 2, 1, 3], rel=1e-12)
     assert result.value < result.baselines["given"]
@@ -241,21 +232,11 @@ NODES = ["--workers-per-node", 2, "--latency", 0.125, "--transmit", "0,0.5"]
 
 def test_places_on_the_command_line(answer, call, tmp_path):
     out, figure = tmp_path / "places.json", tmp_path / "places.svg"
-    result = answer(
-        "tune",
-        "places",
-        *LOOPED,
-        *NODES,
-        "--worker-places",
-        "0,2,1,3",
-        "--out",
-        out,
-        "--figure",
-        figure,
-    )
+    given = [*LOOPED, *NODES, "--worker-places", "0,2,1,3"]
+    result = answer("tune", "places", *given, "--out", out, "--figure", figure)
     table = build("interleaved-1f1b", 4, 4)
     machine = pj.Topology(2, latency=0.125, transmit=(0.0, 0.5), places=(0, 2, 1, 3))
-    in_order = pj.evaluate(table, pj.costing.topology_costs(COSTS, table, machine)).makespan
+    in_order = evaluated(table, machine).makespan
     assert result["baselines"]["given"] == in_order > result["value"]
     assert (result["best"]["boundaries"], result["best"]["nodes"]) == ([4, 3], [[0, 1], [2, 3]])
     assert sorted(result["best"]["places"]) == [0, 1, 2, 3]
