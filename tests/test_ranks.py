@@ -371,6 +371,10 @@ def test_a_model_is_a_pytree_of_its_numbers():
         ("llama3-8b", {"bytes_per_element": 16}, "bytes_per_element must be at most 4, got 16"),
         ("llama3-8b", {"gradient_bytes": 32}, "gradient_bytes must be at most 4, got 32"),
         ("llama3-8b", {"head_width": 0}, "head_width must be a whole number of at least 1"),
+        ("gpt-22b", {"layers": 0}, "layers must be a whole number of at least 1"),
+        ("gpt-22b", {"heads": 1.5}, "heads must be a whole number"),
+        ("gpt-22b", {"color": 1}, "unknown key 'color'"),
+        ("gpt-22b", {"name": 3}, "name must be a text"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(name, changes, message, tmp_path):

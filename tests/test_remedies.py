@@ -16,6 +16,7 @@ from pipejax.cli.output.remedies import _best_rows as best_rows
 
 H100 = pj.load_system("h100")
 LLAMA = pj.load_model("llama3-8b")
+TWO = {"stages_per_worker": 2}
 SHELVES = ("launcher", "code", "hardware")
 
 
@@ -46,7 +47,7 @@ def random_model(seed):
         **pick([{}, {"embedding_units": 1, "loss_units": 1}]),
     )
     name = pick(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"])
-    options = {"stages_per_worker": 2} if name == "interleaved-1f1b" else {}
+    options = TWO if name == "interleaved-1f1b" else {}
     costs, link = pj.costing.ModelCosts(workload, H100), pick(["delay", "queued", "rendezvous"])
     run = pj.Scenario(name, workers, 16, options, costs=costs, link=link)
     return run if pick([True, False]) else run.with_edit(pj.costing.SlowWorkers({1: 1.3}))
@@ -56,7 +57,7 @@ def random_measured(seed):
     """Draw measured times of the stages of a run, and the layers of these."""
     rng, pick = np.random.default_rng(seed), random.Random(seed).choice
     name = pick(["1f1b", "gpipe", "interleaved-1f1b"])
-    options = {"stages_per_worker": 2} if name == "interleaved-1f1b" else {}
+    options = TWO if name == "interleaved-1f1b" else {}
     table = pj.schedules.build(name, num_workers=4, num_microbatches=16, **options)
     layers = pick([(), (8,) * table.num_stages, tuple(range(4, 4 + table.num_stages))])
     seconds = rng.uniform(0.97, 1.03, table.num_stages) * (np.array(layers) if layers else 8)
@@ -86,7 +87,7 @@ EAGER, COMPILED = map(pj.load_stack, ("torchtitan-2024-eager", "torchtitan-2024"
 @pytest.mark.parametrize(
     ("name", "options", "fields"),
     [
-        ("interleaved-1f1b", {"stages_per_worker": 2}, {"tensor_parallel": 8, "recompute": "full"}),
+        ("interleaved-1f1b", TWO, {"tensor_parallel": 8, "recompute": "full"}),
         ("1f1b", {}, {"tensor_parallel": 4}),
         ("gpipe", {}, {"tensor_parallel": 2, "recompute": "full"}),
         ("1f1b", {}, {"tensor_parallel": 8, "tensor_overlap": 1.0}),
@@ -261,7 +262,7 @@ def test_equal_effects_need_no_reason():
 
 FILES = [  # schedule, options, name of the file, whether Megatron-LM and torchtitan run it by name
     ("1f1b", {}, "sched", (True, True)),
-    ("interleaved-1f1b", {"stages_per_worker": 2}, "mine", (True, True)),
+    ("interleaved-1f1b", TWO, "mine", (True, True)),
     ("gpipe", {}, "1f1b", (False, True)),
     ("zb-h1", {}, "interleaved-1f1b", (False, False)),
     ("hanayo", {"waves": 1}, "gpipe", (False, False)),
@@ -384,42 +385,20 @@ def test_repairs_come_before_faster_hardware(answer, tmp_path, name):
 EDGES = {"embedding_units": 1, "loss_units": 1}
 SPLIT = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 4, "zero": 1}
 EXPERTS = {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 16, "zero": 1}
+EXPERTS |= {"expert_parallel": 8, "expert_tensor_parallel": 1}
+AGAIN = {"recompute": "full", "data_parallel": 4}
 STAGED = [  # launcher, its schedules, model, system, workers, microbatches, fields of the workload
-    (
-        "torchtitan",
-        ("interleaved-1f1b", "interleaved-zb"),
-        "llama3-70b",
-        "h100",
-        4,
-        8,
-        SPLIT | EDGES,
-    ),
-    ("torchtitan", ("interleaved-zb", "looped-bfs"), "llama3-8b", "a100", 4, 8, EDGES),
-    (
-        "Megatron-LM",
-        ("interleaved-1f1b",),
-        "mixtral-8x22b",
-        "h200",
-        4,
-        16,
-        EXPERTS | {"expert_parallel": 8, "expert_tensor_parallel": 1},
-    ),
-    (
-        "MaxText",
-        ("circular",),
-        "llama3-8b",
-        "h200",
-        2,
-        8,
-        {"recompute": "full", "data_parallel": 4},
-    ),
+    ("torchtitan", "interleaved-1f1b interleaved-zb", "llama3-70b", "h100", 4, 8, SPLIT | EDGES),
+    ("torchtitan", "interleaved-zb looped-bfs", "llama3-8b", "a100", 4, 8, EDGES),
+    ("Megatron-LM", "interleaved-1f1b", "mixtral-8x22b", "h200", 4, 16, EXPERTS),
+    ("MaxText", "circular", "llama3-8b", "h200", 2, 8, AGAIN),
 ]
 
 
 @pytest.mark.parametrize("case", STAGED, ids=lambda case: f"{case[0]} {case[2]}")
 def test_no_number_of_stages_per_worker_that_fits_is_faster(case):
     launcher, names, model, system, workers, microbatches, fields = case
-    model, system = pj.load_model(model), pj.load_system(system)
+    model, system, names = pj.load_model(model), pj.load_system(system), names.split()
     workload = pj.Workload(model, minibatch=microbatches, **fields)
     size = {"num_workers": workers, "num_microbatches": microbatches}
     table = pj.schedules.build("1f1b", **size)
@@ -476,15 +455,10 @@ def test_a_combination_counts_from_a_hundredth_of_the_step(step, single, both, i
 @pytest.mark.parametrize(
     ("schedule", "model", "options", "fields"),
     [
-        (
-            "combined-1f1b",
-            "qwen3-30b-a3b",
-            {"stages_per_worker": 2},
-            {"expert_parallel": 8, "data_parallel": 8},
-        ),
+        ("combined-1f1b", "qwen3-30b-a3b", TWO, {"expert_parallel": 8, "data_parallel": 8}),
         ("slimpipe", "llama3-8b", {}, {}),
         ("chunked-prefill", "llama3-8b", {}, {}),
-        ("interleaved-1f1b", "qwen3-30b-a3b", {"stages_per_worker": 2}, {"data_parallel": 2}),
+        ("interleaved-1f1b", "qwen3-30b-a3b", TWO, {"data_parallel": 2}),
     ],
 )
 def test_a_slow_host_is_a_cause_of_any_table(schedule, model, options, fields):
@@ -498,7 +472,7 @@ def test_a_slow_host_is_a_cause_of_any_table(schedule, model, options, fields):
             machine = machine.with_number(f"host.{name}", number)
         return pj.Scenario(schedule, costs=pj.costing.ModelCosts(workload, machine), **size)
 
-    slow, fast = (scenario(factor) for factor in (5.0, 0.0))
+    slow, fast = scenario(5.0), scenario(0.0)
     steps = [run.evaluate().step_time for run in (slow, fast)]
     result = pj.explain(slow, schedules=["1f1b"])
     (cause,) = (cause for cause in result.faults if cause.kind == "host")

@@ -112,27 +112,6 @@ def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
         assert (result.stopped, result.gap) == ("optimal", 0.0)
 
 
-STARTS = {
-    "in order": range(16),
-    "round robin": [*range(0, 16, 2), *range(1, 16, 2)],
-    "scattered": np.random.default_rng(1).permutation(16).tolist(),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    daily(itertools.product(["1f1b", "interleaved-1f1b", "chimera"], STARTS)),
-)
-def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
-    monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)  # 6435 placements in place of these
-    table = build(name, 16, 16)
-    machine = pj.Topology(8, transmit=(0.05, 0.5), places=STARTS[start])
-    result = pj.search.places(table, COSTS, machine, iterations=6)
-    in_order = evaluated(table, machine).makespan
-    assert result.baselines["given"] == pytest.approx(in_order, rel=1e-12)
-    assert result.value <= min(result.baselines.values()) * (1 + 1e-12)
-
-
 def test_the_bound_knows_how_often_nodes_are_left():
     """A chain leaves four nodes three times at least, a ring four times."""
     ring, chain = build("interleaved-1f1b", 16, 16), build("1f1b", 16, 16)

@@ -31,7 +31,6 @@ from pipejax.costs.system.system import data_file, roofline_time, system_names
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
-MODEL = json.loads(data_file("models", "gpt-22b", "model").read_text())
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
 
 
@@ -84,21 +83,6 @@ def test_bad_systems_are_refused(message, tmp_path):
     path = edited(SYSTEM, tmp_path / "mine.json", section, changes, *removed)
     with pytest.raises(ValueError, match=message):
         pj.load_system(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "removed", "message"),
-    [
-        ({"layers": 0}, [], "layers must be a whole number of at least 1"),
-        ({"heads": 1.5}, [], "whole number"),
-        ({"color": 1}, [], "unknown key 'color'"),
-        ({"name": 3}, [], "name must be a text"),
-    ],
-)
-def test_bad_models_are_refused(changes, removed, message, tmp_path):
-    path = edited(MODEL, tmp_path / "mine.json", None, changes, removed)
-    with pytest.raises(ValueError, match=message):
-        pj.load_model(path)
 
 
 def test_roofline_takes_the_slower_side():
@@ -375,7 +359,6 @@ def test_sequence_parallelism_splits_what_it_says():
             ({"minibatch": 8, "data_parallel": 8, **fields}, message)
             for fields, message in (
                 ({"expert_parallel": 2}, "expert_parallel 2: gpt-22b has no experts"),
-                ({"expert_parallel": 3}, "expert_parallel 3: gpt-22b has no experts"),
                 ({"expert_tensor_parallel": 4}, "expert_tensor_parallel 4: gpt-22b has no experts"),
                 ({"expert_overlap": 0.5}, "expert_overlap 0.5: gpt-22b has no experts"),
                 ({"dispatcher": "per-node"}, "dispatcher per-node: gpt-22b has no experts"),
