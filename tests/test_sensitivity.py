@@ -1,6 +1,7 @@
 """Elasticities: against finite differences of the front door, and Euler's identity."""
 
 import dataclasses
+import itertools
 import json
 import shlex
 
@@ -21,16 +22,16 @@ from pipejax.costs.system.parts import FIELDS
 from pipejax.engine.batched import interpreter
 
 STEP = 1e-5
+WIDE = {"tensor_parallel": 8, "wide_first": 1, "wide_last": 1}
+CHIMERA = "chimera on a slow network"
 CASES = {
     "1f1b on h100": ("1f1b", {}, "gpt3-175b", "h100", {"tensor_parallel": 8}),
     "interleaved, full recomputation": (
-        "interleaved-1f1b",
-        {"stages_per_worker": 2},
-        "llama3-70b",
-        "a100",
+        *("interleaved-1f1b", {"stages_per_worker": 2}, "llama3-70b", "a100"),
         {"tensor_parallel": 4, "data_parallel": 2, "recompute": "full"},
     ),
-    "chimera on a slow network": ("chimera", {}, "gpt-22b", "slow_nw_mid_cp", {}),
+    "wide layers": ("1f1b", {}, "llama3-8b", "h100", WIDE),
+    CHIMERA: ("chimera", {}, "gpt-22b", "slow_nw_mid_cp", {}),
     "no vocabulary": ("gpipe", {}, "tabular-128l", "mid_nw_fast_cp", {}),
 }
 
@@ -85,10 +86,7 @@ def step_time(program, table, workload, system, parameter, factor):
 @pytest.mark.parametrize(
     ("name", "link"),
     daily(
-        [
-            *((name, "delay") for name in reversed(CASES)),
-            ("chimera on a slow network", "rendezvous"),
-        ],
+        [*itertools.product(reversed(CASES), ["delay"]), (CHIMERA, "rendezvous")],
         total=4,
     ),
 )
@@ -115,7 +113,7 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
             assert result.elasticity[efficiency] == pytest.approx(result.elasticity[rate])
 
 
-@pytest.mark.parametrize("name", ["1f1b on h100", "chimera on a slow network"])
+@pytest.mark.parametrize("name", ["1f1b on h100", CHIMERA])
 def test_a_batch_has_the_shares_of_its_members(name, monkeypatch):
     monkeypatch.setattr(many_systems, "PART", 2)  # three systems, two at once
     table, workload, system = case(name)
@@ -143,7 +141,7 @@ def test_systems_with_different_networks_have_the_prices_of_each():
 
 
 def test_swings_are_exact_evaluations():
-    table, workload, system = case("chimera on a slow network")
+    table, workload, system = case(CHIMERA)
     program = pj.lower(table)
     result = swings(table, workload, system, factors=(0.5, 3.0))
     assert {f"model.{name}" for name in MODEL_PARAMETERS} < set(result)
@@ -153,12 +151,12 @@ def test_swings_are_exact_evaluations():
 
 
 def test_other_systems_and_models_do_not_recompile():
-    table, workload, system = case("chimera on a slow network")
+    table, workload, system = case(CHIMERA)
     others = [
         (workload, pj.load_system("fast_nw_fast_cp")),
         (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system),
     ]
-    rebuilt, _, _ = case("chimera on a slow network")
+    rebuilt, _, _ = case(CHIMERA)
     result = [pj.sensitivity(table, workload, system).step_time]
     swings(table, workload, system)
     solver = interpreter._compile()
@@ -181,18 +179,6 @@ SETTING = [
     *shlex.split("sensitivity --schedule 1f1b --workers 2 --microbatches 4 --model tabular-128l"),
     *shlex.split("--system mid_nw_mid_cp --minibatch 8"),
 ]
-
-
-def test_wide_layers_have_elasticities():
-    workload = pj.Workload(pj.load_model("llama3-8b"), 8, wide_first=1, wide_last=1)
-    table, system = (
-        pj.schedules.build("1f1b", num_workers=4, num_microbatches=8),
-        pj.load_system("h100"),
-    )
-    result = pj.sensitivity(table, workload, system)
-    costs = pj.stage_costs(workload, system, table)
-    assert result.step_time == pytest.approx(pj.evaluate(table, costs).step_time)
-    assert sum(result.share.values()) == pytest.approx(1)
 
 
 def test_command(capsys, tmp_path):
