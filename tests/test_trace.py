@@ -819,7 +819,7 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(call, folder, stag
     at_op = (trace.stage == stage) & (trace.microbatch == microbatch) & (trace.step == odd)
     at_op &= trace.phase == [*trace.phases].index("F")
     trace = dataclasses.replace(trace, start=np.where(at_op, trace.end - 1.0, trace.start))
-    write_csv(folder / "run.csv", trace)
+    truth.write_trace(folder / "run.csv", trace)
     (command,) = re.findall(rf"late in step {odd}: pipejax (.*)", call("trace", "run.csv")[1])
     assert command == f"trace run.csv --only-steps {odd}"
     lost = seconds(stalled.makespan - usual.makespan)
