@@ -211,8 +211,8 @@ NODES = ["--workers-per-node", 2, "--latency", 0.125, "--transmit", "0,0.5"]
 
 def test_places_on_the_command_line(answer, call, tmp_path):
     out, figure = tmp_path / "places.json", tmp_path / "places.svg"
-    given = [*LOOPED, *NODES, "--worker-places", "0,2,1,3"]
-    result = answer("tune", "places", *given, "--out", out, "--figure", figure)
+    line = [*LOOPED, *NODES, "--worker-places", "0,2,1,3"]
+    result = answer("tune", "places", *line, "--out", out, "--figure", figure)
     table = build("interleaved-1f1b", 4, 4)
     machine = pj.Topology(2, latency=0.125, transmit=(0.0, 0.5), places=(0, 2, 1, 3))
     in_order = evaluated(table, machine).makespan
